@@ -1,0 +1,212 @@
+"""The algorithms: each a selection, a local solver, an aggregation rule and a server step.
+
+The keywords of a constructor are its settings, on the command line as in Python; the numbers among them (mu,
+psi, lr, server_lr) are leaves of the record, so `jax.vmap` sweeps them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
+
+import jax
+from jax.tree_util import Partial
+
+from folb import rules
+from folb.device import Solver
+from folb.errors import check, choose
+from folb.rules import Rule
+from folb.selection import Selection
+from folb.server import SERVERS, Server
+
+UPLOADS = ("grad", "gamma", "second")
+
+
+class Settings(dict[str, Any]):
+    """The settings an algorithm was made with, for the record alone.
+
+    They ride along in the static part of a pytree, where unequal values would mean separate programs. All are
+    equal here: two algorithms that differ in mu alone run as one.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Algorithm:
+    """One federated algorithm. `uploads` is what its devices send beside their update: of UPLOADS."""
+
+    selection: Selection
+    solver: Solver
+    rule: Rule
+    server: Server
+    uploads: tuple[str, ...] = field(default=(), metadata={"static": True})
+    clamp_gamma: bool = field(default=True, metadata={"static": True})
+    name: str = field(default="", metadata={"static": True})
+    settings: Settings = field(default_factory=Settings, metadata={"static": True})
+
+
+class Common(TypedDict, total=False):
+    """The settings that every algorithm has; `compose` holds their defaults."""
+
+    K: Annotated[int, "devices per round"]
+    replacement: Annotated[bool, "draw a multiset with replacement (Algorithm 1), or a set without"]
+    lr: Annotated[float, "step size of the local solver"]
+    batch: Annotated[int, "samples per mini-batch"]
+    unit: Annotated[
+        Literal["step", "epoch", "gradient"], "a unit of work: a mini-batch step, an epoch, a full-gradient step"
+    ]
+    server: Annotated[Literal["plain", "momentum", "adam", "yogi", "fedexp"], "the server's step"]
+    server_lr: Annotated[float | None, "step size of the server; by default 1, or 0.1 for adam and yogi"]
+    clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
+
+
+def compose(
+    rule: Rule,
+    *,
+    mu: Any = 0.0,
+    sampling: str = "uniform",
+    uploads: tuple[str, ...] = (),
+    K: int = 10,
+    replacement: bool = True,
+    lr: Any = 0.01,
+    batch: int = 10,
+    unit: str = "step",
+    server: str = "plain",
+    server_lr: Any = None,
+    clamp_gamma: bool = True,
+) -> Algorithm:
+    """Put an algorithm together, checking every setting."""
+    check("K", K, K >= 1, "should be a whole number of at least 1")
+    check("mu", mu, mu >= 0, "should be at least 0")
+    check("lr", lr, lr > 0, "should be more than 0")
+    check("batch", batch, batch >= 1, "should be a whole number of at least 1")
+    choose("unit", unit, ("step", "epoch", "gradient"))
+    choose("sampling", sampling, ("uniform", "samples", "direct", "norm"))
+    for upload in uploads:
+        choose("uploads", upload, UPLOADS)
+    make = SERVERS[choose("server", server, SERVERS)]
+    if server_lr is not None:
+        check("server_lr", server_lr, server_lr > 0, "should be more than 0")
+    return Algorithm(
+        selection=Selection(K=K, replacement=replacement, sampling=sampling),
+        solver=Solver(lr=lr, mu=mu, batch=batch, unit=unit),
+        rule=rule if isinstance(rule, Partial) else Partial(rule),
+        server=make() if server_lr is None else make(server_lr),
+        uploads=uploads,
+        clamp_gamma=clamp_gamma,
+    )
+
+
+Constructor = TypeVar("Constructor", bound=Callable[..., Algorithm])
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
+
+
+def named(constructor: Constructor) -> Constructor:
+    """Give what `constructor` makes its name and a record of its settings."""
+
+    @functools.wraps(constructor)
+    def make(**settings: Any) -> Algorithm:
+        own = {
+            name: parameter.default
+            for name, parameter in inspect.signature(constructor).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        shared = {name: inspect.signature(compose).parameters[name].default for name in Common.__annotations__}
+        return replace(constructor(**settings), name=constructor.__name__, settings=Settings(shared | own | settings))
+
+    return make  # type: ignore[return-value]
+
+
+def _listed(constructor: Constructor) -> Constructor:
+    made = named(constructor)
+    ALGORITHMS[constructor.__name__] = made
+    return made
+
+
+Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K as in (2), or n_k as in (1)"]
+Sampling = Annotated[Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples"]
+Mu = Annotated[float, "weight of the proximal term (3); 0 makes local work that of FedAvg"]
+Psi = Annotated[float, "discount for inexact local work (18)"]
+NaiveRule = Annotated[Literal["mean", "signed"], "aggregation: (2) or (5)"]
+
+
+def _average(averaging: str) -> Rule:
+    return {"simple": rules.mean, "samples": rules.samples}[choose("averaging", averaging, ("simple", "samples"))]
+
+
+@_listed
+def fedavg(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """FedAvg (McMahan et al.): local SGD and the average (2)."""
+    return compose(_average(averaging), sampling=sampling, **common)
+
+
+@_listed
+def fedprox(
+    *,
+    mu: Mu = 1.0,
+    averaging: Averaging = "simple",
+    sampling: Sampling = "uniform",
+    **common: Unpack[Common],
+) -> Algorithm:
+    """FedProx (Li et al.): the proximal local objective (3) and the average (2)."""
+    return compose(_average(averaging), mu=mu, sampling=sampling, **common)
+
+
+def _naive(rule: str) -> Rule:
+    return {"mean": rules.mean, "signed": rules.signed}[choose("rule", rule, ("mean", "signed"))]
+
+
+@_listed
+def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Common]) -> Algorithm:
+    """FedNu with the LB-near-optimal selection (7), computed from the gradients of all N devices."""
+    return compose(_naive(rule), mu=mu, sampling="direct", **common)
+
+
+@_listed
+def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Common]) -> Algorithm:
+    """FedNu with P_k proportional to ||grad F_k||, the stand-in for (7) of Sec. III-D."""
+    uploads = ("grad",) if rule == "signed" else ()
+    return compose(_naive(rule), mu=mu, sampling="norm", uploads=uploads, **common)
+
+
+@_listed
+def folb(*, mu: Mu = 0.01, sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """FOLB with one set of devices (13): the version of the paper's experiments."""
+    return compose(rules.folb, mu=mu, sampling=sampling, uploads=("grad",), **common)
+
+
+@_listed
+def folb_two_set(*, mu: Mu = 0.01, **common: Unpack[Common]) -> Algorithm:
+    """FOLB with two independent sets of devices (9), Algorithm 2."""
+    return compose(rules.folb_two_set, mu=mu, uploads=("grad", "second"), **common)
+
+
+@_listed
+def folb_hetero(
+    *, mu: Mu = 0.01, psi: Psi = 0.1, sampling: Sampling = "uniform", **common: Unpack[Common]
+) -> Algorithm:
+    """FOLB, heterogeneity-aware (18), exactly as printed."""
+    return _hetero(rules.folb_hetero, psi, mu=mu, sampling=sampling, **common)
+
+
+@_listed
+def folb_never_flip(
+    *, mu: Mu = 0.01, psi: Psi = 0.1, sampling: Sampling = "uniform", **common: Unpack[Common]
+) -> Algorithm:
+    """(18) with a discount that shrinks a weight to zero and never past it."""
+    return _hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, **common)
+
+
+def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
+    check("psi", psi, psi >= 0, "should be at least 0")
+    return compose(Partial(rule, psi=psi), uploads=("grad", "gamma"), **settings)

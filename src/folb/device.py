@@ -1,0 +1,164 @@
+"""What one round asks of the chosen devices: the proximal solve, the gradient, the inexactness.
+
+Every function takes the devices of a round as K slots and answers with stacks. `lanes` says how many slots
+are computed side by side (K on a GPU; 1 suits a large network on a CPU).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb import tree
+from folb.models import Model
+from folb.shuffle import shuffled
+from folb.tree import Params
+
+BLOCK = 128  # samples of one device taken at once by a full gradient
+UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop
+
+
+class Samples(NamedTuple):
+    """A federation's split on the accelerator: device k owns rows start[k] : start[k] + size[k]."""
+
+    x: Array
+    y: Array
+    start: Array
+    size: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Solver:
+    """How a device minimises h_k of (3): SGD with step `lr` on mini-batches of `batch` samples."""
+
+    lr: Any
+    mu: Any
+    batch: int = field(metadata={"static": True})
+    unit: str = field(metadata={"static": True})
+
+
+class Slots(NamedTuple):
+    """The round's distinct devices, `work` units for each, and a random key of (seed, round, device)."""
+
+    device: Array
+    work: Array
+    key: Array
+
+
+def unit_cost(solver: Solver, size: Array) -> Array:
+    """Mini-batch steps in one unit of work of a device with `size` samples."""
+    if solver.unit == "step":
+        return jnp.ones_like(size)
+    return -(-size // solver.batch)
+
+
+def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, lanes: int) -> Params:
+    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
+    if solver.unit == "gradient":
+        return _gradient_descent(model, data, solver, params, slots, lanes)
+
+    def one(slot: Slots) -> Params:
+        return tree.sub(_sgd(model, data, solver, params, slot), params)
+
+    return jax.lax.map(one, slots, batch_size=lanes)
+
+
+def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slot: Slots) -> Params:
+    """One device's w_k after mini-batch steps over shuffled passes through its samples.
+
+    With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
+    "step" batches run on from one pass into the next.
+    """
+    start, size = data.start[slot.device], data.size[slot.device]
+    steps = slot.work * unit_cost(solver, size)
+    offset = jnp.arange(solver.batch)
+
+    def batch(s: Array) -> tuple[Array, Array]:
+        if solver.unit == "epoch":
+            per_epoch = unit_cost(solver, size)
+            epoch, position = s // per_epoch, s % per_epoch * solver.batch + offset
+            weight = position < size
+        else:
+            position = s * solver.batch + offset
+            epoch, position = position // size, position % size
+            weight = jnp.ones(solver.batch, bool)
+        rows = start + shuffled(slot.key, epoch, jnp.minimum(position, size - 1), size)
+        return rows, weight / jnp.maximum(weight.sum(), 1)
+
+    def local_loss(w: Params, x: Array, y: Array, weight: Array) -> Array:
+        return jnp.sum(weight * model.loss(w, x, y))
+
+    def turn(carry: tuple[Array, Params]) -> tuple[Array, Params]:
+        s, w = carry
+        rows, weight = jax.vmap(batch)(s + jnp.arange(UNROLL))
+        x, y = data.x[rows], data.y[rows]
+        for u in range(UNROLL):
+            g = jax.grad(local_loss)(w, x[u], y[u], weight[u])
+            step = jnp.where(s + u < steps, solver.lr, 0.0)
+            w = jax.tree.map(lambda v, d, v0, step=step: v - step * (d + solver.mu * (v - v0)), w, g, params)
+        return s + UNROLL, w
+
+    return jax.lax.while_loop(lambda carry: carry[0] < steps, turn, (jnp.int32(0), params))[1]
+
+
+def _gradient_descent(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, lanes: int) -> Params:
+    """Full-gradient steps on h_k, all slots abreast."""
+
+    def turn(s: Array, delta: Params) -> Params:
+        w = jax.tree.map(lambda d, v: d + v, delta, params)
+        g = gradients(model, data, w, slots.device, slots.work > s, lanes)
+
+        def descend(d: Array, g: Array) -> Array:
+            active = (slots.work > s).reshape((-1,) + (1,) * (d.ndim - 1))
+            return jnp.where(active, d - solver.lr * (g + solver.mu * d), d)
+
+        return jax.tree.map(descend, delta, g)
+
+    zero = jax.tree.map(lambda v: jnp.zeros((len(slots.device), *v.shape), v.dtype), params)
+    return jax.lax.fori_loop(0, jnp.max(slots.work), turn, zero)
+
+
+def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted: Array, lanes: int) -> Params:
+    """grad F_k at each slot's own parameters: the mean over all samples of the slot's device.
+
+    Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
+    slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
+    """
+    K = len(device)
+    start, size = data.start[device], jnp.where(wanted, data.size[device], 0)
+    blocks = -(-size // BLOCK)
+    last = jnp.cumsum(blocks)
+    first = last - blocks
+
+    def block_sum(w: Params, x: Array, y: Array, weight: Array) -> Array:
+        return jnp.sum(weight * model.loss(w, x, y))
+
+    def turn(i: Array, total: Params) -> Params:
+        b = i * lanes + jnp.arange(lanes)
+        k = jnp.minimum(jnp.searchsorted(last, b, side="right"), K - 1)
+        row = ((b - first[k]) * BLOCK)[:, None] + jnp.arange(BLOCK)
+        weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
+        rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
+        w = jax.tree.map(lambda v: v[k], stack)
+        g = jax.vmap(jax.grad(block_sum))(w, data.x[rows], data.y[rows], weight)
+        return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
+
+    zero = jax.tree.map(jnp.zeros_like, stack)
+    return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
+
+
+def inexactness(solver: Solver, delta: Params, grad: Params, grad_after: Params, clamp: bool = True) -> Array:
+    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V.
+
+    At a stationary point (0/0) the device has nothing to improve: gamma_k = 0. SGD may leave a larger
+    gradient than it found; the paper takes gamma_k in [0, 1], so it is clamped unless `clamp` is off.
+    """
+    before = tree.norms(grad)
+    after = tree.norms(tree.add(grad_after, delta, solver.mu))
+    gamma = jnp.where(before > 0, after / jnp.where(before > 0, before, 1.0), 0.0)
+    return jnp.clip(gamma, 0.0, 1.0) if clamp else gamma

@@ -1,0 +1,38 @@
+"""The one error a user's input can cause, and the checks that raise it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class InputError(ValueError):
+    """Bad input: the message names the field, the value and what would be right."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(f"{field} = {shown}: {expected}")
+        self.field = field
+
+
+def check(field: str, value: Any, holds: Any, expected: str) -> None:
+    """Raise unless `holds`. A value traced by jax (as under `vmap`) cannot be checked and passes."""
+    import jax  # here, so that the command line can report an error without loading jax first
+
+    if isinstance(holds, jax.core.Tracer):
+        return
+    if not holds:
+        raise InputError(field, value, expected)
+
+
+def choose(field: str, value: str, choices: Iterable[str]) -> str:
+    """`value` if it is one of `choices`; otherwise an error that suggests the nearest."""
+    choices = list(choices)
+    if value in choices:
+        return value
+    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise InputError(field, value, f"{hint}choose one of {', '.join(sorted(choices))}")

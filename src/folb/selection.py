@@ -1,0 +1,70 @@
+"""Which devices a round asks: a multiset of K drawn from P_k^t (Algorithm 1), or a set without replacement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Selection:
+    """How devices are drawn.
+
+    `sampling` names the distribution P_k^t: "uniform", "samples" (n_k / n), "direct" (7) or "norm", the last
+    two from a survey of all N devices at the start of the round.
+    """
+
+    K: int = field(metadata={"static": True})
+    replacement: bool = field(metadata={"static": True})
+    sampling: str = field(metadata={"static": True})
+
+    @property
+    def survey(self) -> bool:
+        """Whether all N devices are asked before the draw."""
+        return self.sampling in ("direct", "norm")
+
+
+class Multiset(NamedTuple):
+    """K slots: distinct devices in ascending order, each with its multiplicity; repeats have times 0."""
+
+    device: Array
+    times: Array
+
+
+def lb_near_optimal(inner: Array) -> Array:
+    """(7): P_k proportional to |<grad f, grad F_k>|, and uniform where all vanish."""
+    return _proportional(jnp.abs(inner))
+
+
+def norm_proxy(norms: Array) -> Array:
+    """P_k proportional to ||grad F_k||, the Cauchy-Schwarz stand-in for (7) of Sec. III-D."""
+    return _proportional(norms)
+
+
+def lb_near_optimal_hetero(inner: Array, gamma: Array, psi: Array | float, squared_norm: Array) -> Array:
+    """(16): P_k proportional to |I_k|, I_k = <grad f, grad F_k> - psi gamma_k ||grad f||^2."""
+    return _proportional(jnp.abs(inner - psi * gamma * squared_norm))
+
+
+def _proportional(importance: Array) -> Array:
+    total = jnp.sum(importance)
+    return jnp.where(total > 0, importance / jnp.where(total > 0, total, 1.0), 1.0 / importance.size)
+
+
+def draw(key: Array, P: Array, K: int, replacement: bool) -> Multiset:
+    """K devices from the distribution P [N]: independently, or one after another without replacement."""
+    if replacement:
+        chosen = jnp.searchsorted(jnp.cumsum(P) / jnp.sum(P), jax.random.uniform(key, (K,)), side="right")
+        chosen = jnp.minimum(chosen, len(P) - 1)
+    else:
+        # the K largest of log P + Gumbel noise are a draw without replacement from P
+        _, chosen = jax.lax.top_k(jnp.log(P) + jax.random.gumbel(key, P.shape), K)
+    device = jnp.sort(chosen.astype(jnp.int32))
+    fresh = jnp.concatenate([jnp.array([True]), device[1:] != device[:-1]])
+    times = jnp.where(fresh, jnp.sum(device[:, None] == device[None, :], axis=1), 0)
+    return Multiset(device, times.astype(jnp.float32))

@@ -1,0 +1,457 @@
+"""The simulator: a round is one pure function, and many rounds of many runs are one compiled program.
+
+Algorithms that differ only in numbers (mu, psi, lr) and all seeds are stacked and `vmap`ped. Rounds run in a
+compiled loop, cut into chunks of about a quarter of a second, between which progress is shown and Ctrl-C is
+heard. All randomness is a pure function of (seed, round, device), so any round can be replayed alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from folb import device as devices
+from folb import selection, tree
+from folb.algorithms import Algorithm
+from folb.device import Samples, Slots
+from folb.errors import InputError, choose
+from folb.federation import Federation, Split
+from folb.models import Model
+from folb.rules import Gradients, Round, inner_products
+from folb.runs import Run
+from folb.selection import Multiset
+from folb.system import System, uniform
+from folb.tree import Params
+
+RECORDS = ("weights", "inner", "gamma", "work")
+EVALUATION_BLOCK = 4096
+
+
+class State(NamedTuple):
+    """All that a run needs to go on: the model and the server's memory."""
+
+    params: Params
+    memory: Any
+
+
+class Info(NamedTuple):
+    """What is worth recording of a round. Fields not asked for are None."""
+
+    device: Array  # [K] the distinct devices chosen
+    times: Array  # [K] times each counts; 0 for repeats and lost devices
+    asked: Array  # distinct devices that were sent the model
+    replied: Array  # distinct devices of S_1 whose update came back
+    gradients_only: Array  # distinct devices of S_2, not of S_1, whose gradient came back
+    seconds: Array
+    updated: Array  # whether the model changed: some reply was usable and some weight not zero
+    weights: Array | None = None
+    inner: Array | None = None
+    gamma: Array | None = None
+    work: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same over a run: the data and model, the objective and the system."""
+
+    train: Samples
+    test: Samples
+    share: Array  # p_k of (1)
+    system: System
+    model: Model = field(metadata={"static": True})
+    record: tuple[str, ...] = field(metadata={"static": True})
+    lanes: int | None = field(metadata={"static": True})
+
+
+def problem(
+    federation: Federation,
+    model: Model,
+    *,
+    system: System | None = None,
+    objective: str = "uniform",
+    record: Sequence[str] = (),
+    lanes: int | None = None,
+) -> Problem:
+    """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples"."""
+    choose("objective", objective, ("uniform", "samples"))
+    for name in record:
+        choose("record", name, RECORDS)
+    n = federation.train.size
+    share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
+    return Problem(
+        train=_samples(federation.train),
+        test=_samples(federation.test),
+        share=jnp.asarray(share, jnp.float32),
+        system=uniform() if system is None else system,
+        model=model,
+        record=tuple(record),
+        lanes=lanes,
+    )
+
+
+def _samples(split: Split) -> Samples:
+    return Samples(*(jnp.asarray(a) for a in (split.x, split.y, split.start, split.size)))
+
+
+def start(problem: Problem, algorithm: Algorithm, seed: Array | int) -> State:
+    """The state before the first round: a function of the model and the seed alone."""
+    params = problem.model.init(jax.random.fold_in(jax.random.key(seed), 0))
+    return State(params, algorithm.server.init(params))
+
+
+def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int, t: Array | int) -> tuple[State, Info]:
+    """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step."""
+    model, train = problem.model, problem.train
+    key = jax.random.fold_in(jax.random.key(seed), t)
+    select_key, second_key, work_key, solve_key = jax.random.split(key, 4)
+    uploads = algorithm.uploads
+    K = algorithm.selection.K
+    lanes = problem.lanes or K
+
+    P, survey = _distribution(problem, algorithm, state.params)
+    drawn = selection.draw(select_key, P, K, algorithm.selection.replacement)
+    effort = _effort(problem, algorithm, drawn, seed, work_key)
+    usable = (drawn.times > 0) & ~effort.lost
+    times = jnp.where(usable, drawn.times, 0.0)
+    correction = problem.share / jnp.where(P > 0, P, 1.0)
+    slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), _keys(solve_key, drawn.device))
+
+    def gradients_at(stack: Params, chosen: Multiset, wanted: Array) -> Params:
+        return devices.gradients(model, train, stack, chosen.device, wanted, lanes)
+
+    # What nobody uses below is not computed: the compiler drops it.
+    here = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *v.shape)), state.params)
+    delta = devices.solve(model, train, algorithm.solver, state.params, slots, lanes)
+    grad = gradients_at(here, drawn, usable)
+    after = gradients_at(jax.tree.map(jnp.add, here, delta), drawn, usable)
+    gamma = devices.inexactness(algorithm.solver, delta, grad, after, algorithm.clamp_gamma)
+    second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
+    if "second" in uploads:
+        other = selection.draw(second_key, P, K, algorithm.selection.replacement)
+        other_effort = _effort(problem, algorithm, other, seed, work_key)
+        arrived = (other.times > 0) & ~other_effort.lost
+        second = Gradients(
+            gradients_at(here, other, arrived), jnp.where(arrived, other.times, 0.0), correction[other.device]
+        )
+        repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
+        fresh = (other.times > 0) & ~repeated
+        asked = jnp.concatenate([asked, fresh])
+        gradients_only = jnp.sum(fresh & arrived)
+        wait = jnp.max(jnp.where(fresh & other_effort.lost, other_effort.seconds, 0.0))
+
+    inner = None if survey is None else survey[drawn.device]
+    round = Round(
+        params=state.params,
+        times=times,
+        size=train.size[drawn.device].astype(jnp.float32),
+        correction=correction[drawn.device],
+        delta=delta,
+        grad=grad if "grad" in uploads else None,
+        gamma=gamma if "gamma" in uploads else None,
+        inner=inner,
+        second=second,
+    )
+    update = algorithm.rule(round)
+    updated = jnp.any(times > 0) & jnp.any(update.weights != 0)
+    params, memory = algorithm.server.apply(state.memory, round, update)
+    # a round without a usable reply leaves the model, and the server's memory, as they were
+    following = tree.where(updated, State(params, memory), state)
+    surveyed = jnp.int32(len(P)) if algorithm.selection.survey else jnp.sum(asked)
+    info = Info(
+        device=drawn.device,
+        times=times,
+        asked=surveyed,
+        replied=jnp.sum(usable),
+        gradients_only=gradients_only,
+        seconds=jnp.maximum(wait, jnp.max(jnp.where(drawn.times > 0, effort.seconds, 0.0))),
+        updated=updated,
+        weights=update.weights if "weights" in problem.record else None,
+        inner=inner_products(round._replace(grad=grad))[0] if "inner" in problem.record else None,
+        gamma=gamma if "gamma" in problem.record else None,
+        work=slots.work if "work" in problem.record else None,
+    )
+    return following, info
+
+
+def _distribution(problem: Problem, algorithm: Algorithm, params: Params) -> tuple[Array, Array | None]:
+    """P_k^t, and the survey's exact inner products where the selection (7) needed them."""
+    sampling, size = algorithm.selection.sampling, problem.train.size
+    if sampling == "direct":
+        inner = survey_inner_products(problem, params)
+        return selection.lb_near_optimal(inner), inner
+    if sampling == "norm":
+        return selection.norm_proxy(survey_norms(problem, params, algorithm.selection.K)), None
+    if sampling == "samples":
+        return size / jnp.sum(size), None
+    return jnp.full(len(size), 1 / len(size)), None
+
+
+def _effort(problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, key: Array) -> Any:
+    home = _keys(jax.random.key(seed), chosen.device)
+    cost = devices.unit_cost(algorithm.solver, problem.train.size[chosen.device])
+    return jax.vmap(problem.system)(home, _keys(key, chosen.device), cost)
+
+
+def _keys(key: Array, device: Array) -> Array:
+    return jax.vmap(lambda k: jax.random.fold_in(key, k))(device)
+
+
+def survey_inner_products(problem: Problem, params: Params) -> Array:
+    """<grad f, grad F_k> for all N devices, without N gradients: one gradient, one jvp, one segment sum."""
+    train = problem.train
+    owner, weight = _owners(problem)
+
+    def losses(w: Params, x: Array, y: Array) -> Array:
+        return problem.model.loss(w, x, y)
+
+    def gradient_block(rows: Array, real: Array) -> Params:
+        def f(w: Params) -> Array:
+            return jnp.sum(jnp.where(real, weight[rows], 0.0) * losses(w, train.x[rows], train.y[rows]))
+
+        return jax.grad(f)(params)
+
+    g = _sum_over_blocks(gradient_block, len(train.y), jax.tree.map(jnp.zeros_like, params))
+
+    def slope_block(rows: Array, real: Array) -> Array:
+        slope = jax.jvp(lambda w: losses(w, train.x[rows], train.y[rows]), (params,), (g,))[1]
+        return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
+
+    return _sum_over_blocks(slope_block, len(train.y), jnp.zeros(len(train.size))) / train.size
+
+
+def _owners(problem: Problem) -> tuple[Array, Array]:
+    """The device of each training sample, and the sample's weight p_k / n_k in the objective (1)."""
+    size = problem.train.size
+    owner = jnp.repeat(jnp.arange(len(size)), size, total_repeat_length=len(problem.train.y))
+    return owner, (problem.share / size)[owner]
+
+
+def survey_norms(problem: Problem, params: Params, group: int) -> Array:
+    """||grad F_k|| for all N devices, `group` gradients in memory at a time."""
+    N = len(problem.train.size)
+    stack = jax.tree.map(lambda v: jnp.broadcast_to(v, (group, *v.shape)), params)
+
+    def norms(first: Array) -> Array:
+        device = first + jnp.arange(group)
+        g = devices.gradients(
+            problem.model, problem.train, stack, jnp.minimum(device, N - 1), device < N, problem.lanes or group
+        )
+        return tree.norms(g)
+
+    return jax.lax.map(norms, jnp.arange(0, N, group)).reshape(-1)[:N]
+
+
+def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
+    """Training loss and test accuracy, each sample counting once whatever its device."""
+    train, test, model = problem.train, problem.test, problem.model
+
+    def loss_block(rows: Array, real: Array) -> Array:
+        return jnp.sum(jnp.where(real, model.loss(params, train.x[rows], train.y[rows]), 0.0))
+
+    def hits_block(rows: Array, real: Array) -> Array:
+        return jnp.sum(real & (model.predict(params, test.x[rows]) == test.y[rows]))
+
+    loss = _sum_over_blocks(loss_block, len(train.y), jnp.float32(0)) / len(train.y)
+    hits = _sum_over_blocks(hits_block, len(test.y), jnp.int32(0)) / len(test.y)
+    return loss, hits
+
+
+def _sum_over_blocks(block: Callable[[Array, Array], Any], n: int, zero: Any) -> Any:
+    """The sum of block(rows, real) over 0 .. n-1 taken EVALUATION_BLOCK rows at a time."""
+    size = min(n, EVALUATION_BLOCK)
+
+    def turn(i: Array, total: Any) -> Any:
+        rows = i * size + jnp.arange(size)
+        part = block(jnp.minimum(rows, n - 1), rows < n)
+        return jax.tree.map(jnp.add, total, part)
+
+    return jax.lax.fori_loop(0, -(-n // size), turn, zero)
+
+
+CAPACITY = 128  # rounds of one chunk at most
+CHUNK_SECONDS = 0.25
+
+
+class Measured(NamedTuple):
+    """One round of one run, as recorded; loss and accuracy are NaN in rounds that are not evaluated."""
+
+    info: Info
+    train_loss: Array
+    test_accuracy: Array
+
+
+@jax.jit
+def _round(
+    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, every: Array
+) -> tuple[State, Measured]:
+    """Round t of all runs, stacked, and its evaluation where `every` divides t."""
+    states, info = jax.vmap(play, in_axes=(None, 0, 0, 0, None))(problem, algorithms, states, seeds, t)
+
+    def measure(params: Params) -> tuple[Array, Array]:
+        return jax.vmap(evaluate, in_axes=(None, 0))(problem, params)
+
+    def skip(params: Params) -> tuple[Array, Array]:
+        return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
+
+    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
+
+
+@jax.jit
+def _advance(
+    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t0: Array, t1: Array, every: Array
+) -> tuple[State, Measured]:
+    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them."""
+
+    def turn(t: Array, carry: tuple[State, Measured]) -> tuple[State, Measured]:
+        states, record = carry
+        states, measured = _round(problem, algorithms, states, seeds, t, every)
+        return states, jax.tree.map(lambda r, m: r.at[t - t0].set(m), record, measured)
+
+    shapes = jax.eval_shape(_round, problem, algorithms, states, seeds, t0, every)[1]
+    record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
+    return jax.lax.fori_loop(t0, t1, turn, (states, record))
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    algorithms: Algorithm | Sequence[Algorithm],
+    *,
+    rounds: int,
+    seeds: Sequence[int] = (0,),
+    system: System | None = None,
+    objective: str = "uniform",
+    evaluate_every: int = 1,
+    record: Sequence[str] = (),
+    lanes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Run]:
+    """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
+
+    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
+    `progress(n)` is called as rounds complete, with the number completed since the last call.
+    """
+    algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    _check(federation, algorithms, rounds, seeds, evaluate_every)
+    shared = problem(federation, model, system=system, objective=objective, record=record, lanes=lanes)
+    groups: dict[Any, list[int]] = {}
+    for i, algorithm in enumerate(algorithms):
+        groups.setdefault(jax.tree.structure(algorithm), []).append(i)
+    runs: dict[tuple[int, int], Run] = {}
+    for members in groups.values():
+        pairs = [(i, j) for i in members for j in range(len(seeds))]
+        batch = _run_stacked(
+            shared,
+            [algorithms[i] for i, _ in pairs],
+            [seeds[j] for _, j in pairs],
+            rounds,
+            evaluate_every,
+            progress or (lambda n: None),
+        )
+        runs.update(zip(pairs, batch, strict=True))
+    return [runs[pair] for pair in sorted(runs)]
+
+
+def _check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
+    if not algorithms:
+        raise InputError("algorithms", [], "should be at least one")
+    if rounds < 1:
+        raise InputError("rounds", rounds, "should be at least 1")
+    if not 1 <= every <= rounds:
+        raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
+    if not len(seeds):
+        raise InputError("seeds", list(seeds), "should be at least one")
+    for seed in seeds:
+        if not 0 <= seed < 2**32:
+            raise InputError("seeds", seed, "should be between 0 and 2^32 - 1")
+    for algorithm in algorithms:
+        K = algorithm.selection.K
+        if not algorithm.selection.replacement and K > federation.N:
+            raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
+    if len(federation.test.y) == 0:
+        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+
+
+def _run_stacked(
+    problem: Problem,
+    algorithms: list[Algorithm],
+    seeds: list[int],
+    rounds: int,
+    every: int,
+    progress: Callable[[int], None],
+) -> list[Run]:
+    """Runs whose algorithms differ in numbers alone, as one program."""
+    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *algorithms)
+    seed_array = jnp.asarray(seeds, jnp.uint32)
+    states = jax.jit(jax.vmap(start, in_axes=(None, 0, 0)))(problem, stacked, seed_array)
+    chunks: list[Measured] = []
+    t, length = 1, 1
+    while t <= rounds:
+        length = min(length, CAPACITY, rounds - t + 1)
+        begun = time.perf_counter()
+        span = (jnp.int32(t), jnp.int32(t + length), jnp.int32(every))
+        states, record = _advance(problem, stacked, states, seed_array, *span)
+        chunks.append(jax.tree.map(lambda leaf, n=length: np.asarray(leaf[:n]), record))
+        t += length
+        progress(length * len(seeds))
+        # grow slowly: the first chunk's time is compilation
+        per_round = (time.perf_counter() - begun) / length
+        length = max(1, min(4 * length, int(CHUNK_SECONDS / per_round)))
+    record = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    params = jax.tree.map(np.asarray, states.params)
+    return [
+        _run(
+            problem,
+            algorithm,
+            seeds[r],
+            jax.tree.map(lambda leaf, r=r: leaf[:, r], record),
+            jax.tree.map(lambda leaf, r=r: leaf[r], params),
+            every,
+        )
+        for r, algorithm in enumerate(algorithms)
+    ]
+
+
+def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, params: Params, every: int) -> Run:
+    info = jax.tree.map(np.asarray, record.info)
+    up, down = traffic(algorithm, info, len(problem.train.size), params)
+    evaluated = np.arange(1, len(info.asked) + 1) % every == 0
+    return Run(
+        algorithm=algorithm.name or "unnamed",
+        parameters=dict(algorithm.settings),
+        seed=int(seed),
+        evaluated_rounds=np.flatnonzero(evaluated) + 1,
+        test_accuracy=np.asarray(record.test_accuracy)[evaluated],
+        train_loss=np.asarray(record.train_loss)[evaluated],
+        bytes_up=up,
+        bytes_down=down,
+        seconds=info.seconds,
+        devices=info.device,
+        times=info.times.astype(np.int32),
+        updated=info.updated,
+        params=params,
+        records={name: getattr(info, name) for name in problem.record},
+    )
+
+
+def traffic(algorithm: Algorithm, info: Info, N: int, params: Params) -> tuple[Any, Any]:
+    """Bytes up and down in each round.
+
+    Down: the model, to every distinct device asked (all N for a survey). Up: what reaches the server in time
+    from each distinct device: its update; its gradient and gamma where the rule uses them; the gradient
+    alone from S_2 of Algorithm 2; and to a survey, a gradient (7) or its norm from all N.
+    """
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    scalar = 4
+    reply = model * (2 if "grad" in algorithm.uploads else 1) + scalar * ("gamma" in algorithm.uploads)
+    survey = {"direct": N * model, "norm": N * scalar}.get(algorithm.selection.sampling, 0)
+    up = np.asarray(info.replied, np.int64) * reply + np.asarray(info.gradients_only, np.int64) * model + survey
+    return up, np.asarray(info.asked, np.int64) * model

@@ -1,0 +1,117 @@
+"""How much work a device manages in a round, when its reply arrives, and whether it does.
+
+A system model is a function (home, key, cost) -> Effort for one device in one round. `home` is a random key
+of (seed, device), for what belongs to the device for good, such as its speed; `key` is one of (seed, round,
+device). Neither depends on the algorithm, so every algorithm meets the same draws. `cost` is the number of
+mini-batch steps in one unit of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from folb.errors import check
+
+
+class Effort(NamedTuple):
+    """What one device does in one round."""
+
+    work: Array  # units of work
+    seconds: Array  # when the server has its reply, or stops waiting for it
+    lost: Array  # no usable reply
+
+
+System = Callable[[Array, Array, Array], Effort]
+
+Rate = Annotated[float, "chance that a device drops out of a round"]
+
+
+def fixed(*, work: Annotated[int, "units of work per device and round"] = 20, dropout: Rate = 0.0) -> System:
+    """Every device does the same work: a mini-batch step takes a second, messages take none."""
+    check("work", work, work >= 1, "should be a whole number of at least 1")
+    _check_dropout(dropout)
+    return Partial(_uniform, low=work, high=work, dropout=dropout)
+
+
+def uniform(
+    *,
+    low: Annotated[int, "least work"] = 1,
+    high: Annotated[int, "most work"] = 20,
+    dropout: Rate = 0.0,
+) -> System:
+    """Sec. VI: work uniform in low .. high for each device and round; a mini-batch step takes a second."""
+    check("low", low, low >= 1, "should be a whole number of at least 1")
+    check("high", high, high >= low, f"should be at least low = {low}")
+    _check_dropout(dropout)
+    return Partial(_uniform, low=low, high=high, dropout=dropout)
+
+
+def _uniform(home: Array, key: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
+    draw, drop = jax.random.split(key)
+    work = jax.random.randint(draw, (), low, high + 1)
+    return Effort(work, (work * cost).astype(jnp.float32), jax.random.uniform(drop) < dropout)
+
+
+def deadline(
+    *,
+    tau: Annotated[float, "length of a round, in seconds"] = 20.0,
+    speed: Annotated[float, "median device's mini-batch steps per second"] = 1.0,
+    speed_spread: Annotated[float, "sd of log speed over the devices"] = 0.5,
+    delay: Annotated[float, "median device's mean communication delay, in seconds"] = 1.0,
+    delay_spread: Annotated[float, "sd of log mean delay over the devices"] = 0.5,
+    dropout: Rate = 0.0,
+) -> System:
+    """Sec. V: a device works for tau - T_k^c, T_k^c the 99th percentile of its exponential delay.
+
+    Its reply is lost if the round's delay brings it in after tau, or if not one unit of work fits.
+    """
+    for name, value in (("tau", tau), ("speed", speed), ("delay", delay)):
+        check(name, value, value > 0, "should be more than 0")
+    for name, value in (("speed_spread", speed_spread), ("delay_spread", delay_spread)):
+        check(name, value, value >= 0, "should be at least 0")
+    _check_dropout(dropout)
+    return Partial(
+        _deadline,
+        tau=tau,
+        speed=speed,
+        speed_spread=speed_spread,
+        delay=delay,
+        delay_spread=delay_spread,
+        dropout=dropout,
+    )
+
+
+def _deadline(
+    home: Array,
+    key: Array,
+    cost: Array,
+    *,
+    tau: Array,
+    speed: Array,
+    speed_spread: Array,
+    delay: Array,
+    delay_spread: Array,
+    dropout: Array,
+) -> Effort:
+    spread = jax.random.normal(home, (2,))
+    steps_per_second = speed * jnp.exp(speed_spread * spread[0])
+    mean_delay = delay * jnp.exp(delay_spread * spread[1])
+    T_c = mean_delay * jnp.log(100.0)  # the 99th percentile of an exponential of that mean
+    work = jnp.floor(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost).astype(jnp.int32)
+    wait, drop = jax.random.split(key)
+    arrival = work * cost / steps_per_second + mean_delay * jax.random.exponential(wait)
+    lost = (arrival > tau) | (work < 1) | (jax.random.uniform(drop) < dropout)
+    return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
+
+
+def _check_dropout(dropout: float) -> None:
+    check("dropout", dropout, (dropout >= 0) & (dropout <= 1), "should be between 0 and 1")
+
+
+SYSTEMS: dict[str, Callable[..., System]] = {"fixed": fixed, "uniform": uniform, "deadline": deadline}
