@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from folb.algorithms import named as named
     from folb.errors import InputError as InputError
     from folb.federation import Federation as Federation
-    from folb.federation import federation as federation
+    from folb.figures import plot as plot
     from folb.models import Model as Model
-    from folb.plot import plot as plot
     from folb.rules import Round as Round
     from folb.rules import Update as Update
     from folb.rules import weighted as weighted
     from folb.runs import Run as Run
-    from folb.simulate import simulate as simulate
+    from folb.simulator import simulate as simulate
 
 __version__ = "0.1.0"
 
@@ -40,23 +39,19 @@ _HOME = {
     "Run": "runs",
     "Update": "rules",
     "compose": "algorithms",
-    "federation": "federation",
     "named": "algorithms",
-    "plot": "plot",
-    "simulate": "simulate",
+    "plot": "figures",
+    "simulate": "simulator",
     "weighted": "rules",
 }
 _MODULES = ("algorithms", "data", "models", "rules", "system", "theory")
 
-__all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(import_module(f"folb.{_HOME[name]}"), name)
-        # over the submodule of the same name that the import has just put here
-        globals()[name] = value
-        return value
+        return getattr(import_module(f"folb.{_HOME[name]}"), name)
     if name in _MODULES:
         return import_module(f"folb.{name}")
     raise AttributeError(f"module 'folb' has no attribute {name!r}")

@@ -45,53 +45,53 @@ class Federation:
         """The shape of one sample."""
         return self.train.x.shape[1:]
 
+    @staticmethod
+    def from_arrays(
+        name: str,
+        x: NDArray,
+        y: NDArray,
+        device: NDArray,
+        test: NDArray | None = None,
+        *,
+        classes: int | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """Gather samples by device, and check them.
 
-def federation(
-    name: str,
-    x: NDArray,
-    y: NDArray,
-    device: NDArray,
-    test: NDArray | None = None,
-    *,
-    classes: int | None = None,
-    seed: int = 0,
-) -> Federation:
-    """Gather samples by device, and check them.
+        `device` names each sample's device (any sortable values), `test` marks the test samples. Without it
+        a tenth of every device's samples, drawn at random, is held out, and at least one is kept to train on.
+        """
+        x, y, device = np.asarray(x), np.asarray(y), np.asarray(device)
+        for field, values in (("y", y), ("device", device)):
+            if values.ndim != 1:
+                raise InputError(f"{name}: {field}", values.shape, "should be one-dimensional, a value per sample")
+            if len(values) != len(x):
+                raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
+        if len(x) == 0:
+            raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
+        if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
+            raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
+        if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+            row = int(np.argwhere(~np.isfinite(x))[0][0])
+            raise InputError(f"{name}: x[{row}]", x[row].tolist(), "should hold finite numbers (no NaN, no infinity)")
+        x = x.astype(np.float32 if not np.issubdtype(x.dtype, np.integer) else np.int32, copy=False)
+        y, classes = _labels(name, y, classes)
 
-    `device` names each sample's device (any sortable values), `test` marks the test samples. Without it
-    a tenth of every device's samples, drawn at random, is held out, and at least one is kept to train on.
-    """
-    x, y, device = np.asarray(x), np.asarray(y), np.asarray(device)
-    for field, values in (("y", y), ("device", device)):
-        if values.ndim != 1:
-            raise InputError(f"{name}: {field}", values.shape, "should be one-dimensional, a value per sample")
-        if len(values) != len(x):
-            raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
-    if len(x) == 0:
-        raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
-        raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        row = int(np.argwhere(~np.isfinite(x))[0][0])
-        raise InputError(f"{name}: x[{row}]", x[row].tolist(), "should hold finite numbers (no NaN, no infinity)")
-    x = x.astype(np.float32 if not np.issubdtype(x.dtype, np.integer) else np.int32, copy=False)
-    y, classes = _labels(name, y, classes)
-
-    _, k = np.unique(device, return_inverse=True)
-    if test is None:
-        test = _hold_out(k, seed)
-    else:
-        test = np.asarray(test)
-        if test.shape != y.shape:
-            raise InputError(f"{name}: len(split)", len(test), f"should be len(x) = {len(x)}")
-        test = test.astype(bool)
-    N = int(k.max()) + 1
-    empty = np.flatnonzero(np.bincount(k[~test], minlength=N) == 0)
-    if len(empty):
-        raise InputError(
-            f"{name}: training samples of device {np.unique(device)[empty[0]]!s}", 0, "should be at least 1"
-        )
-    return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
+        _, k = np.unique(device, return_inverse=True)
+        if test is None:
+            test = _hold_out(k, seed)
+        else:
+            test = np.asarray(test)
+            if test.shape != y.shape:
+                raise InputError(f"{name}: len(split)", len(test), f"should be len(x) = {len(x)}")
+            test = test.astype(bool)
+        N = int(k.max()) + 1
+        empty = np.flatnonzero(np.bincount(k[~test], minlength=N) == 0)
+        if len(empty):
+            raise InputError(
+                f"{name}: training samples of device {np.unique(device)[empty[0]]!s}", 0, "should be at least 1"
+            )
+        return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
 
 
 def _labels(name: str, y: NDArray, classes: int | None) -> tuple[NDArray, int]:

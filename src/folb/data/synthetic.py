@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from folb.errors import InputError, check
-from folb.federation import Federation, NDArray, federation
+from folb.federation import Federation, NDArray
 
 FEATURES, CLASSES = 60, 10
 
@@ -89,7 +89,7 @@ def _gather(
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.
     test = np.concatenate([np.arange(n) >= int(0.9 * n) for n in counts])
     x = np.concatenate(xs).astype(np.float32)
-    return federation(name, x, np.concatenate(ys), device, test, classes=CLASSES)
+    return Federation.from_arrays(name, x, np.concatenate(ys), device, test, classes=CLASSES)
 
 
 def _sizes(sizes: str | Sequence[int], published: str, devices: int, draw: int) -> list[int]:
