@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb import tree
+from folb.federation import Expand
 from folb.models import Model
 from folb.shuffle import shuffled
 from folb.tree import Params
@@ -22,13 +23,25 @@ BLOCK = 128  # samples of one device taken at once by a full gradient
 UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop
 
 
-class Samples(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Samples:
     """A federation's split on the accelerator: device k owns rows start[k] : start[k] + size[k]."""
 
     x: Array
     y: Array
     start: Array
     size: Array
+    table: Array | None = None
+    expand: Expand | None = field(default=None, metadata={"static": True})
+
+    def take(self, rows: Array) -> tuple[Array, Array]:
+        """Inputs and labels of some rows."""
+        x = self.x[rows]
+        if self.expand is not None:
+            flat = self.expand(self.table, x.reshape(-1, *self.x.shape[1:]))
+            x = flat.reshape(*rows.shape, *flat.shape[1:])
+        return x, self.y[rows]
 
 
 @jax.tree_util.register_dataclass
@@ -96,7 +109,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slot: Slot
     def turn(carry: tuple[Array, Params]) -> tuple[Array, Params]:
         s, w = carry
         rows, weight = jax.vmap(batch)(s + jnp.arange(UNROLL))
-        x, y = data.x[rows], data.y[rows]
+        x, y = data.take(rows)
         for u in range(UNROLL):
             g = jax.grad(local_loss)(w, x[u], y[u], weight[u])
             step = jnp.where(s + u < steps, solver.lr, 0.0)
@@ -145,7 +158,7 @@ def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted:
         weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
         rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
         w = jax.tree.map(lambda v: v[k], stack)
-        g = jax.vmap(jax.grad(block_sum))(w, data.x[rows], data.y[rows], weight)
+        g = jax.vmap(jax.grad(block_sum))(w, *data.take(rows), weight)
         return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
 
     zero = jax.tree.map(jnp.zeros_like, stack)

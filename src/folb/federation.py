@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from folb.errors import InputError
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
+Expand = Callable[[Any, Any], Any]
+"""A function (table, x) -> inputs that works on NumPy's arrays and on jax's alike."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +31,19 @@ class Federation:
 
     The samples of all devices lie end to end; padding each device to the size of the largest would cost
     tens of times the memory on the power-law splits of practice.
+
+    Where samples share their content (windows of one text, words of one vocabulary), `x` holds references
+    into `table`, and `expand(table, x)` makes a batch of model inputs of them. `note` is a caveat that every
+    output repeats.
     """
 
     name: str
     train: Split
     test: Split
     classes: int
+    table: NDArray | None = None
+    expand: Expand | None = None
+    note: str = ""
 
     @property
     def N(self) -> int:
@@ -42,8 +52,10 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return self.train.x.shape[1:]
+        """The shape of one sample, as the model sees it."""
+        if self.expand is None:
+            return self.train.x.shape[1:]
+        return self.expand(self.table, self.train.x[:1]).shape[1:]
 
     @staticmethod
     def from_arrays(

@@ -85,10 +85,11 @@ def problem(
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size
+    table = None if federation.table is None else jnp.asarray(federation.table)
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
     return Problem(
-        train=_samples(federation.train),
-        test=_samples(federation.test),
+        train=_samples(federation, federation.train, table),
+        test=_samples(federation, federation.test, table),
         share=jnp.asarray(share, jnp.float32),
         system=uniform() if system is None else system,
         model=model,
@@ -97,8 +98,9 @@ def problem(
     )
 
 
-def _samples(split: Split) -> Samples:
-    return Samples(*(jnp.asarray(a) for a in (split.x, split.y, split.start, split.size)))
+def _samples(federation: Federation, split: Split, table: Array | None) -> Samples:
+    x, y, start, size = (jnp.asarray(a) for a in (split.x, split.y, split.start, split.size))
+    return Samples(x, y, start, size, table, federation.expand)
 
 
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int) -> State:
@@ -209,19 +211,16 @@ def survey_inner_products(problem: Problem, params: Params) -> Array:
     train = problem.train
     owner, weight = _owners(problem)
 
-    def losses(w: Params, x: Array, y: Array) -> Array:
-        return problem.model.loss(w, x, y)
-
     def gradient_block(rows: Array, real: Array) -> Params:
         def f(w: Params) -> Array:
-            return jnp.sum(jnp.where(real, weight[rows], 0.0) * losses(w, train.x[rows], train.y[rows]))
+            return jnp.sum(jnp.where(real, weight[rows], 0.0) * problem.model.loss(w, *train.take(rows)))
 
         return jax.grad(f)(params)
 
     g = _sum_over_blocks(gradient_block, len(train.y), jax.tree.map(jnp.zeros_like, params))
 
     def slope_block(rows: Array, real: Array) -> Array:
-        slope = jax.jvp(lambda w: losses(w, train.x[rows], train.y[rows]), (params,), (g,))[1]
+        slope = jax.jvp(lambda w: problem.model.loss(w, *train.take(rows)), (params,), (g,))[1]
         return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
 
     return _sum_over_blocks(slope_block, len(train.y), jnp.zeros(len(train.size))) / train.size
@@ -254,10 +253,11 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     train, test, model = problem.train, problem.test, problem.model
 
     def loss_block(rows: Array, real: Array) -> Array:
-        return jnp.sum(jnp.where(real, model.loss(params, train.x[rows], train.y[rows]), 0.0))
+        return jnp.sum(jnp.where(real, model.loss(params, *train.take(rows)), 0.0))
 
     def hits_block(rows: Array, real: Array) -> Array:
-        return jnp.sum(real & (model.predict(params, test.x[rows]) == test.y[rows]))
+        x, y = test.take(rows)
+        return jnp.sum(real & (model.predict(params, x) == y))
 
     loss = _sum_over_blocks(loss_block, len(train.y), jnp.float32(0)) / len(train.y)
     hits = _sum_over_blocks(hits_block, len(test.y), jnp.int32(0)) / len(test.y)

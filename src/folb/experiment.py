@@ -1,0 +1,212 @@
+"""An experiment: what `folb compare` and `folb run` take, checked, and turned into runs."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from folb import data
+from folb.algorithms import ALGORITHMS, Algorithm, Common, compose, named
+from folb.errors import InputError, choose
+from folb.federation import Federation
+from folb.models import MODELS
+from folb.runs import Run
+from folb.settings import Setting, from_file, read, setting, settings
+from folb.simulator import simulate
+from folb.system import SYSTEMS
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The choices of a comparison. The fields are the keys of an experiment file and the command's options.
+
+    `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
+    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is for `folb` alone.
+    """
+
+    dataset: str
+    model: str = "logistic"
+    system: str = "uniform"
+    objective: str = "uniform"
+    algorithms: Sequence[str] = ("folb", "fedprox", "fedavg")
+    rounds: int = 100
+    seeds: int | Sequence[int] = 3
+    target: float = 0.7
+    evaluate_every: int = 1
+    set: Mapping[str, Any] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked before any data is loaded."""
+        object.__setattr__(self, "set", dict(self.set or {}))
+        for field in ("dataset", "model", "system", "objective"):
+            if not isinstance(getattr(self, field), str):
+                raise InputError(field, getattr(self, field), "should be a name")
+        if isinstance(self.algorithms, str) or not self.algorithms:
+            raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
+        for field in ("rounds", "evaluate_every"):
+            number = read(field, int, getattr(self, field))
+            if number < 1:
+                raise InputError(field, number, "should be at least 1")
+        if self.evaluate_every > self.rounds:
+            raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
+        if not 0 < read("target", float, self.target) <= 1:
+            raise InputError("target", self.target, "should be more than 0 and at most 1")
+        choose("objective", self.objective, ("uniform", "samples"))
+        object.__setattr__(self, "seeds", _seeds(self.seeds))
+
+
+def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """`n` means the seeds 0 .. n-1."""
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise InputError("seeds", seeds, "should be at least 1, or a list of seeds")
+        return tuple(range(seeds))
+    numbers = tuple(read("seeds", int, seed) for seed in seeds)
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise InputError("seeds", list(seeds), "should be different whole numbers of at least 0")
+    return numbers
+
+
+def from_toml(path: Path) -> Experiment:
+    """An experiment from a file whose keys are the fields of `Experiment`."""
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("experiment", str(path), f"cannot be read: {error}") from error
+    known = [field.name for field in fields(Experiment)]
+    for key in content:
+        choose(f"{path}: key", key, known)
+    if "dataset" not in content:
+        raise InputError(f"{path}: dataset", None, "should name a dataset or a path")
+    if not isinstance(content.get("set", {}), dict):
+        raise InputError(f"{path}: set", content["set"], "should be a table, [set]")
+    return Experiment(**content)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
+
+    name: str
+    constructor: Callable[..., Any]
+    settings: dict[str, Setting]
+
+
+def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
+    """An algorithm's own settings, then those that all have."""
+    return settings(constructor, common_settings)
+
+
+def common_settings() -> dict[str, Setting]:
+    """The settings that every algorithm has."""
+    described = settings(compose)
+    return {name: setting(name, hint, described[name].default) for name, hint in _common_hints().items()}
+
+
+def _common_hints() -> dict[str, Any]:
+    from typing import get_type_hints
+
+    return get_type_hints(Common, include_extras=True)
+
+
+def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
+    if ".py:" in name:
+        constructor = from_file(field, name)
+        if field == "algorithms" and not hasattr(constructor, "__wrapped__"):
+            constructor = named(constructor)
+        name = name.rpartition(":")[2]
+    else:
+        constructor = registry[choose(field, name, registry)]
+    return Part(name, constructor, algorithm_settings(constructor) if field == "algorithms" else settings(constructor))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment's live objects."""
+
+    federation: Federation
+    model: Any
+    system: Any
+    algorithms: list[Algorithm]
+
+
+def plan(experiment: Experiment) -> Plan:
+    """Resolve every name and setting, load the data and build the parts; any mistake is an `InputError`."""
+    dataset = Part(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
+    model = _part("model", experiment.model, MODELS)
+    system = _part("system", experiment.system, SYSTEMS)
+    algorithms = [_part("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
+    given = _distribute([dataset, model, system, *algorithms], experiment.set)
+
+    for part, values in zip((dataset, model, system), given, strict=False):
+        for name, options in values.items():
+            if len(options) != 1:
+                raise InputError(name, options, f"should be one value: {part.name} is not swept")
+    variants: list[Algorithm] = []
+    for part, values in zip(algorithms, given[3:], strict=True):
+        for combination in itertools.product(*values.values()):
+            variants.append(part.constructor(**dict(zip(values, combination, strict=True))))
+
+    def build(part: Part, values: dict[str, list[Any]], *arguments: Any) -> Any:
+        return part.constructor(*arguments, **{name: options[0] for name, options in values.items()})
+
+    built_system = build(system, given[2])
+    federation = build(dataset, given[0])
+    return Plan(federation, build(model, given[1], federation.shape, federation.classes), built_system, variants)
+
+
+def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, list[Any]]]:
+    """For each part, the values that `given` has for its settings."""
+    found: list[dict[str, list[Any]]] = [{} for _ in parts]
+    # what is meant for one part by name comes last, and wins
+    for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], Mapping)):
+        if isinstance(value, Mapping):
+            choose("set", key, [part.name for part in parts])
+            for name, inner in value.items():
+                _assign(parts, found, name, inner, only=key)
+        else:
+            _assign(parts, found, key, value)
+    return found
+
+
+def _assign(
+    parts: list[Part], found: list[dict[str, list[Any]]], name: str, value: Any, only: str | None = None
+) -> None:
+    takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
+    if not takers:
+        _refuse(parts, name, only)
+    for i in takers:
+        options = value if isinstance(value, list | tuple) else [value]
+        if not options:
+            raise InputError(name, value, "should be at least one value")
+        found[i][name] = [read(name, parts[i].settings[name].type, option) for option in options]
+
+
+def _refuse(parts: list[Part], name: str, only: str | None) -> None:
+    offered = sorted({key for part in parts if only in (None, part.name) for key in part.settings})
+    elsewhere = [other for other, make in ALGORITHMS.items() if name in algorithm_settings(make)]
+    if elsewhere:
+        chosen = only or ", ".join(part.name for part in parts[3:])
+        raise InputError("set", name, f"is not a setting of {chosen}; {', '.join(elsewhere)} have it")
+    choose("set", name, offered)
+
+
+def run(experiment: Experiment, planned: Plan, progress: Callable[[int], None] | None = None) -> list[Run]:
+    """Run a planned experiment."""
+    assert not isinstance(experiment.seeds, int)
+    return simulate(
+        planned.federation,
+        planned.model,
+        planned.algorithms,
+        rounds=experiment.rounds,
+        seeds=experiment.seeds,
+        system=planned.system,
+        objective=experiment.objective,
+        evaluate_every=experiment.evaluate_every,
+        progress=progress,
+    )

@@ -1,0 +1,94 @@
+"""Settings: the keywords of a constructor, read from its signature, and values for them from text or TOML."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from folb.errors import InputError, choose
+
+
+class Setting(NamedTuple):
+    """One keyword: its type, its default and what it means."""
+
+    name: str
+    type: Any
+    default: Any
+    meaning: str
+
+
+def settings(
+    constructor: Callable[..., Any], shared: Callable[..., dict[str, Setting]] | None = None
+) -> dict[str, Setting]:
+    """The settings of a constructor, in the order of its signature.
+
+    Keywords without a default (a model's shape and classes) are not settings. Where it takes `**common`,
+    `shared()` says what they are.
+    """
+    hints = get_type_hints(constructor, include_extras=True)
+    found: dict[str, Setting] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found.update(shared() if shared else {})
+        elif parameter.default is not parameter.empty:
+            found[name] = setting(name, hints.get(name, Any), parameter.default)
+    return found
+
+
+def setting(name: str, hint: Any, default: Any) -> Setting:
+    """A setting from an annotation such as Annotated[float, "what it means"]."""
+    if get_origin(hint) is Annotated:
+        base, meaning = get_args(hint)[:2]
+        return Setting(name, base, default, meaning)
+    return Setting(name, hint, default, "")
+
+
+def read(field: str, kind: Any, value: Any) -> Any:
+    """`value`, a string or a TOML value, as the type `kind`."""
+    if get_origin(kind) is Literal:
+        return choose(field, str(value), get_args(kind))
+    if get_origin(kind) in (Union, types.UnionType):
+        kinds = [k for k in get_args(kind) if k is not type(None)]
+        return value if len(kinds) > 1 else read(field, kinds[0], value)
+    if kind is bool:
+        known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in known:
+            raise InputError(field, value, "should be true or false")
+        return known[str(value).lower()]
+    if kind in (int, float):
+        return _number(field, kind, value)
+    return value
+
+
+def _number(field: str, kind: type, value: Any) -> Any:
+    try:
+        number = float(value)
+        whole = int(value) if kind is int else None
+    except (TypeError, ValueError):
+        number, whole = math.nan, None
+    if isinstance(value, bool) or not math.isfinite(number) or (kind is int and whole != number):
+        raise InputError(field, value, "should be a whole number" if kind is int else "should be a finite number")
+    return whole if kind is int else number
+
+
+def from_file(field: str, spec: str) -> Callable[..., Any]:
+    """The function NAME of `path/to/file.py:NAME`: a user's own algorithm or model."""
+    path, _, name = spec.rpartition(":")
+    if not Path(path).is_file():
+        raise InputError(field, spec, f"there is no file {path}")
+    loaded = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert loaded is not None and loaded.loader is not None
+    module = importlib.util.module_from_spec(loaded)
+    try:
+        loaded.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InputError(field, spec, f"{path} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
