@@ -86,7 +86,8 @@ class Federation:
         if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
             row = int(np.argwhere(~np.isfinite(x))[0][0])
             raise InputError(f"{name}: x[{row}]", x[row].tolist(), "should hold finite numbers (no NaN, no infinity)")
-        x = x.astype(np.float32 if not np.issubdtype(x.dtype, np.integer) else np.int32, copy=False)
+        if x.dtype != np.uint8:  # bytes, as images have them, stay bytes
+            x = x.astype(np.float32 if not np.issubdtype(x.dtype, np.integer) else np.int32, copy=False)
         y, classes = _labels(name, y, classes)
 
         _, k = np.unique(device, return_inverse=True)

@@ -1,0 +1,75 @@
+"""Processed arrays, kept so that a dataset is parsed once. An entry is an npz file: zip's CRC tells damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folb.data import files
+from folb.federation import NDArray
+
+FORMAT = 1  # part of every key: raise it when the same recipe gives other arrays
+
+
+def directories() -> list[Path]:
+    """Where entries may lie: beside the data directory, else in the platform's cache directory."""
+    data, home = files.directory(), files.platform_cache() / "data"
+    return list(dict.fromkeys(folder.with_name(folder.name + ".processed") for folder in (data, home)))
+
+
+def cached(
+    recipe: Mapping[str, Any], sources: Sequence[Path], build: Callable[[], dict[str, NDArray]]
+) -> dict[str, NDArray]:
+    """The arrays of `build()`, from the cache where an entry for this recipe and these sources is sound.
+
+    `recipe` is whatever else the arrays depend on, in JSON's types, with the dataset's name as "dataset".
+    """
+    name = _name(recipe, sources)
+    for folder in directories():
+        arrays = _load(folder / name)
+        if arrays is not None:
+            return arrays
+    arrays = build()
+    for folder in directories():
+        if files.writable(folder) and _store(folder / name, arrays):
+            break
+    return arrays
+
+
+def _name(recipe: Mapping[str, Any], sources: Sequence[Path]) -> str:
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    key = hashlib.sha256(json.dumps([FORMAT, recipe, stats], sort_keys=True).encode()).hexdigest()
+    return f"{recipe.get('dataset', 'data')}-{key[:16]}.npz"
+
+
+def _load(path: Path) -> dict[str, NDArray] | None:
+    if not path.exists():
+        return None
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as entry:
+            return {name: entry[name] for name in entry.files}
+    except Exception:  # whatever a damaged file makes of the reader, the entry is to be built again
+        return None
+
+
+def _store(path: Path, arrays: dict[str, NDArray]) -> bool:
+    """Write an entry under a passing name and rename it. A full disk costs the entry, not the run."""
+    part = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+            part = Path(file.name)
+            np.savez(file, allow_pickle=False, **arrays)
+        os.replace(part, path)
+        return True
+    except OSError:
+        if part is not None:
+            part.unlink(missing_ok=True)
+        return False

@@ -1,0 +1,245 @@
+"""FEMNIST: handwritten digits and letters by writer, 62 classes 0-9 A-Z a-z (LEAF; Caldas et al., 2018).
+
+Read from LEAF's json (x: 784 numbers in [0, 1]), from the parquet file of the hub's `flwrlabs/femnist` (PNG
+images) or from an npz file (images, labels, writer, writer_ids, split). All three become the same bytes: rows
+from top to bottom, paper 255 and ink 0, and the model sees them as LEAF has them, from 0 (ink) to 1 (paper).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+
+from folb.data import files
+from folb.data import partition as partitions
+from folb.data.cache import cached
+from folb.data.tabular import parquet_batches
+from folb.errors import InputError, choose
+from folb.federation import Federation, NDArray
+
+SIDE, CLASSES, WRITERS = 28, 62, 3550
+LOWER_A, LOWER_J = 36, 45
+LIMIT = 4_000_000_000  # bytes of one file, unpacked: several times the largest there is
+UNKNOWN = 2  # in the array `split`, beside 0 for train and 1 for test
+
+
+def femnist(
+    *,
+    partition: Annotated[
+        Literal["writer", "power_law", "fedprox"], "a device is a writer, has two classes, or is one of FedProx's a-j"
+    ] = "writer",
+    devices: Annotated[int, "number of devices; of writers, the largest"] = 200,
+    classes: Annotated[int, "classes per device, for power_law"] = 2,
+    draw: Annotated[int, "which random draw of the partition and of the test samples"] = 0,
+    source: Annotated[
+        Literal["any", "leaf", "parquet", "npz"], "which files to read; any: the first there are"
+    ] = "any",
+) -> Federation:
+    """FEMNIST, the 200 writers with the most images.
+
+    - writer: LEAF's devices. The split is the files' own where they have one, else a tenth is for testing.
+    - power_law: the paper's other reading, `classes` of all 62 per device and sizes by a power law, as MNIST.
+    - fedprox: FedProx's own draw, the letters a-j alone, three per device and lognormal(4, 1) + 5 images. Its
+      script lets all devices share the first images of a letter, by an inverted test; ours share none.
+    """
+    choose("partition", partition, ("writer", "power_law", "fedprox"))
+    form, paths = _found(source)
+    stored = cached({"dataset": "femnist", "form": form}, paths, lambda: _stacked(READERS[form](paths)))
+    x, y, writer, split = (stored[name] for name in ("x", "y", "writer", "split"))
+    labels = CLASSES
+    if partition == "writer":
+        device = partitions.natural(writer, devices=devices)
+    elif partition == "power_law":
+        device = partitions.power_law(y, draw, devices=devices, classes=classes)
+    else:
+        letters = np.flatnonzero((y >= LOWER_A) & (y <= LOWER_J))
+        if not len(letters):
+            raise InputError("partition", partition, "needs images of the letters a-j; there are none")
+        device = np.full(len(y), -1)
+        device[letters] = partitions.lognormal(y[letters], draw, devices=devices)
+        y, labels = y.astype(np.int32) - LOWER_A, LOWER_J - LOWER_A + 1
+    kept = device >= 0
+    given = partition == "writer" and UNKNOWN not in split
+    test = split[kept] == 1 if given else None
+    federation = Federation.from_arrays("femnist", x[kept], y[kept], device[kept], test, classes=labels, seed=draw)
+    writers = int(writer.max()) + 1
+    note = f"a sample of FEMNIST: {writers} of LEAF's {WRITERS:,} writers" if writers < WRITERS else ""
+    return replace(federation, expand=scaled, note=note)
+
+
+def scaled(table: Any, x: Any) -> Any:
+    """Bytes to inputs between 0 and 1."""
+    return x / np.float32(255)
+
+
+class Images(NamedTuple):
+    """Some images as a file has them: bytes [n, 28, 28], labels, the writers' ids, and 0 train, 1 test."""
+
+    x: NDArray
+    y: NDArray
+    writer: NDArray
+    split: NDArray
+
+
+def _found(source: str) -> tuple[str, list[Path]]:
+    """The first form there are files of, and its files."""
+    folder = files.directory() / "femnist"
+    there = {
+        "leaf": _leaf_files(folder),
+        "parquet": sorted(folder.glob("*.parquet")),
+        "npz": sorted(folder.glob("femnist_writers.npz")),
+    }
+    choose("source", source, ("any", *there))
+    for form, paths in there.items():
+        if paths and source in ("any", form):
+            return form, paths
+    wanted = {"leaf": "train/*.json and test/*.json", "npz": "femnist_writers.npz"}
+    raise files.missing("femnist", wanted.get(source, "train-00000-of-00001.parquet"))
+
+
+def _leaf_files(folder: Path) -> list[Path]:
+    train, test = (sorted((folder / side).glob("*.json*")) for side in ("train", "test"))
+    if train and test:
+        return train + test
+    return sorted((folder / "all_data").glob("*.json*")) or sorted(folder.glob("*.json*"))
+
+
+def _stacked(parts: list[Images]) -> dict[str, NDArray]:
+    x, y, writer, split = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if x.mean() < 127.5:  # ink covers the smaller part of an image, so this source has it the other way round
+        x = 255 - x
+    ids, index = np.unique(writer, return_inverse=True)
+    return {"x": x, "y": y, "writer": index.astype(np.int32), "split": split, "ids": ids}
+
+
+def _checked_labels(field: str, y: Any) -> NDArray:
+    labels = np.asarray(y)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(field, str(labels.dtype), "should be whole numbers, one per image")
+    bad = np.flatnonzero((labels < 0) | (labels >= CLASSES))
+    if len(bad):
+        raise InputError(f"{field}[{bad[0]}]", labels[bad[0]].item(), f"should be 0 .. {CLASSES - 1}")
+    return labels.astype(np.uint8)
+
+
+def _read_leaf(paths: list[Path]) -> list[Images]:
+    """LEAF's json: {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}."""
+    seen: set[tuple[str, str]] = set()
+    parts: list[Images] = []
+    for path in paths:
+        side = {"train": 0, "test": 1}.get(path.parent.name, UNKNOWN)
+        for user, x, y in _leaf_users(path):
+            if (path.parent.name, user) in seen:
+                raise InputError(str(path), user, "user: should be there once")
+            seen.add((path.parent.name, user))
+            parts.append(Images(x, y, np.full(len(y), user), np.full(len(y), side, np.uint8)))
+    return parts
+
+
+def _leaf_users(path: Path) -> Iterator[tuple[str, NDArray, NDArray]]:
+    with files.opened(path) as stream:
+        text = stream.read(LIMIT + 1)
+    if len(text) > LIMIT:
+        raise InputError(str(path), "more bytes", f"should hold at most {LIMIT}")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(path), str(error), "cannot be read as json") from error
+    del text
+    if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
+        raise InputError(str(path), type(content).__name__, "should be an object with users, num_samples and user_data")
+    users, sizes, data = content["users"], content["num_samples"], content["user_data"]
+    if not isinstance(users, list) or not isinstance(sizes, list) or len(users) != len(sizes):
+        raise InputError(str(path), "num_samples", "should be a list with one number for each of users")
+    for user, size in zip(users, sizes, strict=True):
+        yield str(user), *_leaf_user(f"{path}: {user}", data, user, size)
+
+
+def _leaf_user(field: str, data: Any, user: Any, size: Any) -> tuple[NDArray, NDArray]:
+    try:
+        x = np.asarray(data[user]["x"], dtype=np.float64)
+        y = _checked_labels(f"{field}: y", data[user]["y"])
+    except (KeyError, TypeError) as error:
+        raise InputError(field, None, "should have x and y in user_data") from error
+    except InputError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{field}: x", str(error), f"should be {SIDE * SIDE} numbers for each image") from error
+    if not size == len(x) == len(y) > 0:
+        counts = f"should be at least 1, as many as x ({len(x)}) and y ({len(y)}) have"
+        raise InputError(f"{field}: num_samples", size, counts)
+    if x.shape != (size, SIDE * SIDE):
+        raise InputError(f"{field}: x", x.shape, f"should be {SIDE * SIDE} numbers for each image")
+    if not ((x >= 0) & (x <= 1)).all():
+        raise InputError(f"{field}: x", [x.min().item(), x.max().item()], "should be numbers between 0 and 1")
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), y
+
+
+def _read_parquet(paths: list[Path]) -> list[Images]:
+    """The hub's columns: image (a struct with the PNG file's bytes), writer_id and character, a class number."""
+    parts: list[Images] = []
+    for path in paths:
+        first = 0
+        for batch in parquet_batches(path, ("image", "writer_id", "character")):
+            image, writer, character = (batch.column(name) for name in ("image", "writer_id", "character"))
+            if image.null_count or writer.null_count or character.null_count:
+                raise InputError(str(path), None, "should have a value in every row")
+            if "bytes" not in [field.name for field in getattr(image.type, "fields", [])]:
+                raise InputError(f"{path}: image", str(image.type), "should be structs with the bytes of PNG files")
+            where = f"{path}, rows from {first}"
+            x = _decoded(where, image.field("bytes").to_pylist())
+            y = _checked_labels(f"{where}: character", character.to_numpy(zero_copy_only=False))
+            ids = np.asarray(writer.to_pylist(), dtype=np.str_)
+            parts.append(Images(x, y, ids, np.full(len(y), UNKNOWN, np.uint8)))
+            first += len(y)
+    if not parts:
+        raise InputError(str(paths[0]), 0, "rows: should be at least 1")
+    return parts
+
+
+def _decoded(where: str, pngs: list[bytes]) -> NDArray:
+    try:
+        image = import_module("PIL.Image")
+    except ImportError as error:
+        raise InputError(where, "pillow", "is needed to read it: pip install 'folb[parquet]'") from error
+    rows = []
+    for i, png in enumerate(pngs):
+        try:
+            with image.open(io.BytesIO(png), formats=("PNG",)) as opened:
+                size = opened.size
+                rows.append(opened.convert("L").tobytes() if size == (SIDE, SIDE) else b"")
+        except Exception as error:  # a damaged image can fail anywhere in the decoder
+            raise InputError(f"{where}: image[{i}]", str(error), "should be a PNG file") from error
+        if size != (SIDE, SIDE):
+            raise InputError(f"{where}: image[{i}]", size, f"should be {SIDE} x {SIDE} pixels")
+    return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, SIDE, SIDE)
+
+
+def _read_npz(paths: list[Path]) -> list[Images]:
+    (path,) = paths
+    names = ("images", "labels", "writer", "writer_ids", "split")
+    x, y, writer, ids, split = files.arrays(path, names, limit=LIMIT).values()
+    if x.dtype != np.uint8 or x.shape[1:] != (SIDE, SIDE):
+        raise InputError(f"{path}: images", (str(x.dtype), x.shape), f"should be bytes, n x {SIDE} x {SIDE}")
+    for name, values in (("labels", y), ("writer", writer), ("split", split)):
+        if values.shape != (len(x),) or not np.issubdtype(values.dtype, np.integer):
+            raise InputError(f"{path}: {name}", (str(values.dtype), values.shape), f"should be {len(x)} whole numbers")
+    if not len(x) or writer.min() < 0 or writer.max() >= len(ids):
+        raise InputError(f"{path}: writer", len(x), f"images, each with a writer 0 .. {len(ids) - 1}: should be so")
+    if not np.isin(split, (0, 1)).all():
+        raise InputError(f"{path}: split", int(split.max()), "should be 0 for train or 1 for test")
+    return [Images(x, _checked_labels(f"{path}: labels", y), ids[writer], split.astype(np.uint8))]
+
+
+READERS: dict[str, Callable[[list[Path]], list[Images]]] = {
+    "leaf": _read_leaf,
+    "parquet": _read_parquet,
+    "npz": _read_npz,
+}

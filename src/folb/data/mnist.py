@@ -1,0 +1,101 @@
+"""MNIST: the four idx files, all 70,000 images, shared out over devices (LeCun et al., 1998)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from folb.data import files
+from folb.data import partition as partitions
+from folb.data.cache import cached
+from folb.errors import InputError, choose
+from folb.federation import Federation, NDArray
+
+PARTS = ("train", "t10k")
+IMAGES, LABELS = 2051, 2049  # the magic numbers of idx3 and idx1 files of bytes
+SIDE, CLASSES = 28, 10
+MOST = 1_000_000  # images in one file; a header that claims more is damaged
+
+
+def mnist(
+    *,
+    partition: Annotated[
+        Literal["power_law", "classes", "dirichlet", "iid"], "how devices get their images"
+    ] = "power_law",
+    devices: Annotated[int, "number of devices"] = 1000,
+    classes: Annotated[int, "digits per device, for power_law and classes"] = 2,
+    alpha: Annotated[float, "how even a device's digits are, for dirichlet: small is uneven"] = 0.5,
+    draw: Annotated[int, "which random draw of the partition and of the test samples"] = 0,
+) -> Federation:
+    """MNIST, 1,000 devices with two digits each and sizes by a power law, as in FedProx.
+
+    Device k has the digits (k + j) mod 10, five images of each and then lognormal(0, 2) proportions; a tenth
+    of each device's images is for testing. A device has 69 images on average. FedProx reports an sd of 106;
+    in a hundred draws of its recipe, and as many of ours, it was 119 to 241. Pixels are standardised over all
+    images, and those that never change are 0. The federation holds bytes, and `standardised` makes inputs of
+    them.
+    """
+    sources = [_idx_file(part, kind) for part in PARTS for kind in ("images-idx3", "labels-idx1")]
+    arrays = cached({"dataset": "mnist"}, sources, lambda: _parse(sources))
+    y = arrays["y"]
+    choose("partition", partition, ("power_law", "classes", "dirichlet", "iid"))
+    if partition == "power_law":
+        device = partitions.power_law(y, draw, devices=devices, classes=classes)
+    elif partition == "classes":
+        device = partitions.classes_per_device(y, draw, devices=devices, classes=classes)
+    elif partition == "dirichlet":
+        device = partitions.dirichlet(y, draw, devices=devices, alpha=alpha)
+    else:
+        device = partitions.iid(y, draw, devices=devices)
+    kept = device >= 0
+    federation = Federation.from_arrays("mnist", arrays["x"][kept], y[kept], device[kept], classes=CLASSES, seed=draw)
+    return replace(federation, table=arrays["table"], expand=standardised)
+
+
+def standardised(table: Any, x: Any) -> Any:
+    """Bytes to inputs: each pixel less its mean, over its sd; `table` has the means and the sds' inverses."""
+    return (x - table[0]) * table[1]
+
+
+def _idx_file(part: str, kind: str) -> Path:
+    name = f"{part}-{kind}-ubyte"
+    return files.raw("mnist", f"{name}.gz", name, name.replace("-idx", ".idx"))
+
+
+def _parse(sources: list[Path]) -> dict[str, NDArray]:
+    xs, ys = [], []
+    for images, labels in zip(sources[::2], sources[1::2], strict=True):
+        x, y = _read_idx(images, IMAGES, (SIDE, SIDE)), _read_idx(labels, LABELS, ())
+        if len(x) != len(y):
+            raise InputError(str(labels), len(y), f"labels: should be as many as the {len(x)} images of {images.name}")
+        if y.max(initial=0) >= CLASSES:
+            raise InputError(str(labels), int(y.max()), f"label: should be a digit 0 .. {CLASSES - 1}")
+        xs.append(x)
+        ys.append(y)
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    mean = x.mean(axis=0)
+    sd = np.sqrt(np.square(x, dtype=np.uint16).mean(axis=0) - mean**2)
+    scale = np.divide(1, sd, out=np.zeros_like(sd), where=sd > 0)
+    return {"x": x, "y": y, "table": np.stack([mean, scale]).astype(np.float32)}
+
+
+def _read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> NDArray:
+    """The bytes of an idx file as an array: a magic number and the sizes, big-endian, then the bytes."""
+    with files.opened(path) as stream:
+        header = stream.read(8 + 4 * len(shape))
+        found = int.from_bytes(header[:4], "big")
+        if found != magic:
+            raise InputError(str(path), found, f"magic number: should be {magic}")
+        sizes = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
+        if len(sizes) != 1 + len(shape) or sizes[1:] != shape or not 1 <= sizes[0] <= MOST:
+            raise InputError(str(path), sizes, f"sizes: should be (n, {', '.join(map(str, shape))}), n up to {MOST}")
+        n = int(np.prod(sizes))
+        body = stream.read(n + 1)
+    if len(body) != n:
+        raise InputError(
+            str(path), f"{'more' if len(body) > n else len(body)} bytes", f"should be {n}, as its header says"
+        )
+    return np.frombuffer(body, dtype=np.uint8).reshape(sizes)

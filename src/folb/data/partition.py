@@ -1,0 +1,161 @@
+"""Partitioners: which device each sample goes to, as a pure function of the labels and a seed.
+
+All give an array of device numbers 0 .. devices-1, one per sample; -1 marks a sample that no device has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from folb.errors import InputError, check
+from folb.federation import NDArray
+
+
+def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDArray:
+    """A device for each id (a writer, a role, a user) with at least `least` samples, in the order of the ids.
+
+    `devices` keeps only so many, those with the most samples.
+    """
+    ids = _one_dimensional("ids", ids)
+    check("least", least, least >= 1, "should be at least 1")
+    _, owner, size = np.unique(ids, return_inverse=True, return_counts=True)
+    kept = np.flatnonzero(size >= least)
+    if devices is not None:
+        check("devices", devices, 1 <= devices <= len(kept), f"should be between 1 and the {len(kept)} there are")
+        kept = np.sort(kept[np.argsort(-size[kept], kind="stable")[:devices]])
+    elif not len(kept):
+        raise InputError("least", least, f"should be at most {size.max(initial=0)}, the most samples of any id")
+    number = np.full(len(size), -1)
+    number[kept] = np.arange(len(kept))
+    return number[owner]
+
+
+def classes_per_device(labels: NDArray, seed: int, *, devices: int, classes: int = 2) -> NDArray:
+    """Device k has the classes k, k+1, …, k+`classes`-1 (mod C); a class is shared out evenly."""
+
+    def even(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
+        return n // len(owners) + (np.arange(len(owners)) < n % len(owners))
+
+    return _deal(labels, seed, devices, classes, 1, even)
+
+
+def power_law(
+    labels: NDArray, seed: int, *, devices: int, classes: int = 2, least: int = 5, sigma: float = 2.0
+) -> NDArray:
+    """FedProx's recipe for MNIST: classes as in `classes_per_device`, `least` samples of each to begin with.
+
+    What is left of a class goes to its devices in proportion to lognormal(0, `sigma`) draws, rounded down.
+    """
+    check("sigma", sigma, 0 <= sigma < np.inf, "should be a finite number of at least 0")
+
+    def proportional(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
+        share = rng.lognormal(0, sigma, len(owners))
+        return least + np.floor((n - least * len(owners)) * (share / share.sum())).astype(int)
+
+    return _deal(labels, seed, devices, classes, least, proportional)
+
+
+def lognormal(
+    labels: NDArray, seed: int, *, devices: int, classes: int = 3, mean: float = 4.0, sigma: float = 1.0, more: int = 5
+) -> NDArray:
+    """FedProx's recipe for FEMNIST: classes as in `classes_per_device`, lognormal(`mean`, `sigma`) + `more` samples.
+
+    A device has as many of each of its classes, and at least 2. FedProx's script starts every device at the
+    first image of a class, by an inverted test; here no two devices share a sample, and where a class is too
+    small for what its devices would have, all of them get less in proportion.
+    """
+    check("mean", mean, np.isfinite(mean), "should be a finite number")
+    check("sigma", sigma, 0 <= sigma < np.inf, "should be a finite number of at least 0")
+    check("more", more, more >= 0, "should be at least 0")
+    size = np.random.default_rng([max(seed, 0), 5]).lognormal(mean, sigma, max(devices, 0)) + more
+    wanted = np.maximum(size / max(classes, 1), 2).astype(int)
+
+    def up_to_wanted(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
+        beyond, spare = wanted[owners] - 2, n - 2 * len(owners)
+        return 2 + (beyond if beyond.sum() <= spare else np.floor(beyond * (spare / beyond.sum())).astype(int))
+
+    return _deal(labels, seed, devices, classes, 2, up_to_wanted)
+
+
+def dirichlet(labels: NDArray, seed: int, *, devices: int, alpha: float, least: int = 5) -> NDArray:
+    """Each class is shared out by a draw from Dirichlet(alpha) over the devices (Yurochkin et al., 2019).
+
+    A device left with fewer than `least` samples is filled up from the largest, so that none is empty.
+    """
+    labels = _labels(labels, seed, devices)
+    check("alpha", alpha, 0 < alpha < np.inf, "should be a finite number of more than 0")
+    check("least", least, least >= 1, "should be at least 1")
+    if len(labels) < least * devices:
+        raise InputError("devices", devices, f"should be at most {len(labels) // least}: each has {least} samples")
+    rng = np.random.default_rng([seed, 3])
+    device = np.full(len(labels), -1)
+    for c in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        share = np.cumsum(rng.dirichlet(np.full(devices, alpha)))
+        device[rows] = np.minimum(np.searchsorted(share, (np.arange(len(rows)) + 0.5) / len(rows)), devices - 1)
+    return _fill(device, devices, least, rng)
+
+
+def iid(labels: NDArray, seed: int, *, devices: int) -> NDArray:
+    """All samples shared out at random, the sizes as equal as can be."""
+    labels = _labels(labels, seed, devices)
+    if len(labels) < devices:
+        raise InputError("devices", devices, f"should be at most {len(labels)}, the number of samples")
+    return np.random.default_rng([seed, 4]).permutation(len(labels)) % devices
+
+
+def _deal(
+    labels: NDArray,
+    seed: int,
+    devices: int,
+    classes: int,
+    least: int,
+    counts: Callable[[np.random.Generator, NDArray, int], NDArray],
+) -> NDArray:
+    """Device k has the classes k, k+1, … (mod C), of a class's n samples counts(rng, devices that have it, n)."""
+    labels = _labels(labels, seed, devices)
+    check("least", least, least >= 1, "should be at least 1")
+    present = np.unique(labels)
+    check("classes", classes, 1 <= classes <= len(present), f"should be between 1 and the {len(present)} there are")
+    rng = np.random.default_rng([seed, 2])
+    device = np.full(len(labels), -1)
+    holds = (np.arange(devices)[:, None] + np.arange(classes)) % len(present)
+    for c, label in enumerate(present):
+        owners = np.flatnonzero((holds == c).any(axis=1))
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        if len(rows) < least * len(owners):
+            short = f"{len(rows)} samples of class {label} are too few for {len(owners)} devices with {least} each"
+            raise InputError("devices", devices, f"should be fewer: {short}")
+        if len(owners):
+            n = counts(rng, owners, len(rows))
+            device[rows[: n.sum()]] = np.repeat(owners, n)
+    return device
+
+
+def _fill(device: NDArray, devices: int, least: int, rng: np.random.Generator) -> NDArray:
+    """Move samples from the largest devices to those with fewer than `least`."""
+    need = np.maximum(least - np.bincount(device, minlength=devices), 0)
+    order = rng.permutation(len(device))
+    order = order[np.argsort(device[order], kind="stable")]
+    size = np.bincount(device, minlength=devices)
+    height = np.arange(len(device)) - np.repeat(np.cumsum(size) - size, size)  # of a sample in its device's pile
+    tallest = np.argsort(-height, kind="stable")[: need.sum()]
+    filled = device.copy()
+    filled[order[tallest]] = np.repeat(np.arange(devices), need)
+    return filled
+
+
+def _labels(labels: NDArray, seed: int, devices: int) -> NDArray:
+    labels = _one_dimensional("labels", labels)
+    check("seed", seed, seed >= 0, "should be at least 0")
+    check("devices", devices, devices >= 1, "should be at least 1")
+    return labels
+
+
+def _one_dimensional(field: str, values: NDArray) -> NDArray:
+    values = np.asarray(values)
+    if values.ndim != 1 or not len(values):
+        raise InputError(field, values.shape, "should be one-dimensional, a value per sample, and at least one")
+    return values

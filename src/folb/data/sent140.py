@@ -1,0 +1,233 @@
+"""Sentiment140 (Go et al.): the sentiment of tweets by user, their words as frozen GloVe vectors.
+
+A sample is the numbers of its words, and the words' vectors are the federation's table: they are neither
+trained nor sent.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+import numpy as np
+
+from folb.data import cache, files
+from folb.errors import InputError, check, choose
+from folb.federation import Federation, NDArray
+from folb.settings import read
+
+WHOLE = 1_600_000
+TWEETS = "training.1600000.processed.noemoticon.csv"
+SAMPLE = "training.sample.processed.noemoticon.csv"
+GLOVE = [f"glove.6B.{length}d.txt{packed}" for length in (300, 200, 100, 50) for packed in ("", ".gz")]
+COLUMNS = ("target", "id", "date", "query", "user", "text")
+SENTIMENT = {"0": 0, "4": 1}
+TOKEN = re.compile(r"[\w']+|[.,!?;]")  # LEAF's and FedProx's
+
+
+def sent140(
+    *,
+    min_tweets: Annotated[int | None, "fewest tweets of a user; 30 unless given, 5 where the file is a sample"] = None,
+    devices: Annotated[int | Literal["all"], "number of users drawn at random, or 'all' of them"] = "all",
+    words: Annotated[int, "words of a tweet that the model sees: the first ones"] = 25,
+    case: Annotated[Literal["lower", "keep"], "case of the words; GloVe 6B knows lower case only"] = "lower",
+    glove: Annotated[str | None, "a file of GloVe vectors; the longest glove.6B there is unless given"] = None,
+    draw: Annotated[int, "which random draw of users, and of the fifth of each one's tweets to test on"] = 0,
+) -> Federation:
+    """Tell happy tweets (1) from sad ones (0), a device for each user, 80/20 at random within each.
+
+    Words are split as LEAF and FedProx do. They keep the case, which leaves one word in five without a vector;
+    in lower case it is one in eleven. Such a word is the zero vector, as with them, and so is what a short
+    tweet lacks at its end.
+    """
+    check("min_tweets", min_tweets, min_tweets is None or min_tweets >= 2, "should be at least 2: to train and to test")
+    check("words", words, words >= 1, "should be at least 1")
+    choose("case", case, ("lower", "keep"))
+    check("draw", draw, draw >= 0, "should be at least 0")
+    path = files.raw("sent140", TWEETS, TWEETS + ".gz", "trainingandtestdata.zip", SAMPLE, SAMPLE + ".gz")
+    vectors = Path(glove) if glove else files.raw("glove", *GLOVE)
+    if not vectors.is_file():
+        raise InputError("glove", str(vectors), "should be a file of GloVe vectors, plain text or gz")
+    recipe = {"dataset": "sent140", "min_tweets": min_tweets, "words": words, "case": case}
+    stored = cache.cached(recipe, [path, vectors], lambda: _corpus(path, vectors, min_tweets, words, case))
+    user, table = stored["user"], stored["table"]
+
+    users = int(user.max()) + 1
+    count = users if devices == "all" else read("devices", int, devices)
+    check("devices", devices, 1 <= count <= users, f"should be 'all' or between 1 and {users}")
+    drawn = np.isin(user, np.random.default_rng([draw, 0]).permutation(users)[:count])
+    test = _fifth(user, draw)
+    federation = Federation.from_arrays(
+        "sent140", stored["x"][drawn], stored["y"][drawn], user[drawn], test[drawn], classes=2
+    )
+    note = _note(int(stored["tweets"]), int(stored["least"]), table.shape[1])
+    return replace(federation, table=table, expand=expand, note=note)
+
+
+def expand(table: Any, x: Any) -> Any:
+    """The vectors of the words x."""
+    return table[x]
+
+
+def tweets(path: Path, keep: Iterable[Any] | None = None) -> Iterator[tuple[int, str, str]]:
+    """The sentiment, user and text of each tweet, or of those on the lines that `keep` marks."""
+    with _opened(path) as file:
+        lines: Iterator[str] = io.TextIOWrapper(file, encoding="latin-1", newline="\n")
+        rows = csv.reader(lines if keep is None else compress(lines, keep))
+        number = 0
+        try:
+            for number, row in enumerate(rows, 1):
+                if rows.line_num != number:
+                    lines_used = rows.line_num - number + 1
+                    raise _wrong(path, number, "lines", lines_used, "should be 1; a quotation mark is not closed")
+                if len(row) != len(COLUMNS):
+                    raise _wrong(path, number, "columns", len(row), f"should be 6: {', '.join(COLUMNS)}")
+                target, _, _, _, user, text = row
+                if target not in SENTIMENT:
+                    raise _wrong(path, number, "target", target, "should be 0 (sad) or 4 (happy)")
+                if not user:
+                    raise _wrong(path, number, "user", user, "should not be empty")
+                yield SENTIMENT[target], user, text
+        except csv.Error as error:
+            raise InputError(f"{path}: line {number + 1}", str(error), "should be a line of csv") from error
+
+
+def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]:
+    """The numbers of those words that a GloVe file has, and their vectors.
+
+    The length of a vector is what the first line has. The vector of a word that is not asked for is only
+    counted, not read: the file may have a hundred times as many words as the tweets.
+    """
+    found: dict[int, NDArray] = {}
+    length = 0
+    with files.opened(path) as file:
+        for line_number, line in enumerate(file, 1):
+            word, _, values = line.rstrip().partition(b" ")
+            count = values.count(b" ") + 1 if values else 0
+            length = length or count
+            if count > length and not _is_number(values.partition(b" ")[0]):
+                continue  # some of GloVe's words have spaces in them, as ". . ."; no token has
+            if count != length or not count:
+                expected = f"should be {length}, as on line 1" if length else "should be at least 1"
+                raise _wrong(path, line_number, "numbers", count, expected)
+            try:
+                number = numbers.get(word.decode())
+            except UnicodeDecodeError as error:
+                raise _wrong(path, line_number, "word", word, "should be utf-8 text") from error
+            if number is not None:
+                found[number] = _vector(path, line_number, values)
+    if not found:
+        raise InputError(f"{path}: words of the tweets", 0, "should be at least 1")
+    return np.array(list(found)), np.stack(list(found.values()))
+
+
+def _vector(path: Path, line_number: int, values: bytes) -> NDArray:
+    try:
+        vector = np.array([float(value) for value in values.split(b" ")])
+    except ValueError:
+        vector = np.array([np.nan])
+    if not (abs(vector) < np.finfo(np.float32).max).all():  # false for NaN too
+        raise _wrong(path, line_number, "vector", values.decode(errors="replace"), "should be finite numbers")
+    return vector.astype(np.float32)
+
+
+def _is_number(value: bytes) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case: str) -> dict[str, NDArray]:
+    """The tweets of the users who have enough: x, y and user by tweet, the table, and what the note says."""
+    numbers: dict[str, int] = {}
+    owners, sentiments = array("i"), array("b")
+    for sentiment, name, _ in tweets(path):
+        owners.append(numbers.setdefault(name, len(numbers)))
+        sentiments.append(sentiment)
+    if not owners:
+        raise InputError(f"{path}: tweets", 0, "should be at least 1")
+    owner, y = np.array(owners), np.array(sentiments)
+    size = np.bincount(owner)
+    least = min_tweets or (30 if len(y) >= WHOLE else 5)
+    enough = size >= least
+    if enough.sum() < 2:
+        raise _too_few(path, size, least)
+    keep = enough[owner]
+
+    x, numbers = _words((text for _, _, text in tweets(path, keep)), int(keep.sum()), words, case)
+    present, rows = embedding(vectors, numbers)
+    renumber = np.zeros(len(numbers) + 1, dtype=np.int32)
+    renumber[present] = np.arange(1, len(present) + 1)
+    return {
+        "x": renumber[x],
+        "y": y[keep],
+        "user": (np.cumsum(enough) - 1)[owner[keep]],
+        "table": np.concatenate([np.zeros_like(rows[:1]), rows]),
+        "tweets": np.array(len(y)),
+        "least": np.array(least),
+    }
+
+
+def _words(texts: Iterable[str], n: int, words: int, case: str) -> tuple[NDArray, dict[str, int]]:
+    """The tweets as numbers of their first words, 0 where there is none, and the numbers of the words."""
+    x = np.zeros((n, words), dtype=np.int32)
+    numbers: dict[str, int] = {}
+    for i, text in enumerate(texts):
+        tokens = TOKEN.findall(text.lower() if case == "lower" else text)[:words]
+        x[i, : len(tokens)] = [numbers.setdefault(token, len(numbers) + 1) for token in tokens]
+    return x, numbers
+
+
+def _fifth(user: NDArray, draw: int) -> NDArray:
+    """Mark a fifth of each user's tweets at random: n - int(0.8 n) of them, never all."""
+    order = np.lexsort((np.random.default_rng([draw, 1]).random(len(user)), user))
+    size = np.bincount(user)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(user)) - np.repeat(np.cumsum(size) - size, size)
+    return place >= np.maximum(size * 4 // 5, 1)[user]
+
+
+def _note(tweets: int, least: int, length: int) -> str:
+    notes = []
+    if tweets < WHOLE:
+        notes.append(f"a sample of Sentiment140: {tweets:,} of its {WHOLE:,} tweets, users with at least {least}")
+    if length != 300:
+        notes.append(f"GloVe vectors of {length} numbers, not the paper's 300")
+    return "; ".join(notes)
+
+
+def _too_few(path: Path, size: NDArray, least: int) -> InputError:
+    would = [f"{fewer} leaves {(size >= fewer).sum()}" for fewer in (20, 10, 5, 2) if fewer < least]
+    would = [text for text in would if int(text.split()[-1]) > 1]
+    instead = ", ".join(would) or "no value leaves two"
+    return InputError("min_tweets", least, f"leaves {(size >= least).sum()} of {len(size)} users in {path}; {instead}")
+
+
+def _wrong(path: Path, line: int, field: str, value: object, expected: str) -> InputError:
+    return InputError(f"{path}: line {line}: {field}", value, expected)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The csv file, plain, gz, or as a member of Stanford's archive."""
+    if path.suffix != ".zip":
+        with files.opened(path) as file:
+            yield file
+        return
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(TWEETS) as member:
+            yield member
+    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(str(path), str(error), f"should be an archive, whole, with {TWEETS} in it") from error

@@ -1,0 +1,129 @@
+"""A table with a column that names each sample's device: csv (gz or plain) or parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from folb.data import files
+from folb.errors import InputError
+from folb.federation import Federation, NDArray
+
+
+def tabular(
+    path: str | Path,
+    *,
+    device: Annotated[str, "the column that names a sample's device"] = "device",
+    label: Annotated[str, "the column of the labels: whole numbers from 0, or names"] = "label",
+    split: Annotated[str, "the column that says train or test, if there is one"] = "split",
+    draw: Annotated[int, "which random tenth is for testing, where no column says"] = 0,
+) -> Federation:
+    """Any csv or parquet table: a device column, a label column, and numbers in all the others."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError("dataset", str(path), "is not a file")
+    read = _parquet_table if path.suffix == ".parquet" else _csv_table
+    columns = read(path, (device, label), split)
+    features = [name for name in columns if name not in (device, label, split)]
+    if not features:
+        raise InputError(str(path), list(columns), "should have at least one column of numbers beside these")
+    test = _marks(path, split, columns[split]) if split in columns else None
+    x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
+    y, classes = _classes(columns[label])
+    return Federation.from_arrays(
+        path.name.partition(".")[0], x, y, _text(columns[device]), test, classes=classes, seed=draw
+    )
+
+
+def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, rows: int = 1 << 16) -> Iterator[Any]:
+    """The record batches of a parquet file: the columns it must have, or all. By pyarrow, which is optional."""
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise InputError(str(path), "pyarrow", "is needed to read it: pip install 'folb[parquet]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names, needed)
+            yield from file.iter_batches(batch_size=rows, columns=needed if only else None)
+    except (OSError, arrow.ArrowException) as error:
+        raise InputError(str(path), str(error), "cannot be read as parquet") from error
+
+
+def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
+    batches = list(parquet_batches(path, needed, only=False))
+    if not batches:
+        raise InputError(str(path), 0, "rows: should be at least 1")
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if column.null_count:
+                raise InputError(f"{path}: {name}", None, "should have a value in every row")
+    joined = import_module("pyarrow").Table.from_batches(batches)
+    return {name: joined[name].to_numpy() for name in joined.column_names}
+
+
+def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
+    """The columns of a csv file with a header: those needed and the optional one as text, the others as numbers."""
+    with files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
+        header = next(csv.reader(lines), [])
+        repeated = sorted({name for name in header if header.count(name) > 1})
+        if not header or repeated:
+            raise InputError(str(path), repeated, "first line: should name every column, each once")
+        _check_columns(path, header, needed)
+        text = (*needed, optional)
+        kinds = np.dtype([(f"f{i}", object if name in text else np.float32) for i, name in enumerate(header)])
+        try:
+            with warnings.catch_warnings(action="ignore"):  # that there are no rows is said below
+                rows = np.loadtxt(lines, kinds, delimiter=",", quotechar='"', comments=None, ndmin=1)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            reason = str(error).partition(";")[0]
+            raise InputError(str(path), reason, "cannot be read as csv") from error
+    if not len(rows):
+        raise InputError(str(path), 0, "rows: should be at least 1")
+    return {name: rows[f"f{i}"] for i, name in enumerate(header)}
+
+
+def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str]) -> None:
+    for name in needed:
+        if name not in names:
+            raise InputError(str(path), name, f"should be a column; there are {', '.join(names)}")
+
+
+def _text(values: NDArray) -> NDArray:
+    return values.astype(np.str_) if values.dtype == object else values
+
+
+def _numbers(path: Path, name: str, values: NDArray) -> NDArray:
+    if not (np.issubdtype(values.dtype, np.number) or values.dtype == np.bool_):
+        raise InputError(f"{path}: {name}", values[0], "should be a column of numbers")
+    with np.errstate(over="ignore"):  # too large for float32 is infinite, which no federation takes
+        return values.astype(np.float32)
+
+
+def _classes(labels: NDArray) -> tuple[NDArray, int | None]:
+    """Labels as numbers. Names are numbered in their sorted order; numbers stay, for the federation to check."""
+    labels = _text(labels)
+    if labels.dtype.kind != "U":
+        return labels, None
+    try:
+        return labels.astype(np.float64), None
+    except ValueError:
+        names, y = np.unique(labels, return_inverse=True)
+        return y, max(len(names), 2)
+
+
+def _marks(path: Path, name: str, values: NDArray) -> NDArray:
+    words = np.char.lower(values.astype(np.str_))
+    test = np.isin(words, ("test", "1", "true"))
+    odd = np.flatnonzero(~test & ~np.isin(words, ("train", "0", "false")))
+    if len(odd):
+        raise InputError(f"{path}: {name}[{odd[0]}]", values[odd[0]], "should be train or test")
+    return test
