@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from folb import models as models
     from folb import rules as rules
     from folb import system as system
-    from folb import theory as theory
+    from . import theory as theory
     from folb.algorithms import Algorithm as Algorithm
     from folb.algorithms import compose as compose
     from folb.algorithms import named as named
