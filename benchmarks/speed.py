@@ -81,8 +81,8 @@ def numpy_loop(federation: Federation) -> Callable[[int], float]:
 
     def run(rounds: int) -> float:
         rng = np.random.default_rng(0)
-        W = np.zeros((*federation.shape, federation.classes), np.float32)
-        b = np.zeros(federation.classes, np.float32)
+        W: Any = np.zeros((*federation.shape, federation.classes), np.float32)
+        b: Any = np.zeros(federation.classes, np.float32)
         for _ in range(rounds):
             total_W, total_b, samples = np.zeros_like(W), np.zeros_like(b), 0
             for k in rng.choice(federation.N, K, replace=False):
@@ -95,7 +95,7 @@ def numpy_loop(federation: Federation) -> Callable[[int], float]:
                     V -= LR / BATCH * (x.T @ p)
                     c -= LR / BATCH * p.sum(axis=0)
                 total_W, total_b, samples = total_W + n * V, total_b + n * c, samples + n
-            W, b = total_W / samples, total_b / samples
+            W, b = total_W / np.float32(samples), total_b / np.float32(samples)
             -np.log(softmax(train.x @ W + b)[np.arange(len(train.y)), train.y]).mean()
             accuracy = float(((test.x @ W + b).argmax(axis=1) == test.y).mean())
         return accuracy

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from folb import checkpoint, randomness, selection, tree
 from folb import device as devices
-from folb import randomness, selection, tree
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
 from folb.errors import InputError, choose
@@ -340,20 +341,22 @@ def simulate(
     record: Sequence[str] = (),
     abreast: bool = True,
     progress: Callable[[int], None] | None = None,
+    checkpoints: Path | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
     `progress(n)` is called as rounds complete, with the number completed since the last call.
+    `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
-    _check(federation, algorithms, rounds, seeds, evaluate_every)
+    check(federation, algorithms, rounds, seeds, evaluate_every)
     shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast)
     groups: dict[Any, list[int]] = {}
     for i, algorithm in enumerate(algorithms):
         groups.setdefault(jax.tree.structure(algorithm), []).append(i)
     runs: dict[tuple[int, int], Run] = {}
-    for members in groups.values():
+    for number, members in enumerate(groups.values()):
         pairs = [(i, j) for i in members for j in range(len(seeds))]
         batch = _run_stacked(
             shared,
@@ -362,12 +365,14 @@ def simulate(
             rounds,
             evaluate_every,
             progress or (lambda n: None),
+            None if checkpoints is None else checkpoints / f"{number}.npz",
         )
         runs.update(zip(pairs, batch, strict=True))
     return [runs[pair] for pair in sorted(runs)]
 
 
-def _check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
+def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
+    """Raise an `InputError` for what cannot be simulated."""
     if not algorithms:
         raise InputError("algorithms", [], "should be at least one")
     if rounds < 1:
@@ -394,25 +399,46 @@ def _run_stacked(
     rounds: int,
     every: int,
     progress: Callable[[int], None],
+    kept: Path | None,
 ) -> list[Run]:
     """Runs whose algorithms differ in numbers alone, as one program."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *algorithms)
     seed_array = np.asarray(seeds, np.uint32)
     states = _start(problem, stacked, seed_array)
-    chunks: list[Measured] = []
-    t, length = 1, 1
-    while t <= rounds:
-        length = min(length, CAPACITY, rounds - t + 1)
-        begun = time.perf_counter()
-        span = (np.int32(t), np.int32(t + length), np.int32(every))
-        states, record = _advance(problem, stacked, states, seed_array, *span)
-        chunks.append(jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record))
-        t += length
-        progress(length * len(seeds))
-        # grow slowly: the first chunk's time is compilation
-        per_round = (time.perf_counter() - begun) / length
-        length = max(1, min(4 * length, int(CHUNK_SECONDS / per_round)))
-    record = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    shapes = jax.eval_shape(_round, problem, stacked, states, seed_array, np.int32(1), np.int32(every))[1]
+    record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
+    at = (1, states, [record])
+    mark = "" if kept is None else checkpoint.fingerprint(problem, stacked, seed_array, every)
+    if kept is not None and (found := checkpoint.load(kept, mark, (states, record))) and found[0] <= rounds + 1:
+        at = (found[0], found[1][0], [found[1][1]])
+        progress((found[0] - 1) * len(seeds))
+
+    def keep() -> None:
+        if kept is not None:
+            t, states, chunks = at
+            checkpoint.save(kept, mark, t, (states, _joined(chunks)))
+
+    saved, length = time.perf_counter(), 1
+    try:
+        while at[0] <= rounds:
+            t, states, chunks = at
+            length = min(length, CAPACITY, rounds - t + 1)
+            begun = time.perf_counter()
+            span = (np.int32(t), np.int32(t + length), np.int32(every))
+            states, record = _advance(problem, stacked, states, seed_array, *span)
+            part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+            at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
+            progress(length * len(seeds))
+            now = time.perf_counter()
+            # grow slowly: the first chunk's time is compilation
+            length = max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun))))
+            if now - saved > checkpoint.SECONDS:
+                keep()
+                saved = now
+    finally:
+        keep()
+    _, states, chunks = at
+    record = _joined(chunks)
     params = jax.tree.map(np.asarray, states.params)
     return [
         _run(
@@ -425,6 +451,10 @@ def _run_stacked(
         )
         for r, algorithm in enumerate(algorithms)
     ]
+
+
+def _joined(chunks: list[Measured]) -> Measured:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
 def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, params: Params, every: int) -> Run:

@@ -25,8 +25,8 @@ PUBLISHED = {
     ),
 }
 
-Devices = Annotated[int, "number of devices"]
-Sizes = Annotated[str | Sequence[int], "samples per device: 'lognormal', 'published', or a list such as 50:80:200"]
+Devices = Annotated[int | None, "number of devices; by default as many as there are sizes, or 30"]
+Sizes = Annotated[str | Sequence[int], "samples per device: 'lognormal', 'published', or a list such as 50,80,200"]
 Draw = Annotated[int, "which random draw of the data"]
 
 
@@ -34,7 +34,7 @@ def synthetic(
     alpha: Annotated[float, "how much the devices' models differ: sd of u_k"] = 1.0,
     beta: Annotated[float, "how much the devices' inputs differ: sd of B_k"] = 1.0,
     *,
-    devices: Devices = 30,
+    devices: Devices = None,
     sizes: Sizes = "lognormal",
     draw: Draw = 0,
 ) -> Federation:
@@ -63,7 +63,7 @@ def synthetic(
     return _gather(name, sample, "synthetic_1_1", devices, sizes, draw)
 
 
-def synthetic_iid(*, devices: Devices = 30, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
+def synthetic_iid(*, devices: Devices = None, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
     """Synthetic_iid: one model for all devices, W and b ~ N(0, 1), and x ~ N(0, diag(j^-1.2))."""
     _check_whole(devices, draw)
     shared = np.random.default_rng([draw])
@@ -78,7 +78,7 @@ def synthetic_iid(*, devices: Devices = 30, sizes: Sizes = "lognormal", draw: Dr
 def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
     """The constructor of Synthetic(alpha, beta) for one alpha and beta."""
 
-    def constructor(*, devices: Devices = 30, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
+    def constructor(*, devices: Devices = None, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
         return synthetic(alpha, beta, devices=devices, sizes=sizes, draw=draw)
 
     constructor.__name__ = f"synthetic_{alpha:g}_{beta:g}"
@@ -86,9 +86,9 @@ def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
     return constructor
 
 
-def _check_whole(devices: int, draw: int) -> None:
+def _check_whole(devices: int | None, draw: int) -> None:
     for field, value, low, high in (("devices", devices, 1, 10**5), ("draw", draw, 0, 2**32 - 1)):
-        if not isinstance(value, Integral) or not low <= value <= high:
+        if value is not None and not (isinstance(value, Integral) and low <= value <= high):
             raise InputError(field, value, f"should be a whole number from {low} to {high}")
 
 
@@ -102,7 +102,7 @@ def _gather(
     name: str,
     sample: Callable[[int, int], tuple[NDArray, NDArray]],
     published: str,
-    devices: int,
+    devices: int | None,
     sizes: str | Sequence[int],
     draw: int,
 ) -> Federation:
@@ -114,21 +114,21 @@ def _gather(
     return Federation.from_arrays(name, np.concatenate(xs), np.concatenate(ys), device, test, classes=CLASSES)
 
 
-def _sizes(sizes: str | Sequence[int], published: str, devices: int, draw: int) -> list[int]:
+def _sizes(sizes: str | Sequence[int], published: str, devices: int | None, draw: int) -> list[int]:
     if isinstance(sizes, str) and sizes == "lognormal":
         rng = np.random.default_rng([draw, 2])
-        return [int(n) + 50 for n in rng.lognormal(4, 2, devices)]
+        return [int(n) + 50 for n in rng.lognormal(4, 2, devices or 30)]
     try:
         if isinstance(sizes, str):
-            counts = PUBLISHED[published] if sizes == "published" else [int(n) for n in sizes.split(":")]
+            counts = PUBLISHED[published] if sizes == "published" else [int(sizes)]
         else:
-            counts = list(sizes)
+            counts = [int(n) if isinstance(n, str) else n for n in sizes]
     except (TypeError, ValueError):
-        raise InputError("sizes", sizes, "should be 'lognormal', 'published' or a list such as 50:80:200") from None
+        raise InputError("sizes", sizes, "should be 'lognormal', 'published' or a list such as 50,80,200") from None
     for n in counts:
         if not isinstance(n, Integral) or n < 2:
             raise InputError("sizes", n, "should each be a whole number of at least 2, to train on and to test on")
-    if len(counts) != devices:
+    if devices is not None and len(counts) != devices:
         raise InputError("sizes", sizes, f"gives {len(counts)} sizes; should be as many as devices = {devices}")
     if sum(counts) >= 2**31:
         raise InputError("sizes", sum(counts), "should sum to less than 2^31, for samples are numbered in 32 bits")
