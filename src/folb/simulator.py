@@ -209,21 +209,21 @@ def _effort(
 def survey_inner_products(problem: Problem, params: Params) -> Array:
     """<grad f, grad F_k> for all N devices, without N gradients: one gradient, one jvp, one segment sum."""
     train, loss = problem.train, problem.model.loss
-    owner, weight = _owners(problem)
+    owner, weight = owners(problem)
 
     def gradient_block(x: Array, y: Array, rows: Array, real: Array) -> Params:
         return jax.grad(lambda w: jnp.sum(jnp.where(real, weight[rows], 0.0) * loss(w, x, y)))(params)
 
-    g = _sum_over_blocks(gradient_block, train, jax.tree.map(jnp.zeros_like, params))
+    g = sum_over_blocks(gradient_block, train, jax.tree.map(jnp.zeros_like, params))
 
     def slope_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         slope = jax.jvp(lambda w: loss(w, x, y), (params,), (g,))[1]
         return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
 
-    return _sum_over_blocks(slope_block, train, jnp.zeros(len(train.size))) / train.size
+    return sum_over_blocks(slope_block, train, jnp.zeros(len(train.size))) / train.size
 
 
-def _owners(problem: Problem) -> tuple[Array, Array]:
+def owners(problem: Problem) -> tuple[Array, Array]:
     """The device of each training sample, and the sample's weight p_k / n_k in the objective (1)."""
     size = problem.train.size
     owner = jnp.repeat(jnp.arange(len(size)), size, total_repeat_length=len(problem.train.y))
@@ -255,12 +255,12 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     def hits_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(real & (model.predict(params, x) == y))
 
-    loss = _sum_over_blocks(loss_block, train, jnp.float32(0)) / len(train.y)
-    hits = _sum_over_blocks(hits_block, test, jnp.int32(0)) / len(test.y)
+    loss = sum_over_blocks(loss_block, train, jnp.float32(0)) / len(train.y)
+    hits = sum_over_blocks(hits_block, test, jnp.int32(0)) / len(test.y)
     return loss, hits
 
 
-def _sum_over_blocks(block: Callable[[Array, Array, Array, Array], Any], samples: Samples, zero: Any) -> Any:
+def sum_over_blocks(block: Callable[[Array, Array, Array, Array], Any], samples: Samples, zero: Any) -> Any:
     """The sum of block(x, y, rows, real) over all rows, EVALUATION_BLOCK at a time.
 
     Blocks are slices, which cost far less than gathers: the last reaches back over rows already seen, which

@@ -26,7 +26,7 @@ from folb.errors import check
 from folb.federation import NDArray
 from folb.rules import Round, Update
 from folb.server import plain
-from folb.simulator import EVALUATION_BLOCK, Problem, State, play, survey_inner_products, survey_norms
+from folb.simulator import Problem, State, owners, play, sum_over_blocks, survey_inner_products, survey_norms
 from folb.tree import Params
 
 GROUP = 10  # devices whose gradients or Hessians are explored at a time
@@ -54,13 +54,12 @@ class Point(NamedTuple):
 
 def objective(problem: Problem, params: Params) -> Array:
     """(1): f(w) = sum_k p_k F_k(w)."""
-    train = problem.train
-    weight = jnp.repeat(problem.share / train.size, train.size, total_repeat_length=len(train.y))
+    _, weight = owners(problem)
 
-    def one(row: Array) -> Array:
-        return weight[row] * problem.model.loss(params, *train.take(row[None]))[0]
+    def block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+        return jnp.sum(jnp.where(real, weight[rows] * problem.model.loss(params, x, y), 0.0))
 
-    return jnp.sum(jax.lax.map(one, jnp.arange(len(train.y)), batch_size=EVALUATION_BLOCK))
+    return sum_over_blocks(block, problem.train, jnp.float32(0))
 
 
 @jax.jit

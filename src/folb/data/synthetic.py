@@ -120,7 +120,7 @@ def _sizes(sizes: str | Sequence[int], published: str, devices: int | None, draw
         return [int(n) + 50 for n in rng.lognormal(4, 2, devices or 30)]
     try:
         if isinstance(sizes, str):
-            counts = PUBLISHED[published] if sizes == "published" else [int(sizes)]
+            counts = PUBLISHED[published] if sizes == "published" else [int(n) for n in sizes.split(",")]
         else:
             counts = [int(n) if isinstance(n, str) else n for n in sizes]
     except (TypeError, ValueError):
