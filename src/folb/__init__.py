@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from folb import models as models
     from folb import rules as rules
     from folb import system as system
-    from folb import theory as theory
     from folb.algorithms import Algorithm as Algorithm
     from folb.algorithms import compose as compose
     from folb.algorithms import named as named
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from folb.rules import weighted as weighted
     from folb.runs import Run as Run
     from folb.simulator import simulate as simulate
+
+    from . import theory as theory
 
 __version__ = "0.1.0"
 

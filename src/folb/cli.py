@@ -84,7 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"folb: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("folb: interrupted", file=sys.stderr)
+        again = "; the same command goes on from here" if getattr(options, "out", None) else ""
+        print(f"folb: interrupted{again}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # the reader of our output has gone (as `head` does): not an error
@@ -142,15 +143,14 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
     from folb import report
     from folb.experiment import plan, run
 
-    directory = report.writable(options.out) if options.out else None
     _use_compilation_cache()
     planned = plan(experiment)
-    runs = _with_progress(
-        len(planned.algorithms) * len(experiment.seeds) * experiment.rounds,  # type: ignore[arg-type]
-        lambda progress: run(experiment, planned, progress),
-    )
-    if directory:
-        report.save_results(directory, experiment, experiment.model, runs)
+    directory = report.writable(options.out) if options.out else None
+    with report.unfinished(directory) as checkpoints:
+        total = len(planned.algorithms) * len(experiment.seeds) * experiment.rounds
+        runs = _with_progress(total, lambda progress: run(experiment, planned, progress, checkpoints))
+        if directory:
+            report.save_results(directory, experiment, experiment.model, runs)
     if options.json:
         document = report.document(experiment, experiment.model, runs)
         print(json.dumps(document, allow_nan=False))
@@ -169,7 +169,7 @@ def _summary(experiment: Experiment, planned: Any) -> str:
     return (
         f"{federation.name}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
-        f"{experiment.rounds} rounds; {len(experiment.seeds)} seeds\n"  # type: ignore[arg-type]
+        f"{experiment.rounds} rounds; {len(experiment.seeds)} seeds\n"
     )
 
 

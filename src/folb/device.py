@@ -1,7 +1,7 @@
 """What one round asks of the chosen devices: the proximal solve, the gradient, the inexactness.
 
-Every function takes the devices of a round as K slots and answers with stacks. `lanes` says how many slots
-are computed side by side (K on a GPU; 1 suits a large network on a CPU).
+Every function takes the devices of a round as K slots and answers with stacks. With `abreast` the slots are
+computed side by side; one after another suits a large network on a CPU.
 """
 
 from __future__ import annotations
@@ -37,11 +37,18 @@ class Samples:
 
     def take(self, rows: Array) -> tuple[Array, Array]:
         """Inputs and labels of some rows."""
-        x = self.x[rows]
-        if self.expand is not None:
-            flat = self.expand(self.table, x.reshape(-1, *self.x.shape[1:]))
-            x = flat.reshape(*rows.shape, *flat.shape[1:])
-        return x, self.y[rows]
+        return self._inputs(self.x[rows]), self.y[rows]
+
+    def slice(self, first: Array, size: int) -> tuple[Array, Array]:
+        """Inputs and labels of `size` rows from `first`."""
+        x, y = (jax.lax.dynamic_slice_in_dim(a, first, size) for a in (self.x, self.y))
+        return self._inputs(x), y
+
+    def _inputs(self, x: Array) -> Array:
+        if self.expand is None:
+            return x
+        flat = self.expand(self.table, x.reshape(-1, *self.x.shape[1:]))
+        return flat.reshape(*x.shape[: x.ndim - self.x.ndim + 1], *flat.shape[1:])
 
 
 @jax.tree_util.register_dataclass
@@ -56,11 +63,11 @@ class Solver:
 
 
 class Slots(NamedTuple):
-    """The round's distinct devices, `work` units for each, and a random key of (seed, round, device)."""
+    """The round's distinct devices, `work` units for each, and two random words of (seed, round, device)."""
 
     device: Array
     work: Array
-    key: Array
+    words: Array
 
 
 def unit_cost(solver: Solver, size: Array) -> Array:
@@ -70,61 +77,75 @@ def unit_cost(solver: Solver, size: Array) -> Array:
     return -(-size // solver.batch)
 
 
-def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, lanes: int) -> Params:
+def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool) -> Params:
     """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
     if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, params, slots, lanes)
+        return _gradient_descent(model, data, solver, params, slots, abreast)
+    if abreast:
+        return _sgd(model, data, solver, params, slots)
 
-    def one(slot: Slots) -> Params:
-        return tree.sub(_sgd(model, data, solver, params, slot), params)
+    def alone(slot: Slots) -> Params:
+        delta = _sgd(model, data, solver, params, jax.tree.map(lambda v: v[None], slot))
+        return jax.tree.map(lambda v: v[0], delta)
 
-    return jax.lax.map(one, slots, batch_size=lanes)
+    return jax.lax.map(alone, slots)
 
 
-def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slot: Slots) -> Params:
-    """One device's w_k after mini-batch steps over shuffled passes through its samples.
+def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots) -> Params:
+    """Mini-batch steps over shuffled passes through each device's samples, all slots abreast.
 
     With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
     "step" batches run on from one pass into the next.
     """
-    start, size = data.start[slot.device], data.size[slot.device]
-    steps = slot.work * unit_cost(solver, size)
+    start, size = data.start[slots.device], data.size[slots.device]
+    per_epoch = -(-size // solver.batch)
+    steps = slots.work * unit_cost(solver, size)
     offset = jnp.arange(solver.batch)
 
     def batch(s: Array) -> tuple[Array, Array]:
+        """The rows of every slot's batch s, and their weights: [K, batch]."""
+        n = size[:, None]
         if solver.unit == "epoch":
-            per_epoch = unit_cost(solver, size)
-            epoch, position = s // per_epoch, s % per_epoch * solver.batch + offset
-            weight = position < size
+            epoch, position = (s // per_epoch)[:, None], (s % per_epoch * solver.batch)[:, None] + offset
+            real = position < n
         else:
             position = s * solver.batch + offset
-            epoch, position = position // size, position % size
-            weight = jnp.ones(solver.batch, bool)
-        rows = start + shuffled(slot.key, epoch, jnp.minimum(position, size - 1), size)
-        return rows, weight / jnp.maximum(weight.sum(), 1)
+            epoch, position = position // n, position % n
+            real = jnp.ones_like(position, bool)
+        rows = jax.vmap(shuffled)(slots.words, jnp.broadcast_to(epoch, real.shape), jnp.minimum(position, n - 1), size)
+        return start[:, None] + rows, real / jnp.maximum(real.sum(axis=1, keepdims=True), 1)
 
-    def local_loss(w: Params, x: Array, y: Array, weight: Array) -> Array:
-        return jnp.sum(weight * model.loss(w, x, y))
+    def batches(s: Array) -> tuple[Array, Array]:
+        return jax.vmap(batch)(s + jnp.arange(UNROLL))
 
-    def turn(carry: tuple[Array, Params]) -> tuple[Array, Params]:
-        s, w = carry
-        rows, weight = jax.vmap(batch)(s + jnp.arange(UNROLL))
+    def step(w: Params, x: Array, y: Array, weight: Array, lr: Array) -> Params:
+        g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
+        return jax.tree.map(lambda v, d, v0: v - lr * (d + solver.mu * (v - v0)), w, g, params)
+
+    def turn(carry: tuple[Array, Params, tuple[Array, Array]]) -> tuple[Array, Params, tuple[Array, Array]]:
+        s, w, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(UNROLL):
-            g = jax.grad(local_loss)(w, x[u], y[u], weight[u])
-            step = jnp.where(s + u < steps, solver.lr, 0.0)
-            w = jax.tree.map(lambda v, d, v0, step=step: v - step * (d + solver.mu * (v - v0)), w, g, params)
-        return s + UNROLL, w
+            lr = jnp.where(s + u < steps, solver.lr, 0.0)
+            w = jax.vmap(step)(w, x[u], y[u], weight[u], lr)
+        return s + UNROLL, w, batches(s + UNROLL)
 
-    return jax.lax.while_loop(lambda carry: carry[0] < steps, turn, (jnp.int32(0), params))[1]
+    # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
+    # anew in every operation that reads them.
+    here = jax.tree.map(lambda v: jnp.broadcast_to(v, (len(steps), *v.shape)), params)
+    first = (jnp.int32(0), here, batches(jnp.int32(0)))
+    _, w, _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
+    return jax.tree.map(jnp.subtract, w, here)
 
 
-def _gradient_descent(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, lanes: int) -> Params:
+def _gradient_descent(
+    model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool
+) -> Params:
     """Full-gradient steps on h_k, all slots abreast."""
 
     def turn(s: Array, delta: Params) -> Params:
         w = jax.tree.map(lambda d, v: d + v, delta, params)
-        g = gradients(model, data, w, slots.device, slots.work > s, lanes)
+        g = gradients(model, data, w, slots.device, slots.work > s, abreast)
 
         def descend(d: Array, g: Array) -> Array:
             active = (slots.work > s).reshape((-1,) + (1,) * (d.ndim - 1))
@@ -136,13 +157,14 @@ def _gradient_descent(model: Model, data: Samples, solver: Solver, params: Param
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, zero)
 
 
-def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted: Array, lanes: int) -> Params:
+def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted: Array, abreast: bool) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device.
 
     Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
     slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
     """
     K = len(device)
+    lanes = K if abreast else 1
     start, size = data.start[device], jnp.where(wanted, data.size[device], 0)
     blocks = -(-size // BLOCK)
     last = jnp.cumsum(blocks)

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from folb import data
 from folb.algorithms import ALGORITHMS, Algorithm, Common, compose, named
@@ -16,7 +16,7 @@ from folb.federation import Federation
 from folb.models import MODELS
 from folb.runs import Run
 from folb.settings import Setting, from_file, read, setting, settings
-from folb.simulator import simulate
+from folb.simulator import check, simulate
 from folb.system import SYSTEMS
 
 
@@ -34,7 +34,7 @@ class Experiment:
     objective: str = "uniform"
     algorithms: Sequence[str] = ("folb", "fedprox", "fedavg")
     rounds: int = 100
-    seeds: int | Sequence[int] = 3
+    seeds: Sequence[int] = (0, 1, 2)  # a number n is taken as the seeds 0 .. n-1
     target: float = 0.7
     evaluate_every: int = 1
     set: Mapping[str, Any] = None  # type: ignore[assignment]
@@ -47,6 +47,8 @@ class Experiment:
                 raise InputError(field, getattr(self, field), "should be a name")
         if isinstance(self.algorithms, str) or not self.algorithms:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
+        if len({*self.algorithms}) < len(self.algorithms):
+            raise InputError("algorithms", list(self.algorithms), "should be different names")
         for field in ("rounds", "evaluate_every"):
             number = read(field, int, getattr(self, field))
             if number < 1:
@@ -59,12 +61,13 @@ class Experiment:
         object.__setattr__(self, "seeds", _seeds(self.seeds))
 
 
-def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """`n` means the seeds 0 .. n-1."""
+def _seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, int):
         if seeds < 1:
             raise InputError("seeds", seeds, "should be at least 1, or a list of seeds")
         return tuple(range(seeds))
+    if not isinstance(seeds, list | tuple):
+        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
     numbers = tuple(read("seeds", int, seed) for seed in seeds)
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise InputError("seeds", list(seeds), "should be different whole numbers of at least 0")
@@ -95,6 +98,7 @@ class Part:
     name: str
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
+    swept: bool = False  # a list of values means a run for each
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -105,13 +109,10 @@ def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
 def common_settings() -> dict[str, Setting]:
     """The settings that every algorithm has."""
     described = settings(compose)
-    return {name: setting(name, hint, described[name].default) for name, hint in _common_hints().items()}
-
-
-def _common_hints() -> dict[str, Any]:
-    from typing import get_type_hints
-
-    return get_type_hints(Common, include_extras=True)
+    return {
+        name: setting(name, hint, described[name].default)
+        for name, hint in get_type_hints(Common, include_extras=True).items()
+    }
 
 
 def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
@@ -122,7 +123,9 @@ def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> 
         name = name.rpartition(":")[2]
     else:
         constructor = registry[choose(field, name, registry)]
-    return Part(name, constructor, algorithm_settings(constructor) if field == "algorithms" else settings(constructor))
+    if field == "algorithms":
+        return Part(name, constructor, algorithm_settings(constructor), swept=True)
+    return Part(name, constructor, settings(constructor))
 
 
 @dataclass(frozen=True)
@@ -143,26 +146,21 @@ def plan(experiment: Experiment) -> Plan:
     algorithms = [_part("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     given = _distribute([dataset, model, system, *algorithms], experiment.set)
 
-    for part, values in zip((dataset, model, system), given, strict=False):
-        for name, options in values.items():
-            if len(options) != 1:
-                raise InputError(name, options, f"should be one value: {part.name} is not swept")
     variants: list[Algorithm] = []
     for part, values in zip(algorithms, given[3:], strict=True):
         for combination in itertools.product(*values.values()):
             variants.append(part.constructor(**dict(zip(values, combination, strict=True))))
 
-    def build(part: Part, values: dict[str, list[Any]], *arguments: Any) -> Any:
-        return part.constructor(*arguments, **{name: options[0] for name, options in values.items()})
+    built_system = system.constructor(**given[2])
+    federation = dataset.constructor(**given[0])
+    built_model = model.constructor(federation.shape, federation.classes, **given[1])
+    check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every)
+    return Plan(federation, built_model, built_system, variants)
 
-    built_system = build(system, given[2])
-    federation = build(dataset, given[0])
-    return Plan(federation, build(model, given[1], federation.shape, federation.classes), built_system, variants)
 
-
-def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, list[Any]]]:
-    """For each part, the values that `given` has for its settings."""
-    found: list[dict[str, list[Any]]] = [{} for _ in parts]
+def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each part, the values that `given` has for its settings: a list of them where the part is swept."""
+    found: list[dict[str, Any]] = [{} for _ in parts]
     # what is meant for one part by name comes last, and wins
     for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], Mapping)):
         if isinstance(value, Mapping):
@@ -174,31 +172,39 @@ def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, l
     return found
 
 
-def _assign(
-    parts: list[Part], found: list[dict[str, list[Any]]], name: str, value: Any, only: str | None = None
-) -> None:
+def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
     takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
     if not takers:
-        _refuse(parts, name, only)
+        _refuse(parts, name, value, only)
     for i in takers:
+        kind = parts[i].settings[name].type
+        if not parts[i].swept:
+            found[i][name] = read(name, kind, value)
+            continue
         options = value if isinstance(value, list | tuple) else [value]
         if not options:
             raise InputError(name, value, "should be at least one value")
-        found[i][name] = [read(name, parts[i].settings[name].type, option) for option in options]
+        found[i][name] = [read(name, kind, option) for option in options]
 
 
-def _refuse(parts: list[Part], name: str, only: str | None) -> None:
-    offered = sorted({key for part in parts if only in (None, part.name) for key in part.settings})
-    elsewhere = [other for other, make in ALGORITHMS.items() if name in algorithm_settings(make)]
-    if elsewhere:
-        chosen = only or ", ".join(part.name for part in parts[3:])
-        raise InputError("set", name, f"is not a setting of {chosen}; {', '.join(elsewhere)} have it")
-    choose("set", name, offered)
+def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
+    """Say who has the setting that nobody chosen has; or else, what it may have been meant to be."""
+    everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
+    everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]
+    owners = [other for other, known in everyone if name in known]
+    if owners:
+        chosen = only or ", ".join(part.name for part in parts)
+        raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
+    choose("set", name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))
 
 
-def run(experiment: Experiment, planned: Plan, progress: Callable[[int], None] | None = None) -> list[Run]:
+def run(
+    experiment: Experiment,
+    planned: Plan,
+    progress: Callable[[int], None] | None = None,
+    checkpoints: Path | None = None,
+) -> list[Run]:
     """Run a planned experiment."""
-    assert not isinstance(experiment.seeds, int)
     return simulate(
         planned.federation,
         planned.model,
@@ -209,4 +215,5 @@ def run(experiment: Experiment, planned: Plan, progress: Callable[[int], None] |
         objective=experiment.objective,
         evaluate_every=experiment.evaluate_every,
         progress=progress,
+        checkpoints=checkpoints,
     )

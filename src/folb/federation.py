@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
+from typing import Annotated, Any
 
 import numpy as np
 
 from folb.errors import InputError
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
+
+HoldoutSeed = Annotated[
+    int | None, "which random tenth of each device's samples to test on, if the data does not say; 0 if not set"
+]
 Expand = Callable[[Any, Any], Any]
 """A function (table, x) -> inputs that works on NumPy's arrays and on jax's alike."""
 
@@ -63,65 +68,118 @@ class Federation:
         x: NDArray,
         y: NDArray,
         device: NDArray,
-        test: NDArray | None = None,
+        split: NDArray | None = None,
         *,
         classes: int | None = None,
-        seed: int = 0,
+        holdout_seed: HoldoutSeed = None,
     ) -> Federation:
         """Gather samples by device, and check them.
 
-        `device` names each sample's device (any sortable values), `test` marks the test samples. Without it
-        a tenth of every device's samples, drawn at random, is held out, and at least one is kept to train on.
+        `device` names each sample's device, by strings or numbers; the devices are numbered in sorted order.
+        `split` says which samples are for testing: 1 or True against 0 or False, or "test" against "train".
+        Without it a tenth of every device's samples, drawn at random, is held out, and at least one is kept to
+        train on.
         """
-        x, y, device = np.asarray(x), np.asarray(y), np.asarray(device)
+        x = features(name, _array(f"{name}: x", x))
+        y, device = _array(f"{name}: y", y), _array(f"{name}: device", device)
         for field, values in (("y", y), ("device", device)):
-            if values.ndim != 1:
-                raise InputError(f"{name}: {field}", values.shape, "should be one-dimensional, a value per sample")
-            if len(values) != len(x):
-                raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
+            _check_one_per_sample(name, field, values, x)
         if len(x) == 0:
             raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
-        if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
-            raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
-        if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-            row = int(np.argwhere(~np.isfinite(x))[0][0])
-            raise InputError(f"{name}: x[{row}]", x[row].tolist(), "should hold finite numbers (no NaN, no infinity)")
-        if x.dtype != np.uint8:  # bytes, as images have them, stay bytes
-            x = x.astype(np.float32 if not np.issubdtype(x.dtype, np.integer) else np.int32, copy=False)
-        y, classes = _labels(name, y, classes)
-
-        _, k = np.unique(device, return_inverse=True)
-        if test is None:
-            test = _hold_out(k, seed)
+        if classes is not None and classes < 2:
+            raise InputError(f"{name}: classes", classes, "should be at least 2")
+        y = labels(name, y, most_classes(len(y)) if classes is None else classes)
+        ids, k = _number(name, device)
+        if split is None:
+            seed = 0 if holdout_seed is None else holdout_seed
+            if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+                raise InputError("holdout_seed", seed, "should be a whole number from 0 to 2^32 - 1")
+            test = _hold_out(k, int(seed))
+        elif holdout_seed is not None:
+            raise InputError("holdout_seed", holdout_seed, f"should not be set: {name} says what to test on")
         else:
-            test = np.asarray(test)
-            if test.shape != y.shape:
-                raise InputError(f"{name}: len(split)", len(test), f"should be len(x) = {len(x)}")
-            test = test.astype(bool)
-        N = int(k.max()) + 1
+            split = _array(f"{name}: split", split)
+            _check_one_per_sample(name, "split", split, x)
+            test = _is_test(name, split)
+        N = len(ids)
         empty = np.flatnonzero(np.bincount(k[~test], minlength=N) == 0)
         if len(empty):
             raise InputError(
-                f"{name}: training samples of device {np.unique(device)[empty[0]]!s}", 0, "should be at least 1"
+                f"{name}: training samples of device {ids.tolist()[empty[0]]!r}", 0, "should be at least 1"
             )
+        classes = max(int(y.max()) + 1, 2) if classes is None else classes
         return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
 
 
-def _labels(name: str, y: NDArray, classes: int | None) -> tuple[NDArray, int]:
-    if not np.issubdtype(y.dtype, np.number):
-        raise InputError(f"{name}: y", str(y.dtype), "should be whole numbers 0 .. classes - 1")
-    whole = y.astype(np.int64, copy=False) if np.isfinite(y).all() else None
-    top = len(y) if classes is None else classes  # more classes than samples is a mistake, not a task
-    bad = (
-        np.flatnonzero(~np.isfinite(y))
-        if whole is None
-        else np.flatnonzero((whole != y) | (whole < 0) | (whole >= max(top, 2)))
-    )
-    if whole is None or len(bad):
-        row = int(bad[0])
-        expected = f"should be a whole number in 0 .. {max(top, 2) - 1}"
-        raise InputError(f"{name}: y[{row}]", y[row].item(), expected)
-    return whole.astype(np.int32), max(int(whole.max()) + 1, 2) if classes is None else classes
+def features(name: str, x: NDArray) -> NDArray:
+    """x as models take it: float32, int32 or, as images have them, bytes; finite, and something in every sample."""
+    if x.dtype.kind not in "biuf":
+        raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
+    if x.ndim == 0 or 0 in x.shape[1:]:
+        raise InputError(f"{name}: shape of x", x.shape, "should be samples first, and numbers in every sample")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind in "iu":
+        whole = x.astype(np.int32, copy=False)
+        _check_each(name, "x", x, whole == x, "should fit into 32 bits")
+        return whole
+    with np.errstate(over="ignore"):  # what is too large for 32 bits turns infinite, and is refused as such
+        single = x.astype(np.float32, copy=False)
+    _check_each(name, "x", x, np.isfinite(single), "should be a finite number (no NaN, no infinity), in 32 bits")
+    return single
+
+
+def labels(name: str, y: NDArray, classes: int) -> NDArray:
+    """y as int32; floats will do if they are whole."""
+    expected = f"should be a whole number from 0 to {classes - 1}"
+    if y.dtype.kind not in "biuf":
+        raise InputError(f"{name}: y", str(y.dtype), expected)
+    with np.errstate(invalid="ignore"):  # NaN compares false, and is refused
+        _check_each(name, "y", y, (y >= 0) & (y < classes) & (np.floor(y) == y), expected)
+    return y.astype(np.int32)
+
+
+def most_classes(samples: int) -> int:
+    """More classes than samples is a mistake, not a task (unless there are few of either): ids taken for labels."""
+    return max(samples, 100)
+
+
+def _array(field: str, values: Any) -> NDArray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InputError(field, values, "should be an array, its rows of one length") from None
+
+
+def _check_one_per_sample(name: str, field: str, values: NDArray, x: NDArray) -> None:
+    if values.ndim != 1:
+        raise InputError(f"{name}: shape of {field}", values.shape, "should be one-dimensional, a value per sample")
+    if len(values) != len(x):
+        raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
+
+
+def _check_each(name: str, field: str, values: NDArray, good: NDArray, expected: str) -> None:
+    if not good.all():
+        where = np.unravel_index(int(np.argmin(good)), good.shape)
+        index = ", ".join(str(i) for i in where)
+        raise InputError(f"{name}: {field}[{index}]", values[where].item(), expected)
+
+
+def _number(name: str, device: NDArray) -> tuple[NDArray, NDArray]:
+    """The distinct devices, sorted, and each sample's index among them."""
+    if device.dtype.kind == "f":
+        _check_each(name, "device", device, np.isfinite(device), "should be a device's name or number")
+    try:
+        return np.unique(device, return_inverse=True)
+    except TypeError:  # objects that cannot be compared
+        raise InputError(f"{name}: device", str(device.dtype), "should be strings or numbers") from None
+
+
+def _is_test(name: str, split: NDArray) -> NDArray:
+    train, test = ("train", "test") if split.dtype.kind == "U" else (0, 1)
+    good = (split == train) | (split == test) if split.dtype.kind in "biufU" else np.zeros(split.shape, bool)
+    _check_each(name, "split", split, good, "should be 0 or 1, a boolean, or one of the words train and test")
+    return split == test
 
 
 def _hold_out(k: NDArray, seed: int) -> NDArray:

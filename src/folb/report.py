@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import mean, median, pstdev
@@ -170,6 +172,18 @@ def writable(directory: str | Path) -> Path:
     except OSError as error:
         raise InputError("out", str(directory), f"should be a directory to write to: {error.strerror}") from error
     return path
+
+
+@contextlib.contextmanager
+def unfinished(directory: Path | None) -> Iterator[Path | None]:
+    """A place for checkpoints in the run directory while its runs are under way."""
+    if directory is None:
+        yield None
+        return
+    path = directory / "unfinished"
+    path.mkdir(exist_ok=True)
+    yield path  # an interruption leaves it there
+    shutil.rmtree(path)
 
 
 def save(path: Path, write: Callable[[Path], object]) -> None:

@@ -56,14 +56,17 @@ def _proportional(importance: Array) -> Array:
     return jnp.where(total > 0, importance / jnp.where(total > 0, total, 1.0), 1.0 / importance.size)
 
 
-def draw(key: Array, P: Array, K: int, replacement: bool) -> Multiset:
-    """K devices from the distribution P [N]: independently, or one after another without replacement."""
+def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
+    """K devices from the distribution P [N]: independently, or one after another without replacement.
+
+    `u` are random numbers between 0 and 1: K of them, or N without replacement.
+    """
     if replacement:
-        chosen = jnp.searchsorted(jnp.cumsum(P) / jnp.sum(P), jax.random.uniform(key, (K,)), side="right")
-        chosen = jnp.minimum(chosen, len(P) - 1)
+        total = jnp.cumsum(P)
+        chosen = jnp.minimum(jnp.searchsorted(total, u * total[-1], side="right"), len(P) - 1)
     else:
         # the K largest of log P + Gumbel noise are a draw without replacement from P
-        _, chosen = jax.lax.top_k(jnp.log(P) + jax.random.gumbel(key, P.shape), K)
+        _, chosen = jax.lax.top_k(jnp.log(P) - jnp.log(-jnp.log(u)), K)
     device = jnp.sort(chosen.astype(jnp.int32))
     fresh = jnp.concatenate([jnp.array([True]), device[1:] != device[:-1]])
     times = jnp.where(fresh, jnp.sum(device[:, None] == device[None, :], axis=1), 0)

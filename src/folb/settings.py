@@ -91,4 +91,4 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise InputError(field, spec, f"{path} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
+    return function

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from folb import checkpoint, randomness, selection, tree
 from folb import device as devices
-from folb import selection, tree
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
 from folb.errors import InputError, choose
@@ -27,7 +28,7 @@ from folb.models import Model
 from folb.rules import Gradients, Round, inner_products
 from folb.runs import Run
 from folb.selection import Multiset
-from folb.system import System, uniform
+from folb.system import Effort, System, uniform
 from folb.tree import Params
 
 RECORDS = ("weights", "inner", "gamma", "work")
@@ -68,7 +69,7 @@ class Problem:
     system: System
     model: Model = field(metadata={"static": True})
     record: tuple[str, ...] = field(metadata={"static": True})
-    lanes: int | None = field(metadata={"static": True})
+    abreast: bool = field(metadata={"static": True})
 
 
 def problem(
@@ -78,7 +79,7 @@ def problem(
     system: System | None = None,
     objective: str = "uniform",
     record: Sequence[str] = (),
-    lanes: int | None = None,
+    abreast: bool = True,
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples"."""
     choose("objective", objective, ("uniform", "samples"))
@@ -94,7 +95,7 @@ def problem(
         system=uniform() if system is None else system,
         model=model,
         record=tuple(record),
-        lanes=lanes,
+        abreast=abreast,
     )
 
 
@@ -105,40 +106,39 @@ def _samples(federation: Federation, split: Split, table: Array | None) -> Sampl
 
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int) -> State:
     """The state before the first round: a function of the model and the seed alone."""
-    params = problem.model.init(jax.random.fold_in(jax.random.key(seed), 0))
+    params = problem.model.init(jax.random.key(seed))
     return State(params, algorithm.server.init(params))
 
 
 def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int, t: Array | int) -> tuple[State, Info]:
     """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step."""
     model, train = problem.model, problem.train
-    key = jax.random.fold_in(jax.random.key(seed), t)
-    select_key, second_key, work_key, solve_key = jax.random.split(key, 4)
     uploads = algorithm.uploads
     K = algorithm.selection.K
-    lanes = problem.lanes or K
 
     P, survey = _distribution(problem, algorithm, state.params)
-    drawn = selection.draw(select_key, P, K, algorithm.selection.replacement)
-    effort = _effort(problem, algorithm, drawn, seed, work_key)
+    draws = K if algorithm.selection.replacement else len(P)
+    u = randomness.uniform(randomness.words(seed, t, randomness.SERVER, 2 * draws))
+    drawn = selection.draw(u[:draws], P, K, algorithm.selection.replacement)
+    words, effort = _effort(problem, algorithm, drawn, seed, t)
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
     correction = problem.share / jnp.where(P > 0, P, 1.0)
-    slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), _keys(solve_key, drawn.device))
+    slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
 
     def gradients_at(stack: Params, chosen: Multiset, wanted: Array) -> Params:
-        return devices.gradients(model, train, stack, chosen.device, wanted, lanes)
+        return devices.gradients(model, train, stack, chosen.device, wanted, problem.abreast)
 
     # What nobody uses below is not computed: the compiler drops it.
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *v.shape)), state.params)
-    delta = devices.solve(model, train, algorithm.solver, state.params, slots, lanes)
+    delta = devices.solve(model, train, algorithm.solver, state.params, slots, problem.abreast)
     grad = gradients_at(here, drawn, usable)
     after = gradients_at(jax.tree.map(jnp.add, here, delta), drawn, usable)
     gamma = devices.inexactness(algorithm.solver, delta, grad, after, algorithm.clamp_gamma)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if "second" in uploads:
-        other = selection.draw(second_key, P, K, algorithm.selection.replacement)
-        other_effort = _effort(problem, algorithm, other, seed, work_key)
+        other = selection.draw(u[draws:], P, K, algorithm.selection.replacement)
+        _, other_effort = _effort(problem, algorithm, other, seed, t)
         arrived = (other.times > 0) & ~other_effort.lost
         second = Gradients(
             gradients_at(here, other, arrived), jnp.where(arrived, other.times, 0.0), correction[other.device]
@@ -196,37 +196,34 @@ def _distribution(problem: Problem, algorithm: Algorithm, params: Params) -> tup
     return jnp.full(len(size), 1 / len(size)), None
 
 
-def _effort(problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, key: Array) -> Any:
-    home = _keys(jax.random.key(seed), chosen.device)
+def _effort(
+    problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, t: Array | int
+) -> tuple[Array, Effort]:
+    """For each slot, two random words for its batches, and what its device manages in round t."""
+    home = randomness.uniform(randomness.words(seed, randomness.HOME, chosen.device, 2))
+    words = randomness.words(seed, t, chosen.device, 4)
     cost = devices.unit_cost(algorithm.solver, problem.train.size[chosen.device])
-    return jax.vmap(problem.system)(home, _keys(key, chosen.device), cost)
-
-
-def _keys(key: Array, device: Array) -> Array:
-    return jax.vmap(lambda k: jax.random.fold_in(key, k))(device)
+    return words[:, :2], jax.vmap(problem.system)(home, randomness.uniform(words[:, 2:]), cost)
 
 
 def survey_inner_products(problem: Problem, params: Params) -> Array:
     """<grad f, grad F_k> for all N devices, without N gradients: one gradient, one jvp, one segment sum."""
-    train = problem.train
-    owner, weight = _owners(problem)
+    train, loss = problem.train, problem.model.loss
+    owner, weight = owners(problem)
 
-    def gradient_block(rows: Array, real: Array) -> Params:
-        def f(w: Params) -> Array:
-            return jnp.sum(jnp.where(real, weight[rows], 0.0) * problem.model.loss(w, *train.take(rows)))
+    def gradient_block(x: Array, y: Array, rows: Array, real: Array) -> Params:
+        return jax.grad(lambda w: jnp.sum(jnp.where(real, weight[rows], 0.0) * loss(w, x, y)))(params)
 
-        return jax.grad(f)(params)
+    g = sum_over_blocks(gradient_block, train, jax.tree.map(jnp.zeros_like, params))
 
-    g = _sum_over_blocks(gradient_block, len(train.y), jax.tree.map(jnp.zeros_like, params))
-
-    def slope_block(rows: Array, real: Array) -> Array:
-        slope = jax.jvp(lambda w: problem.model.loss(w, *train.take(rows)), (params,), (g,))[1]
+    def slope_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+        slope = jax.jvp(lambda w: loss(w, x, y), (params,), (g,))[1]
         return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
 
-    return _sum_over_blocks(slope_block, len(train.y), jnp.zeros(len(train.size))) / train.size
+    return sum_over_blocks(slope_block, train, jnp.zeros(len(train.size))) / train.size
 
 
-def _owners(problem: Problem) -> tuple[Array, Array]:
+def owners(problem: Problem) -> tuple[Array, Array]:
     """The device of each training sample, and the sample's weight p_k / n_k in the objective (1)."""
     size = problem.train.size
     owner = jnp.repeat(jnp.arange(len(size)), size, total_repeat_length=len(problem.train.y))
@@ -241,7 +238,7 @@ def survey_norms(problem: Problem, params: Params, group: int) -> Array:
     def norms(first: Array) -> Array:
         device = first + jnp.arange(group)
         g = devices.gradients(
-            problem.model, problem.train, stack, jnp.minimum(device, N - 1), device < N, problem.lanes or group
+            problem.model, problem.train, stack, jnp.minimum(device, N - 1), device < N, problem.abreast
         )
         return tree.norms(g)
 
@@ -252,25 +249,30 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     """Training loss and test accuracy, each sample counting once whatever its device."""
     train, test, model = problem.train, problem.test, problem.model
 
-    def loss_block(rows: Array, real: Array) -> Array:
-        return jnp.sum(jnp.where(real, model.loss(params, *train.take(rows)), 0.0))
+    def loss_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+        return jnp.sum(jnp.where(real, model.loss(params, x, y), 0.0))
 
-    def hits_block(rows: Array, real: Array) -> Array:
-        x, y = test.take(rows)
+    def hits_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(real & (model.predict(params, x) == y))
 
-    loss = _sum_over_blocks(loss_block, len(train.y), jnp.float32(0)) / len(train.y)
-    hits = _sum_over_blocks(hits_block, len(test.y), jnp.int32(0)) / len(test.y)
+    loss = sum_over_blocks(loss_block, train, jnp.float32(0)) / len(train.y)
+    hits = sum_over_blocks(hits_block, test, jnp.int32(0)) / len(test.y)
     return loss, hits
 
 
-def _sum_over_blocks(block: Callable[[Array, Array], Any], n: int, zero: Any) -> Any:
-    """The sum of block(rows, real) over 0 .. n-1 taken EVALUATION_BLOCK rows at a time."""
+def sum_over_blocks(block: Callable[[Array, Array, Array, Array], Any], samples: Samples, zero: Any) -> Any:
+    """The sum of block(x, y, rows, real) over all rows, EVALUATION_BLOCK at a time.
+
+    Blocks are slices, which cost far less than gathers: the last reaches back over rows already seen, which
+    `real` leaves out.
+    """
+    n = len(samples.y)
     size = min(n, EVALUATION_BLOCK)
 
     def turn(i: Array, total: Any) -> Any:
-        rows = i * size + jnp.arange(size)
-        part = block(jnp.minimum(rows, n - 1), rows < n)
+        first = jnp.minimum(i * size, n - size)
+        rows = first + jnp.arange(size)
+        part = block(*samples.slice(first, size), rows, rows >= i * size)
         return jax.tree.map(jnp.add, total, part)
 
     return jax.lax.fori_loop(0, -(-n // size), turn, zero)
@@ -286,6 +288,12 @@ class Measured(NamedTuple):
     info: Info
     train_loss: Array
     test_accuracy: Array
+
+
+@jax.jit
+def _start(problem: Problem, algorithms: Algorithm, seeds: Array) -> State:
+    """The states of all runs, stacked, before round 1."""
+    return jax.vmap(start, in_axes=(None, 0, 0))(problem, algorithms, seeds)
 
 
 @jax.jit
@@ -331,22 +339,24 @@ def simulate(
     objective: str = "uniform",
     evaluate_every: int = 1,
     record: Sequence[str] = (),
-    lanes: int | None = None,
+    abreast: bool = True,
     progress: Callable[[int], None] | None = None,
+    checkpoints: Path | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
     `progress(n)` is called as rounds complete, with the number completed since the last call.
+    `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
-    _check(federation, algorithms, rounds, seeds, evaluate_every)
-    shared = problem(federation, model, system=system, objective=objective, record=record, lanes=lanes)
+    check(federation, algorithms, rounds, seeds, evaluate_every)
+    shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast)
     groups: dict[Any, list[int]] = {}
     for i, algorithm in enumerate(algorithms):
         groups.setdefault(jax.tree.structure(algorithm), []).append(i)
     runs: dict[tuple[int, int], Run] = {}
-    for members in groups.values():
+    for number, members in enumerate(groups.values()):
         pairs = [(i, j) for i in members for j in range(len(seeds))]
         batch = _run_stacked(
             shared,
@@ -355,12 +365,14 @@ def simulate(
             rounds,
             evaluate_every,
             progress or (lambda n: None),
+            None if checkpoints is None else checkpoints / f"{number}.npz",
         )
         runs.update(zip(pairs, batch, strict=True))
     return [runs[pair] for pair in sorted(runs)]
 
 
-def _check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
+def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
+    """Raise an `InputError` for what cannot be simulated."""
     if not algorithms:
         raise InputError("algorithms", [], "should be at least one")
     if rounds < 1:
@@ -387,25 +399,46 @@ def _run_stacked(
     rounds: int,
     every: int,
     progress: Callable[[int], None],
+    kept: Path | None,
 ) -> list[Run]:
     """Runs whose algorithms differ in numbers alone, as one program."""
-    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *algorithms)
-    seed_array = jnp.asarray(seeds, jnp.uint32)
-    states = jax.jit(jax.vmap(start, in_axes=(None, 0, 0)))(problem, stacked, seed_array)
-    chunks: list[Measured] = []
-    t, length = 1, 1
-    while t <= rounds:
-        length = min(length, CAPACITY, rounds - t + 1)
-        begun = time.perf_counter()
-        span = (jnp.int32(t), jnp.int32(t + length), jnp.int32(every))
-        states, record = _advance(problem, stacked, states, seed_array, *span)
-        chunks.append(jax.tree.map(lambda leaf, n=length: np.asarray(leaf[:n]), record))
-        t += length
-        progress(length * len(seeds))
-        # grow slowly: the first chunk's time is compilation
-        per_round = (time.perf_counter() - begun) / length
-        length = max(1, min(4 * length, int(CHUNK_SECONDS / per_round)))
-    record = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *algorithms)
+    seed_array = np.asarray(seeds, np.uint32)
+    states = _start(problem, stacked, seed_array)
+    shapes = jax.eval_shape(_round, problem, stacked, states, seed_array, np.int32(1), np.int32(every))[1]
+    record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
+    at = (1, states, [record])
+    mark = "" if kept is None else checkpoint.fingerprint(problem, stacked, seed_array, every)
+    if kept is not None and (found := checkpoint.load(kept, mark, (states, record))) and found[0] <= rounds + 1:
+        at = (found[0], found[1][0], [found[1][1]])
+        progress((found[0] - 1) * len(seeds))
+
+    def keep() -> None:
+        if kept is not None:
+            t, states, chunks = at
+            checkpoint.save(kept, mark, t, (states, _joined(chunks)))
+
+    saved, length = time.perf_counter(), 1
+    try:
+        while at[0] <= rounds:
+            t, states, chunks = at
+            length = min(length, CAPACITY, rounds - t + 1)
+            begun = time.perf_counter()
+            span = (np.int32(t), np.int32(t + length), np.int32(every))
+            states, record = _advance(problem, stacked, states, seed_array, *span)
+            part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+            at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
+            progress(length * len(seeds))
+            now = time.perf_counter()
+            # grow slowly: the first chunk's time is compilation
+            length = max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun))))
+            if now - saved > checkpoint.SECONDS:
+                keep()
+                saved = now
+    finally:
+        keep()
+    _, states, chunks = at
+    record = _joined(chunks)
     params = jax.tree.map(np.asarray, states.params)
     return [
         _run(
@@ -418,6 +451,10 @@ def _run_stacked(
         )
         for r, algorithm in enumerate(algorithms)
     ]
+
+
+def _joined(chunks: list[Measured]) -> Measured:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
 def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, params: Params, every: int) -> Run:

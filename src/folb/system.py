@@ -1,9 +1,9 @@
 """How much work a device manages in a round, when its reply arrives, and whether it does.
 
-A system model is a function (home, key, cost) -> Effort for one device in one round. `home` is a random key
-of (seed, device), for what belongs to the device for good, such as its speed; `key` is one of (seed, round,
-device). Neither depends on the algorithm, so every algorithm meets the same draws. `cost` is the number of
-mini-batch steps in one unit of work.
+A system model is a function (home, luck, cost) -> Effort for one device in one round. `home` and `luck` are
+two random numbers each, between 0 and 1: those of (seed, device), for what belongs to the device for good,
+such as its speed; and those of (seed, round, device). Neither depends on the algorithm, so every algorithm
+meets the same draws. `cost` is the number of mini-batch steps in one unit of work.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def uniform(
     return Partial(_uniform, low=low, high=high, dropout=dropout)
 
 
-def _uniform(home: Array, key: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
-    draw, drop = jax.random.split(key)
-    work = jax.random.randint(draw, (), low, high + 1)
-    return Effort(work, (work * cost).astype(jnp.float32), jax.random.uniform(drop) < dropout)
+def _uniform(home: Array, luck: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
+    work = jnp.minimum(low + jnp.floor(luck[0] * (high - low + 1)).astype(jnp.int32), high)
+    return Effort(work, (work * cost).astype(jnp.float32), luck[1] < dropout)
 
 
 def deadline(
@@ -89,7 +88,7 @@ def deadline(
 
 def _deadline(
     home: Array,
-    key: Array,
+    luck: Array,
     cost: Array,
     *,
     tau: Array,
@@ -99,14 +98,13 @@ def _deadline(
     delay_spread: Array,
     dropout: Array,
 ) -> Effort:
-    spread = jax.random.normal(home, (2,))
+    spread = jax.scipy.special.ndtri(home)  # normal
     steps_per_second = speed * jnp.exp(speed_spread * spread[0])
     mean_delay = delay * jnp.exp(delay_spread * spread[1])
     T_c = mean_delay * jnp.log(100.0)  # the 99th percentile of an exponential of that mean
     work = jnp.floor(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost).astype(jnp.int32)
-    wait, drop = jax.random.split(key)
-    arrival = work * cost / steps_per_second + mean_delay * jax.random.exponential(wait)
-    lost = (arrival > tau) | (work < 1) | (jax.random.uniform(drop) < dropout)
+    arrival = work * cost / steps_per_second - mean_delay * jnp.log(luck[0])
+    lost = (arrival > tau) | (work < 1) | (luck[1] < dropout)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
 
 

@@ -68,7 +68,9 @@ def femnist(
     kept = device >= 0
     given = partition == "writer" and UNKNOWN not in split
     test = split[kept] == 1 if given else None
-    federation = Federation.from_arrays("femnist", x[kept], y[kept], device[kept], test, classes=labels, seed=draw)
+    federation = Federation.from_arrays(
+        "femnist", x[kept], y[kept], device[kept], test, classes=labels, holdout_seed=None if given else draw
+    )
     writers = int(writer.max()) + 1
     note = f"a sample of FEMNIST: {writers} of LEAF's {WRITERS:,} writers" if writers < WRITERS else ""
     return replace(federation, expand=scaled, note=note)

@@ -51,7 +51,9 @@ def mnist(
     else:
         device = partitions.iid(y, draw, devices=devices)
     kept = device >= 0
-    federation = Federation.from_arrays("mnist", arrays["x"][kept], y[kept], device[kept], classes=CLASSES, seed=draw)
+    federation = Federation.from_arrays(
+        "mnist", arrays["x"][kept], y[kept], device[kept], classes=CLASSES, holdout_seed=draw
+    )
     return replace(federation, table=arrays["table"], expand=standardised)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Annotated
 
 import numpy as np
 
-from folb.errors import InputError, check
+from folb.errors import InputError
 from folb.federation import Federation, NDArray
 
 FEATURES, CLASSES = 60, 10
@@ -24,8 +25,8 @@ PUBLISHED = {
     ),
 }
 
-Devices = Annotated[int, "number of devices"]
-Sizes = Annotated[str | Sequence[int], "samples per device: 'lognormal', 'published', or a list such as 50:80:200"]
+Devices = Annotated[int | None, "number of devices; by default as many as there are sizes, or 30"]
+Sizes = Annotated[str | Sequence[int], "samples per device: 'lognormal', 'published', or a list such as 50,80,200"]
 Draw = Annotated[int, "which random draw of the data"]
 
 
@@ -33,7 +34,7 @@ def synthetic(
     alpha: Annotated[float, "how much the devices' models differ: sd of u_k"] = 1.0,
     beta: Annotated[float, "how much the devices' inputs differ: sd of B_k"] = 1.0,
     *,
-    devices: Devices = 30,
+    devices: Devices = None,
     sizes: Sizes = "lognormal",
     draw: Draw = 0,
 ) -> Federation:
@@ -41,9 +42,15 @@ def synthetic(
 
     y = argmax(W_k x + b_k), x ~ N(v_k, diag(j^-1.2)), W_k and b_k ~ N(u_k, 1), u_k ~ N(0, alpha),
     v_k ~ N(B_k, 1), B_k ~ N(0, beta).
+
+    u_k adds the same to the scores of all classes, so by this recipe alpha changes no label: the devices' models
+    differ for every alpha, through the 1 of N(u_k, 1).
     """
-    check("alpha", alpha, 0 <= alpha < np.inf, "should be a finite number of at least 0")
-    check("beta", beta, 0 <= beta < np.inf, "should be a finite number of at least 0")
+    for field, value in (("alpha", alpha), ("beta", beta)):
+        # far beyond the limit N(u_k, 1) rounds to u_k, and nothing is left to learn
+        if not isinstance(value, Real) or not 0 <= value <= 1e6:
+            raise InputError(field, value, "should be a number from 0 to 1000000")
+    _check_whole(devices, draw)
     name = f"synthetic_{alpha:g}_{beta:g}"
 
     def sample(k: int, n: int) -> tuple[NDArray, NDArray]:
@@ -56,9 +63,10 @@ def synthetic(
     return _gather(name, sample, "synthetic_1_1", devices, sizes, draw)
 
 
-def synthetic_iid(*, devices: Devices = 30, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
+def synthetic_iid(*, devices: Devices = None, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
     """Synthetic_iid: one model for all devices, W and b ~ N(0, 1), and x ~ N(0, diag(j^-1.2))."""
-    shared = np.random.default_rng([max(draw, 0)])
+    _check_whole(devices, draw)
+    shared = np.random.default_rng([draw])
     W, b = shared.normal(0, 1, (FEATURES, CLASSES)), shared.normal(0, 1, CLASSES)
 
     def sample(k: int, n: int) -> tuple[NDArray, NDArray]:
@@ -67,46 +75,61 @@ def synthetic_iid(*, devices: Devices = 30, sizes: Sizes = "lognormal", draw: Dr
     return _gather("synthetic_iid", sample, "synthetic_iid", devices, sizes, draw)
 
 
+def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
+    """The constructor of Synthetic(alpha, beta) for one alpha and beta."""
+
+    def constructor(*, devices: Devices = None, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
+        return synthetic(alpha, beta, devices=devices, sizes=sizes, draw=draw)
+
+    constructor.__name__ = f"synthetic_{alpha:g}_{beta:g}"
+    constructor.__doc__ = f"Synthetic({alpha:g}, {beta:g}): each device has a model and a distribution of its own."
+    return constructor
+
+
+def _check_whole(devices: int | None, draw: int) -> None:
+    for field, value, low, high in (("devices", devices, 1, 10**5), ("draw", draw, 0, 2**32 - 1)):
+        if value is not None and not (isinstance(value, Integral) and low <= value <= high):
+            raise InputError(field, value, f"should be a whole number from {low} to {high}")
+
+
 def _label(rng: np.random.Generator, v: NDArray, W: NDArray, b: NDArray, n: int) -> tuple[NDArray, NDArray]:
     sd = np.arange(1, FEATURES + 1) ** -0.6  # the covariance is diag(j^-1.2)
     x = v + sd * rng.normal(size=(n, FEATURES))
-    return x, np.argmax(x @ W + b, axis=1)
+    return x.astype(np.float32), np.argmax(x @ W + b, axis=1)
 
 
 def _gather(
     name: str,
     sample: Callable[[int, int], tuple[NDArray, NDArray]],
     published: str,
-    devices: int,
+    devices: int | None,
     sizes: str | Sequence[int],
     draw: int,
 ) -> Federation:
-    check("draw", draw, draw >= 0, "should be at least 0")
-    check("devices", devices, devices >= 1, "should be at least 1")
     counts = _sizes(sizes, published, devices, draw)
     xs, ys = zip(*(sample(k, n) for k, n in enumerate(counts)), strict=True)
     device = np.repeat(np.arange(len(counts)), counts)
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.
     test = np.concatenate([np.arange(n) >= int(0.9 * n) for n in counts])
-    x = np.concatenate(xs).astype(np.float32)
-    return Federation.from_arrays(name, x, np.concatenate(ys), device, test, classes=CLASSES)
+    return Federation.from_arrays(name, np.concatenate(xs), np.concatenate(ys), device, test, classes=CLASSES)
 
 
-def _sizes(sizes: str | Sequence[int], published: str, devices: int, draw: int) -> list[int]:
-    if sizes == "lognormal":
+def _sizes(sizes: str | Sequence[int], published: str, devices: int | None, draw: int) -> list[int]:
+    if isinstance(sizes, str) and sizes == "lognormal":
         rng = np.random.default_rng([draw, 2])
-        return [int(n) + 50 for n in rng.lognormal(4, 2, devices)]
-    if sizes == "published":
-        counts = PUBLISHED[published]
-    elif isinstance(sizes, str):
-        try:
-            counts = [int(n) for n in sizes.split(":")]
-        except ValueError:
-            raise InputError("sizes", sizes, "should be 'lognormal', 'published' or a list such as 50:80:200") from None
-    else:
-        counts = [int(n) for n in sizes]
-    if len(counts) != devices:
+        return [int(n) + 50 for n in rng.lognormal(4, 2, devices or 30)]
+    try:
+        if isinstance(sizes, str):
+            counts = PUBLISHED[published] if sizes == "published" else [int(n) for n in sizes.split(",")]
+        else:
+            counts = [int(n) if isinstance(n, str) else n for n in sizes]
+    except (TypeError, ValueError):
+        raise InputError("sizes", sizes, "should be 'lognormal', 'published' or a list such as 50,80,200") from None
+    for n in counts:
+        if not isinstance(n, Integral) or n < 2:
+            raise InputError("sizes", n, "should each be a whole number of at least 2, to train on and to test on")
+    if devices is not None and len(counts) != devices:
         raise InputError("sizes", sizes, f"gives {len(counts)} sizes; should be as many as devices = {devices}")
-    if min(counts) < 2:
-        raise InputError("sizes", min(counts), "should each be at least 2, one sample to train on and one to test")
+    if sum(counts) >= 2**31:
+        raise InputError("sizes", sum(counts), "should sum to less than 2^31, for samples are numbered in 32 bits")
     return counts

@@ -38,7 +38,13 @@ def tabular(
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
     y, classes = _classes(columns[label])
     return Federation.from_arrays(
-        path.name.partition(".")[0], x, y, _text(columns[device]), test, classes=classes, seed=draw
+        path.name.partition(".")[0],
+        x,
+        y,
+        _text(columns[device]),
+        test,
+        classes=classes,
+        holdout_seed=draw if test is None else None,
     )
 
 

@@ -1,0 +1,44 @@
+# Everything sets itself up: a virtual environment in .venv with the pinned requirements.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow check bench clean
+
+demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
+	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
+	  --rounds 200 --seeds 5 --target 0.7 --out demo
+
+test: .venv/.test  ## the tests
+	$(BIN)/python -m pytest -n 2
+
+test-slow: .venv/.test  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.test  ## format, lint and strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/.bench  ## speed against plain device loops, in one run
+	$(BIN)/python benchmarks/speed.py
+
+clean:
+	rm -rf .venv demo build src/*.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "folb needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.run: requirements.txt pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+.venv/.test: requirements-test.txt .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	@touch $@
+
+.venv/.bench: .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@touch $@

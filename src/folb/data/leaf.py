@@ -1,0 +1,189 @@
+"""LEAF's json layout: files of `users`, `num_samples` and `user_data`, each user with its `x` and `y`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from folb.errors import InputError
+from folb.federation import Federation, HoldoutSeed, NDArray, features, labels, most_classes
+
+SUFFIXES = (".json", ".json.gz")
+
+
+def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> Federation:
+    """LEAF json: a directory with train/ and test/, or files without the two, of which a tenth is held out.
+
+    Devices are numbered in the order in which the files, sorted by name, list the users to train on.
+    """
+    return Federation.from_arrays(os.fspath(path), *_arrays(Path(path)), holdout_seed=holdout_seed)
+
+
+class User(NamedTuple):
+    """One user in one file."""
+
+    where: str  # file and user, for messages
+    x: NDArray
+    y: NDArray
+
+
+def _arrays(path: Path) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
+    """x, y, device and, where the layout has the two sides, split."""
+    sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
+    if len(sides) == 1:
+        raise InputError(f"{path}: sub-directories", sides, "should be both train and test, or neither")
+    train = _merge(_files(path / "train" if sides else path))
+    test = _merge(_files(path / "test")) if sides else {}
+    for name, user in test.items():
+        if name not in train:
+            raise InputError(f"{user.where}: training samples", 0, f"should be in a file of {path / 'train'} too")
+
+    users = [*train.values(), *test.values()]
+    size = [len(user.y) for user in users]
+    for user in users:
+        if user.x.shape[1:] != users[0].x.shape[1:]:
+            expected = f"should be {users[0].x.shape[1:]}, as in {users[0].where}"
+            raise InputError(f"{user.where}: shape of a row of x", user.x.shape[1:], expected)
+    most = most_classes(sum(size))
+    y = np.concatenate([labels(user.where, user.y, most) for user in users])
+    x = np.concatenate([user.x for user in users])
+    index = {name: k for k, name in enumerate(train)}
+    device = np.repeat([index[name] for side in (train, test) for name in side], size)
+    split = np.repeat([False] * len(train) + [True] * len(test), size) if sides else None
+    return x, y, device, split
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or the json files of a directory; hidden ones are some archiver's leavings."""
+    if not os.path.isdir(path):
+        return [path]
+    try:
+        files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith(".")]
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "should be a readable directory") from None
+    if not files:
+        raise InputError(f"{path}: json files", 0, "should be at least one .json or .json.gz")
+    return sorted(files)
+
+
+def _merge(files: Iterable[Path]) -> dict[str, User]:
+    merged: dict[str, User] = {}
+    for file in files:
+        for name, user in _users(file):
+            if name in merged:
+                raise InputError(f"{file}: user", name, f"should be in one file only; see {merged[name].where}")
+            merged[name] = user
+    return merged
+
+
+def _users(file: Path) -> Iterator[tuple[str, User]]:
+    content = _parse(file)
+    if not isinstance(content, dict):
+        raise InputError(str(file), content, "should be a json object with users, num_samples and user_data")
+    users = _get(str(file), content, "users", list)
+    num_samples = _get(str(file), content, "num_samples", list)
+    user_data = _get(str(file), content, "user_data", dict)
+    if not users:
+        raise InputError(f"{file}: users", users, "should be at least one")
+    if len(num_samples) != len(users):
+        raise InputError(f"{file}: len(num_samples)", len(num_samples), f"should be len(users) = {len(users)}")
+    for name, n in zip(users, num_samples, strict=True):
+        if not isinstance(name, str):
+            raise InputError(f"{file}: users", name, "should be strings")
+        where = f"{file}: user {name!r:.80}"
+        if name not in user_data:
+            raise InputError(f"{where}: user_data", None, "is missing, or the user is listed twice")
+        # taken out, so that a user listed twice shows, and one that is not listed
+        yield name, _user(where, user_data.pop(name), n)
+    if user_data:
+        raise InputError(f"{file}: users", next(iter(user_data)), "is in user_data, and should be listed in users too")
+
+
+def _user(where: str, data: Any, n: Any) -> User:
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: user_data", data, "should be a json object with x and y")
+    x, y = (_numbers(where, field, data) for field in ("x", "y"))
+    if y.ndim != 1:
+        raise InputError(f"{where}: shape of y", y.shape, "should be one-dimensional, a label per sample")
+    if len(x) != len(y):
+        raise InputError(f"{where}: len(y)", len(y), f"should be len(x) = {len(x)}")
+    if n != len(y):
+        raise InputError(f"{where}: num_samples", n, f"should be the number of samples in user_data, {len(y)}")
+    if len(y) == 0:
+        raise InputError(f"{where}: samples", 0, "should be at least 1")
+    return User(where, features(where, x), y)
+
+
+def _get(where: str, content: dict[str, Any], field: str, kind: type) -> Any:
+    name = "a list" if kind is list else "an object"
+    if field not in content:
+        raise InputError(f"{where}: {field}", None, f"is missing; should be {name}")
+    if not isinstance(content[field], kind):
+        raise InputError(f"{where}: {field}", content[field], f"should be {name}")
+    return content[field]
+
+
+def _numbers(where: str, field: str, data: dict[str, Any]) -> NDArray:
+    """A field that `_compact` made an array, or what kept it from becoming one."""
+    if field in data and isinstance(data[field], np.ndarray):
+        return data[field]
+    first = None
+    for i, row in enumerate(_get(where, data, field, list)):
+        numbers = _as_numbers(row)
+        if numbers is None:
+            raise InputError(f"{where}: {field}[{i}]", row, "should be a number, or equally long rows of numbers")
+        first = numbers if first is None else first
+        if numbers.shape != first.shape:
+            expected = f"should be {first.shape}, as of {field}[0]"
+            raise InputError(f"{where}: shape of {field}[{i}]", numbers.shape, expected)
+    raise InputError(f"{where}: {field}", data[field], "should be rows of numbers")
+
+
+def _parse(file: Path) -> Any:
+    opener = gzip.open if file.name.endswith(".gz") else open
+    try:
+        with opener(file, "rt", encoding="utf-8-sig") as text:
+            return json.load(text, object_pairs_hook=partial(_compact, file))
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        raise InputError(str(file), str(error), "should be utf-8") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(str(file), str(error), "should be an undamaged gzip file") from None
+    except OSError as error:
+        raise InputError(str(file), error.strerror, "should be a readable file") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(file), str(error), "should be json") from None
+
+
+def _compact(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A json object, as soon as it is read: its x and y become arrays, for lists take ten times the memory."""
+    content = dict(pairs)
+    if len(content) < len(pairs):  # Python would keep the last of the two and say nothing
+        repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InputError(f"{file}: key", repeated, "should not be repeated in one object")
+    for field in ("x", "y"):
+        array = _as_numbers(content.get(field))
+        if array is not None and array.ndim > 0:
+            # what turns infinite here is refused by `features`, which can name the place
+            with np.errstate(over="ignore"):
+                content[field] = array.astype(np.float32) if field == "x" else array
+    return content
+
+
+def _as_numbers(values: Any) -> NDArray | None:
+    """`values` as an array of numbers, or None if it is not that; the strings and nulls of json are not."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError, MemoryError):
+        return None
+    return array if array.dtype.kind in "biuf" else None

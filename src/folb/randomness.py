@@ -1,0 +1,30 @@
+"""All randomness of a run: a pure function of (seed, round, device).
+
+One block cipher call, Threefry with the key (seed, round), answers for any number of devices at once; chains
+of derived keys would cost several times the compilation. Anyone who knows the seed can replay any round of
+any device, in the simulator or on the device itself.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.random import threefry_2x32
+
+SERVER = 0xFFFFFFFF  # the server's own draws, where a device's number would stand
+HOME = 0  # the round of what belongs to a device for good; rounds proper begin with 1
+
+
+def words(seed: Array | int, t: Array | int, who: Array | int, n: int) -> Array:
+    """n random 32-bit words for each entry of `who`: [*who.shape, n]."""
+    key = jnp.stack([jnp.asarray(seed, jnp.uint32), jnp.asarray(t, jnp.uint32)])
+    pairs = -(-n // 2)
+    left = jnp.broadcast_to(jnp.asarray(who, jnp.uint32)[..., None], (*jnp.shape(who), pairs))
+    right = jnp.broadcast_to(jnp.arange(pairs, dtype=jnp.uint32), left.shape)
+    both = threefry_2x32(key, jnp.stack([left, right]))
+    return jnp.moveaxis(both, 0, -1).reshape(*jnp.shape(who), 2 * pairs)[..., :n]
+
+
+def uniform(words: Array) -> Array:
+    """Random words as numbers strictly between 0 and 1."""
+    return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)

@@ -1,0 +1,251 @@
+"""The command line from end to end: what it prints, what it writes, and how it refuses."""
+
+import csv
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folb.cli import main
+
+TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "4", "--seeds", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A compilation cache for these tests alone, shared among them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def folb(capsys, *arguments):
+    """Exit code, standard output and standard error of a command."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A comparison written to a directory, with a sweep over mu and both averages."""
+    out = tmp_path_factory.mktemp("out") / "new" / "directory"
+    sweep = ["--set", "mu=0.01,1", "--set", "averaging=simple,samples", "--evaluate-every", "2"]
+    assert main(["compare", *TINY, *sweep, "--out", str(out)]) == 0
+    return out
+
+
+def test_run_directory_holds_json_csv_picture_and_experiment(results):
+    assert sorted(p.name for p in results.iterdir()) == ["curves.png", "experiment.toml", "results.json", "rounds.csv"]
+    assert (results / "curves.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads((results / "results.json").read_text())
+    assert (document["dataset"], document["model"], document["rounds"]) == ("synthetic_1_1", "logistic", 4)
+    # folb x 2 mu, fedprox x 2 mu x 2 averages, fedavg x 2 averages, each with 2 seeds
+    assert len(document["runs"]) == 2 * (2 + 4 + 2)
+    for run in document["runs"]:
+        assert run["evaluated_rounds"] == [2, 4]
+        assert len(run["test_accuracy"]) == len(run["train_loss"]) == 2
+        assert run["bytes_up"] == run["bytes_down"] * (2 if run["algorithm"] == "folb" else 1)
+    assert {(r["parameters"]["mu"], r["seed"]) for r in document["runs"] if r["algorithm"] == "folb"} == {
+        (mu, seed) for mu in (0.01, 1.0) for seed in (0, 1)
+    }
+
+
+def test_csv_has_a_line_for_every_round_and_agrees_with_the_json(results):
+    rows = list(csv.DictReader((results / "rounds.csv").read_text().splitlines()))
+    document = json.loads((results / "results.json").read_text())
+    assert len(rows) == 4 * len(document["runs"])
+    first = [row for row in rows if row["algorithm"] == "folb mu=0.01" and row["seed"] == "0"]
+    assert sum(int(row["bytes_up"]) for row in first) == document["runs"][0]["bytes_up"]
+    assert [row["test_accuracy"] != "" for row in first] == [False, True, False, True]
+    assert all(len(row["devices"].split()) == 2 for row in rows)  # K = 2, counted with multiplicity
+
+
+def test_experiment_file_repeats_the_comparison(results, capsys):
+    code, out, _ = folb(capsys, "run", results / "experiment.toml", "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads((results / "results.json").read_text())
+
+
+def test_json_is_one_document_and_nothing_else(capsys):
+    code, out, _ = folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--target", "1", "--json")
+    assert code == 0
+    run = json.loads(out)["runs"][1]
+    assert (run["algorithm"], run["seed"], run["evaluated_rounds"]) == ("fedavg", 1, [1, 2, 3, 4])
+    assert run["rounds_to_target"] is None
+
+
+def test_table_names_what_tells_the_runs_apart(capsys):
+    code, out, _ = folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--set", "fedavg.server=plain,adam")
+    assert code == 0
+    assert "3 devices, 81 training and 9 test samples" in out
+    assert "fedavg server=plain" in out and "fedavg server=adam" in out
+    assert "rounds to 70 %" in out and "MB up" in out
+
+
+def test_experiment_file_with_tables(tmp_path, capsys):
+    (tmp_path / "e.toml").write_text(
+        'dataset = "synthetic_iid"\nalgorithms = ["folb", "fedprox"]\nrounds = 2\nseeds = [7]\nsystem = "deadline"\n'
+        "[set]\nsizes = [20, 30]\nK = 2\ntau = 9\n[set.folb]\nmu = [0.1, 0.2]\n"
+    )
+    code, out, _ = folb(capsys, "run", tmp_path / "e.toml", "--json", "--out", tmp_path / "out")
+    assert code == 0
+    runs = json.loads(out)["runs"]
+    assert [(r["algorithm"], r["parameters"]["mu"], r["seed"]) for r in runs] == [
+        ("folb", 0.1, 7),
+        ("folb", 0.2, 7),
+        ("fedprox", 1.0, 7),
+    ]
+    kept = tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())
+    assert kept["set"] == {"sizes": [20, 30], "K": 2, "tau": 9, "folb": {"mu": [0.1, 0.2]}}
+
+
+def test_own_rule_and_own_model_from_files(capsys):
+    rule = "examples/my_rule.py:softmax"
+    assert len(Path("examples/my_rule.py").read_text().splitlines()) < 40
+    model = ["--model", "examples/my_model.py:mlp", "--set", "width=3"]
+    code, out, err = folb(capsys, "compare", *TINY, *model, "--algorithms", rule, "--set", "temperature=0.1", "--json")
+    assert code == 0, err
+    run = json.loads(out)["runs"][0]
+    assert (run["algorithm"], run["parameters"]["temperature"]) == ("softmax", 0.1)
+
+
+def test_own_data(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(60, 4)), y=rng.integers(0, 3, 60), device=np.arange(60) % 5)
+    run = ["--model", "logistic", "--algorithms", "fedavg", "--rounds", 2, "--seeds", 1, "--json"]
+    code, out, err = folb(capsys, "compare", tmp_path / "mine.npz", *run)
+    assert code == 0, err
+    assert json.loads(out)["dataset"].endswith("mine.npz")
+    for side in ("train", "test"):
+        (tmp_path / "leaf" / side).mkdir(parents=True)
+        users = {f"u{k}": {"x": rng.normal(size=(6, 4)).tolist(), "y": [0, 1, 2, 0, 1, 2]} for k in range(3)}
+        content = {"users": list(users), "num_samples": [6] * 3, "user_data": users}
+        (tmp_path / "leaf" / side / "all.json").write_text(json.dumps(content))
+    code, out, err = folb(capsys, "compare", tmp_path / "leaf", *run)
+    assert code == 0, err
+    assert json.loads(out)["dataset"].endswith("leaf")
+
+
+def test_list_names_everything_with_settings_and_equations(capsys):
+    code, out, _ = folb(capsys, "list")
+    assert code == 0
+    for word in ("folb_hetero", "psi", "(18)", "fednu_direct", "(7)", "synthetic_iid", "deadline", "tau", "logistic"):
+        assert word in out
+    assert "fedexp" in out and "replacement" in out and "(13)" in out and "(9)" in out
+
+
+REFUSED = {
+    "unknown algorithm": (["--algorithms", "flob"], "algorithms = 'flob': did you mean 'folb'?"),
+    "algorithm twice": (["--algorithms", "folb,folb"], "should be different names"),
+    "unknown model": (["--model", "logistics"], "model = 'logistics': did you mean 'logistic'?"),
+    "unknown system": (["--system", "deadlin"], "did you mean 'deadline'?"),
+    "unknown setting": (["--set", "serve=adam"], "set = 'serve': did you mean 'server'?"),
+    "psi on one that has none": (
+        ["--algorithms", "fedavg", "--set", "psi=1"],
+        "psi = '1': is a setting of folb_hetero",
+    ),
+    "scoped psi": (["--set", "folb.psi=1"], "psi = '1': is a setting of folb_hetero"),
+    "other system's setting": (["--set", "tau=3"], "tau = '3': is a setting of deadline"),
+    "setting without value": (["--set", "mu"], "set = 'mu': should be KEY=VALUE"),
+    "negative mu": (["--set", "mu=-1"], "mu = -1.0: should be at least 0"),
+    "nan": (["--set", "lr=nan"], "lr = 'nan': should be a finite number"),
+    "word for a number": (["--set", "batch=ten"], "batch = 'ten': should be a whole number"),
+    "too large K": (["--set", "K=4", "--set", "replacement=false"], "K = 4: should be at most the 3 devices"),
+    "no rounds": (["--rounds", "0"], "rounds = 0: should be at least 1"),
+    "rounds no number": (["--rounds", "x"], "invalid int value: 'x'"),
+    "target too high": (["--target", "1.5"], "target = 1.5: should be more than 0 and at most 1"),
+    "target zero": (["--target", "0"], "target = 0.0: should be more than 0"),
+    "evaluation too rare": (["--evaluate-every", "9"], "evaluate_every = 9: should be at most rounds = 4"),
+    "seeds twice": (["--seeds", "1,1"], "seeds = [1, 1]: should be different"),
+    "dropout": (["--set", "dropout=2"], "dropout = 2.0: should be between 0 and 1"),
+    "missing rule file": (["--algorithms", "nowhere.py:rule"], "there is no file nowhere.py"),
+    "unknown objective": (["--objective", "mean"], "objective = 'mean': "),
+}
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys):
+    out_dir = tmp_path / "out"
+    code, out, err = folb(capsys, "compare", *TINY, *arguments, "--out", out_dir)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1 and out == ""
+    assert not out_dir.exists()
+
+
+def test_unknown_dataset_and_command(capsys):
+    code, _, err = folb(capsys, "compare", "synthetc")
+    assert code == 2 and "did you mean 'synthetic'?" in err
+    code, _, err = folb(capsys, "comapre", "synthetic")
+    assert code == 2 and "'comapre'" in err and len(err.splitlines()) == 1
+
+
+def test_unwritable_output_directory(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = folb(capsys, "compare", *TINY, "--out", tmp_path / "file")
+    assert code == 2 and "should be a directory to write to" in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("dataset = ", "cannot be read"),
+        ("rounds = 3\n", "dataset = None: should name a dataset"),
+        ('dataset = "synthetic_1_1"\nround = 3', "key = 'round': did you mean 'rounds'?"),
+        ('dataset = "synthetic_1_1"\nrounds = "many"', "rounds = 'many': should be a whole number"),
+        ('dataset = "synthetic_1_1"\nalgorithms = "folb"', "algorithms = 'folb': should be a list"),
+        ('dataset = "synthetic_1_1"\nseeds = "1"', "seeds = '1': should be a number of seeds"),
+        ('dataset = "synthetic_1_1"\nset = 3', "set = 3: should be a table"),
+        ("dataset = 3", "dataset = 3: should be a name"),
+        ('dataset = "synthetic_1_1"\ntarget = true', "target = True: should be a finite number"),
+        ('dataset = "synthetic_1_1"\n[set]\nmu = []', "mu = []: should be at least one value"),
+    ],
+)
+def test_bad_experiment_file(content, message, tmp_path, capsys):
+    (tmp_path / "e.toml").write_text(content)
+    code, _, err = folb(capsys, "run", tmp_path / "e.toml")
+    assert code == 2 and message in err and len(err.strip().splitlines()) == 1
+
+
+def test_missing_experiment_file(tmp_path, capsys):
+    code, _, err = folb(capsys, "run", tmp_path / "none.toml")
+    assert code == 2 and "cannot be read" in err
+
+
+def test_help_takes_under_half_a_cpu_second():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "folb", "--help"], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_interrupted_comparison_goes_on_where_it_was(tmp_path):
+    """Ctrl-C, then the same command: the results are those of a command that was left alone, bit for bit."""
+    command = [sys.executable, "-m", "folb", "compare", *TINY[:-4], "--seeds", "1", "--rounds", "20000"]
+    command += ["--algorithms", "folb", "--set", "server=adam", "--evaluate-every", "100", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    subprocess.run([*command, whole], check=True, capture_output=True)  # fills the compilation cache, too
+    process = subprocess.Popen([*command, cut], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    while not (cut / "unfinished").exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, "the run ended before it could be interrupted"
+    assert b"the same command goes on from here" in err
+    assert os.listdir(cut) == ["unfinished"]
+    subprocess.run([*command, cut], check=True, capture_output=True)
+    assert (cut / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+    assert not (cut / "unfinished").exists()
