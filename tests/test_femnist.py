@@ -155,7 +155,7 @@ def test_the_largest_writers_are_kept_and_a_sample_says_so(folder):
     assert (federation.train.size + federation.test.size).tolist() == [50, 60]
     assert federation.note == "a sample of FEMNIST: 5 of LEAF's 3,550 writers"
     assert federation.classes == 62
-    with pytest.raises(InputError, match=r"devices = 200: should be between 1 and the 5 there are"):
+    with pytest.raises(InputError, match=r"devices = 200: should be a whole number from 1 to 5"):
         femnist()
 
 
@@ -204,32 +204,32 @@ def edited(change):
 
 
 JSON_DAMAGE = {
-    "cut": (lambda c, u: None, "cannot be read as json"),
-    "no users": (lambda c, u: c.pop("users"), "should be an object with users"),
-    "user without data": (lambda c, u: c["user_data"].pop("f0001_00"), "should have x and y"),
-    "user without x": (lambda c, u: u.pop("x"), "should have x and y"),
-    "user_data a list": (lambda c, u: c.update(user_data=[]), "should have x and y"),
+    "cut": (lambda c, u: None, "should be json"),
+    "no users": (lambda c, u: c.pop("users"), "users = None: is missing"),
+    "user without data": (lambda c, u: c["user_data"].pop("f0001_00"), "user_data = None: is missing"),
+    "user without x": (lambda c, u: u.pop("x"), "x = None: is missing"),
+    "user_data a list": (lambda c, u: c.update(user_data=[]), r"user_data = \[\]: should be an object"),
     "empty user": (
         lambda c, u: (u.update(x=[], y=[]), c["num_samples"].__setitem__(0, 0)),
-        r"f0001_00: y = 'float64'|num_samples = 0: should be at least 1",
+        "samples = 0: should be at least 1",
     ),
-    "wrong count": (lambda c, u: c["num_samples"].__setitem__(0, 19), r"num_samples = 19: .*x \(20\) and y \(20\)"),
+    "wrong count": (lambda c, u: c["num_samples"].__setitem__(0, 19), "num_samples = 19: should be the number"),
     "count of another type": (lambda c, u: c["num_samples"].__setitem__(0, "20"), "num_samples = '20'"),
-    "fewer counts": (lambda c, u: c["num_samples"].pop(), "one number for each of users"),
-    "fewer labels": (lambda c, u: u["y"].pop(), r"num_samples = 20: .*y \(19\)"),
-    "short image": (lambda c, u: u["x"][3].pop(), "should be 784 numbers for each image"),
+    "fewer counts": (lambda c, u: c["num_samples"].pop(), "len.num_samples. = 1: should be len.users. = 2"),
+    "fewer labels": (lambda c, u: u["y"].pop(), "len.y. = 19: should be len.x. = 20"),
+    "short image": (lambda c, u: u["x"][3].pop(), r"x\[3\] = \(783,\): should be \(784,\)"),
     "short images": (lambda c, u: [row.pop() for row in u["x"]], r"\(20, 783\): should be 784 numbers"),
     "nested images": (lambda c, u: u.update(x=[[row] for row in u["x"]]), "should be 784 numbers"),
-    "not a number": (lambda c, u: u["x"][0].__setitem__(0, "ink"), "should be 784 numbers"),
-    "nan": (lambda c, u: u["x"][0].__setitem__(0, float("nan")), "between 0 and 1"),
+    "not a number": (lambda c, u: u["x"][0].__setitem__(0, "ink"), r"x\[0\] = .*should be a number"),
+    "nan": (lambda c, u: u["x"][0].__setitem__(0, float("nan")), "should be a finite number"),
     "bright": (lambda c, u: u["x"][0].__setitem__(0, 255), "between 0 and 1"),
-    "label 62": (lambda c, u: u["y"].__setitem__(2, 62), r"y\[2\] = 62: should be 0 .. 61"),
+    "label 62": (lambda c, u: u["y"].__setitem__(2, 62), r"y\[2\] = 62: should be a whole number from 0 to 61"),
     "negative label": (lambda c, u: u["y"].__setitem__(2, -1), r"y\[2\] = -1"),
-    "label 1.5": (lambda c, u: u["y"].__setitem__(2, 1.5), "should be whole numbers"),
-    "huge label": (lambda c, u: u["y"].__setitem__(2, 10**40), "should be whole numbers"),
+    "label 1.5": (lambda c, u: u["y"].__setitem__(2, 1.5), r"y\[2\] = 1.5"),
+    "huge label": (lambda c, u: u["y"].__setitem__(2, 10**40), r"y\[2\] = 1000"),
     "same user twice": (
         lambda c, u: (c["users"].append("f0001_00"), c["num_samples"].append(20)),
-        "user: should be there once",
+        "the user is listed twice",
     ),
 }
 
@@ -247,12 +247,12 @@ def test_damaged_json(folder, damage):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read as json"),
-        (b"\xff\xfe\xfd", "cannot be read as json"),
-        (b'{"users": ["\xe9"]}', "cannot be read as json"),
-        (b"[" * 200_000, "cannot be read as json"),
-        (b"[1]", "should be an object"),
-        (gzip.compress(edited(lambda c, u: None))[:-50], "cannot be read to its end"),
+        (b"", "should be json"),
+        (b"\xff\xfe\xfd", "should be utf-8"),
+        (b'{"users": ["\xe9"]}', "should be utf-8"),
+        (b"[" * 200_000, "should be json"),
+        (b"[1]", "should be a json object"),
+        (gzip.compress(edited(lambda c, u: None))[:-50], "should be an undamaged gzip file"),
     ],
     ids=["empty", "utf-16", "latin-1", "deep", "list", "cut gzip"],
 )
@@ -264,24 +264,24 @@ def test_files_that_are_not_leaf_s(folder, content, message):
 
 
 def test_a_gzip_bomb_is_not_unpacked_further_than_the_limit(folder, monkeypatch):
-    monkeypatch.setattr(module, "LIMIT", 100_000)
+    monkeypatch.setattr("folb.data.leaf.LIMIT", 100_000)
     (folder / "all.json.gz").write_bytes(gzip.compress(b" " * 10_000_000))
-    with pytest.raises(InputError, match="should hold at most 100000"):
+    with pytest.raises(InputError, match="bytes = 'more than 100000'"):
         femnist()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(images=None), "'images': should be one of its arrays"),
+        (dict(images=None), "images = None: is missing"),
         (dict(images=WRITTEN.images[:-1]), r"labels = .*should be 199 whole numbers"),
         (dict(images=WRITTEN.images[:, :, :27]), "should be bytes, n x 28 x 28"),
         (dict(images=WRITTEN.images / 255), "should be bytes, n x 28 x 28"),
-        (dict(labels=WRITTEN.labels + 1), r"labels\[\d+\] = 62"),
+        (dict(labels=WRITTEN.labels + 1), r"labels: y\[\d+\] = 62"),
         (dict(labels=WRITTEN.labels / 1), "should be 200 whole numbers"),
         (dict(writer=WRITTEN.writer + 1), r"each with a writer 0 .. 4"),
         (dict(split=WRITTEN.split * 2), "should be 0 for train or 1 for test"),
-        (dict(writer_ids=np.array([{}], dtype=object)), "cannot be read as npz"),
+        (dict(writer_ids=np.array([{}], dtype=object)), "without Python objects"),
     ],
 )
 def test_damaged_npz(folder, changes, message):
@@ -294,7 +294,7 @@ def test_damaged_npz(folder, changes, message):
 def test_an_npz_bomb(folder, monkeypatch):
     monkeypatch.setattr(module, "LIMIT", 100_000)
     write_npz(folder)
-    with pytest.raises(InputError, match="bytes when unpacked: should be at most 100000"):
+    with pytest.raises(InputError, match=r"bytes = [0-9]+: should be at most 100000"):
         femnist(**ALL)
 
 
@@ -309,7 +309,7 @@ def test_damaged_parquet(folder):
         (dict(images=[None, *good[1:]]), r"image\[0\] = .*should be a PNG file"),
         (dict(image=pa.array(good)), "should be structs with the bytes"),
         (dict(character=None), "'character': should be a column"),
-        (dict(character=pa.array(WRITTEN.labels + 1)), r"character\[\d+\] = 62"),
+        (dict(character=pa.array(WRITTEN.labels + 1)), r"character: y\[\d+\] = 62"),
         (dict(writer_id=pa.array([None, *WRITTEN.ids[WRITTEN.writer][1:]])), "should have a value in every row"),
     ):
         write_parquet(folder, **changes)

@@ -93,7 +93,7 @@ def test_opened_unpacks_gzip_by_content_and_not_by_name(data):
 )
 def test_a_damaged_gzip_file_is_an_input_error(data, content):
     (data / "x.gz").write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.gz = .*cannot be read"), files.opened(data / "x.gz") as stream:
+    with pytest.raises(InputError, match=r"x\.gz = .*undamaged gzip file"), files.opened(data / "x.gz") as stream:
         stream.read()
 
 
@@ -116,9 +116,9 @@ def test_arrays_reads_what_is_named(data):
     np.savez(data / "x.npz", a=np.arange(3), b=np.eye(2))
     found = files.arrays(data / "x.npz", ("b", "a"), limit=10_000)
     assert list(found) == ["b", "a"] and found["a"].tolist() == [0, 1, 2]
-    with pytest.raises(InputError, match=r"'c': should be one of its arrays"):
+    with pytest.raises(InputError, match=r"x.npz: c = None: is missing"):
         files.arrays(data / "x.npz", ("a", "c"), limit=10_000)
-    with pytest.raises(InputError, match=r"bytes when unpacked: should be at most 100"):
+    with pytest.raises(InputError, match=r"bytes = \d+: should be at most 100"):
         files.arrays(data / "x.npz", ("a",), limit=100)
 
 
@@ -140,7 +140,7 @@ def test_an_npz_whose_header_does_not_end(data):
     header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,".ljust(63) + b"\n"
     with zipfile.ZipFile(data / "x.npz", "w") as packed:
         packed.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
-    with pytest.raises(InputError, match="cannot be read as npz"):
+    with pytest.raises(InputError, match=r"a = .*should be an undamaged .npz"):
         files.arrays(data / "x.npz", ("a",), limit=10_000)
 
 

@@ -55,7 +55,7 @@ def test_natural_numbers_the_ids_in_order_and_keeps_the_largest():
     assert partition.natural(ids, devices=2).tolist() == [0, -1, 1, 0, 1, 1, -1]
     # of two as large, the first by id
     assert partition.natural(ids, devices=3).tolist() == [1, 0, 2, 1, 2, 2, -1]
-    with pytest.raises(InputError, match=r"devices = 5: should be between 1 and the 4"):
+    with pytest.raises(InputError, match=r"devices = 5: should be a whole number from 1 to 4"):
         partition.natural(ids, devices=5)
     with pytest.raises(InputError, match=r"least = 4: should be at most 3"):
         partition.natural(ids, least=4)

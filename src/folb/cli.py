@@ -22,7 +22,11 @@ EXAMPLES = """examples:
   folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=simple,samples --out results
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
   folb run experiment.toml
+  folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
+
+
+DATASET = "a dataset of `folb list`, a LEAF directory, an .npz, a .csv or a .parquet"
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,9 +49,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
-    compare.add_argument("dataset", metavar="DATASET", help="a dataset of `folb list`, a LEAF directory or an .npz")
+    compare.add_argument("dataset", metavar="DATASET", help=DATASET)
     compare.add_argument("--algorithms", metavar="A,B", help="names of `folb list`, or my_file.py:function")
-    compare.add_argument("--model", help="a model of `folb list`, or my_file.py:function")
+    compare.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
     compare.add_argument("--system", help="a system model of `folb list`")
     compare.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n)")
     compare.add_argument("--rounds", type=int, help="communication rounds (100)")
@@ -72,7 +76,23 @@ def parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="algorithms, datasets, models and system models, with their settings")
     listing.set_defaults(handle=_list)
+    _add_data(commands)
     return top
+
+
+def _add_data(commands: Any) -> None:
+    about = commands.add_parser("data", help="the datasets: which are here, what is in one, and getting one")
+    actions = about.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+    actions.add_parser("list", help="the datasets, and whether their files are here").set_defaults(handle=_data_list)
+    info = actions.add_parser("info", help="devices, samples, sizes and labels of a dataset")
+    info.add_argument("dataset", metavar="NAME", help=DATASET)
+    info.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of `folb list`")
+    info.add_argument("--out", metavar="PATH", help="draw sizes and labels by device into this file or directory")
+    info.set_defaults(handle=_data_info)
+    fetch = actions.add_parser("fetch", help="download a dataset's files")
+    fetch.add_argument("dataset", metavar="NAME", help="mnist, femnist, shakespeare, sent140 or glove")
+    fetch.set_defaults(handle=_data_fetch)
+    actions.add_parser("path", help="print the data directory").set_defaults(handle=_data_path)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -150,9 +170,9 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
         total = len(planned.algorithms) * len(experiment.seeds) * experiment.rounds
         runs = _with_progress(total, lambda progress: run(experiment, planned, progress, checkpoints))
         if directory:
-            report.save_results(directory, experiment, experiment.model, runs)
+            report.save_results(directory, experiment, planned.federation.note, runs)
     if options.json:
-        document = report.document(experiment, experiment.model, runs)
+        document = report.document(experiment, planned.federation.note, runs)
         print(json.dumps(document, allow_nan=False))
         return
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -166,8 +186,9 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
 
 def _summary(experiment: Experiment, planned: Any) -> str:
     federation = planned.federation
+    note = f" ({federation.note})" if federation.note else ""
     return (
-        f"{federation.name}: {federation.N} devices, {len(federation.train.y)} training and "
+        f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
         f"{experiment.rounds} rounds; {len(experiment.seeds)} seeds\n"
     )
@@ -202,3 +223,31 @@ def _list(options: argparse.Namespace) -> None:
     from folb import listing
 
     listing.show()
+
+
+def _data_list(options: argparse.Namespace) -> None:
+    from folb import catalogue
+
+    catalogue.show()
+
+
+def _data_info(options: argparse.Namespace) -> None:
+    from folb import catalogue
+
+    federation = catalogue.load(options.dataset, _settings(options.set))
+    catalogue.describe(options.dataset, federation)
+    if options.out:
+        print(f"\nwritten to {catalogue.draw(federation, options.dataset, options.out)}")
+
+
+def _data_fetch(options: argparse.Namespace) -> None:
+    from folb import catalogue
+
+    for path in catalogue.get(options.dataset):
+        print(path)
+
+
+def _data_path(options: argparse.Namespace) -> None:
+    from folb.data import files
+
+    print(files.directory())

@@ -6,6 +6,7 @@ computed side by side; one after another suits a large network on a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from folb.shuffle import shuffled
 from folb.tree import Params
 
 BLOCK = 128  # samples of one device taken at once by a full gradient
-UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop
+UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless the model is heavy
 
 
 @jax.tree_util.register_dataclass
@@ -101,6 +102,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
     per_epoch = -(-size // solver.batch)
     steps = slots.work * unit_cost(solver, size)
     offset = jnp.arange(solver.batch)
+    unroll = 1 if model.heavy else UNROLL
 
     def batch(s: Array) -> tuple[Array, Array]:
         """The rows of every slot's batch s, and their weights: [K, batch]."""
@@ -116,7 +118,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
         return start[:, None] + rows, real / jnp.maximum(real.sum(axis=1, keepdims=True), 1)
 
     def batches(s: Array) -> tuple[Array, Array]:
-        return jax.vmap(batch)(s + jnp.arange(UNROLL))
+        return jax.vmap(batch)(s + jnp.arange(unroll))
 
     def step(w: Params, x: Array, y: Array, weight: Array, lr: Array) -> Params:
         g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
@@ -125,10 +127,10 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
     def turn(carry: tuple[Array, Params, tuple[Array, Array]]) -> tuple[Array, Params, tuple[Array, Array]]:
         s, w, (rows, weight) = carry
         x, y = data.take(rows)
-        for u in range(UNROLL):
+        for u in range(unroll):
             lr = jnp.where(s + u < steps, solver.lr, 0.0)
-            w = jax.vmap(step)(w, x[u], y[u], weight[u], lr)
-        return s + UNROLL, w, batches(s + UNROLL)
+            w = _each(step, len(lr))(w, x[u], y[u], weight[u], lr)
+        return s + unroll, w, batches(s + unroll)
 
     # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
     # anew in every operation that reads them.
@@ -136,6 +138,13 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
     first = (jnp.int32(0), here, batches(jnp.int32(0)))
     _, w, _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
     return jax.tree.map(jnp.subtract, w, here)
+
+
+def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
+    """f over the leading axis; for one slot without that axis, which would cost products their best layout."""
+    if slots > 1:
+        return jax.vmap(f)
+    return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
 
 
 def _gradient_descent(
@@ -180,7 +189,7 @@ def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted:
         weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
         rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
         w = jax.tree.map(lambda v: v[k], stack)
-        g = jax.vmap(jax.grad(block_sum))(w, *data.take(rows), weight)
+        g = _each(jax.grad(block_sum), lanes)(w, *data.take(rows), weight)
         return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
 
     zero = jax.tree.map(jnp.zeros_like, stack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 
@@ -26,6 +27,12 @@ def check(field: str, value: Any, holds: Any, expected: str) -> None:
         return
     if not holds:
         raise InputError(field, value, expected)
+
+
+def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None:
+    """Raise unless `value` is a whole number from `low` to `high`; a seed may be as large as the default."""
+    if not (isinstance(value, Integral) and low <= int(value) <= high):
+        raise InputError(field, value, f"should be a whole number from {low} to {high}")
 
 
 def choose(field: str, value: str, choices: Iterable[str]) -> str:

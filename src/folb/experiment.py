@@ -19,6 +19,8 @@ from folb.settings import Setting, from_file, read, setting, settings
 from folb.simulator import check, simulate
 from folb.system import SYSTEMS
 
+BY_DATASET = "by dataset"
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -26,10 +28,11 @@ class Experiment:
 
     `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
     every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is for `folb` alone.
+    The model "by dataset" is the one that goes with it, and takes its name here.
     """
 
     dataset: str
-    model: str = "logistic"
+    model: str = BY_DATASET
     system: str = "uniform"
     objective: str = "uniform"
     algorithms: Sequence[str] = ("folb", "fedprox", "fedavg")
@@ -45,6 +48,8 @@ class Experiment:
         for field in ("dataset", "model", "system", "objective"):
             if not isinstance(getattr(self, field), str):
                 raise InputError(field, getattr(self, field), "should be a name")
+        if self.model == BY_DATASET:
+            object.__setattr__(self, "model", data.defaults(self.dataset).model)
         if isinstance(self.algorithms, str) or not self.algorithms:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
         if len({*self.algorithms}) < len(self.algorithms):
@@ -148,6 +153,7 @@ def plan(experiment: Experiment) -> Plan:
 
     variants: list[Algorithm] = []
     for part, values in zip(algorithms, given[3:], strict=True):
+        values = _by_dataset(part, experiment.dataset) | values
         for combination in itertools.product(*values.values()):
             variants.append(part.constructor(**dict(zip(values, combination, strict=True))))
 
@@ -156,6 +162,13 @@ def plan(experiment: Experiment) -> Plan:
     built_model = model.constructor(federation.shape, federation.classes, **given[1])
     check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every)
     return Plan(federation, built_model, built_system, variants)
+
+
+def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
+    """The lr that goes with a dataset, where it is not the algorithm's own business; and FedProx's mu."""
+    known = data.defaults(dataset)
+    found = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
+    return found | ({"mu": [known.mu]} if part.name == "fedprox" else {})
 
 
 def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Annotated, Any
 
 import numpy as np
 
-from folb.errors import InputError
+from folb.errors import InputError, check_whole
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,6 +61,13 @@ class Federation:
             return self.train.x.shape[1:]
         return self.expand(self.table, self.train.x[:1]).shape[1:]
 
+    def labels(self) -> NDArray:
+        """How many samples of each label each device has, train and test together: [N, classes]."""
+        counts = np.zeros((self.N, self.classes), dtype=np.int64)
+        for side in (self.train, self.test):
+            np.add.at(counts, (np.repeat(np.arange(self.N), side.size), side.y), 1)
+        return counts
+
     @staticmethod
     def from_arrays(
         name: str,
@@ -92,8 +98,7 @@ class Federation:
         ids, k = _number(name, device)
         if split is None:
             seed = 0 if holdout_seed is None else holdout_seed
-            if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
-                raise InputError("holdout_seed", seed, "should be a whole number from 0 to 2^32 - 1")
+            check_whole("holdout_seed", seed, 0)
             test = _hold_out(k, int(seed))
         elif holdout_seed is not None:
             raise InputError("holdout_seed", holdout_seed, f"should not be set: {name} says what to test on")

@@ -1,4 +1,4 @@
-"""The picture of a comparison: test accuracy and training loss over rounds, with a band over the seeds."""
+"""The pictures: of a comparison, its accuracy and loss over rounds; of a federation, its sizes and labels."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from folb.federation import Federation
 from folb.report import labelled
 from folb.runs import Run
 
 
-def plot(runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "") -> None:
+def plot(
+    runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "", note: str = ""
+) -> None:
     """Draw the median over the seeds of each algorithm as a line, and its range as a band, into a file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for label, group in labelled(runs).items():
         rounds = group[0].evaluated_rounds
@@ -37,9 +36,47 @@ def plot(runs: Sequence[Run], path: str | Path, *, target: float | None = None, 
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)
     seeds = len({run.seed for run in runs})
-    figure.suptitle(f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, fontsize="medium")
+    _finish(figure, path, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note)
+
+
+def portrait(federation: Federation, path: str | Path) -> None:
+    """Draw how many samples each device has, and which labels: a column for each device, the largest first."""
+    labels = federation.labels()
+    labels = labels[np.argsort(-labels.sum(axis=1), kind="stable")]
+    size = labels.sum(axis=1)
+    figure, (above, below) = _pyplot().subplots(
+        2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3), layout="constrained"
+    )
+    above.stairs(size, np.arange(federation.N + 1), fill=True, baseline=0.5)
+    above.set_yscale("log")
+    above.set_ylim(size.min() / 2, 1.3 * size.max())
+    above.set_ylabel("samples")
+    above.spines[["top", "right"]].set_visible(False)
+    extent = (0, federation.N, -0.5, federation.classes - 0.5)
+    shares = below.imshow(
+        labels.T / size, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, origin="lower", extent=extent
+    )
+    below.yaxis.get_major_locator().set_params(integer=True)
+    below.set_ylabel("label")
+    below.set_xlabel("device, from the largest to the smallest")
+    figure.colorbar(shares, ax=below, label="share of the device's samples")
+    title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
+    _finish(figure, path, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _finish(figure: Any, path: str | Path, title: str, note: str) -> None:
+    figure.suptitle(f"{title}\n{note}" if note else title, fontsize="medium")
     figure.savefig(path, dpi=130, format=Path(path).suffix.lstrip(".") or "png")
-    plt.close(figure)
+    _pyplot().close(figure)
 
 
 def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -10,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from folb.algorithms import ALGORITHMS
-from folb.data import DATASETS
+from folb.data import DATASETS, defaults
 from folb.experiment import common_settings
 from folb.models import MODELS
 from folb.server import SERVERS
-from folb.settings import Setting, settings
+from folb.settings import Setting, first_line, settings
 from folb.system import SYSTEMS
 
 
@@ -33,7 +32,7 @@ def show() -> None:
             _settings(console, common_settings())
             console.print("  [bold]server[/bold]  the server's step", highlight=False)
             for name, make in SERVERS.items():
-                console.print(f"      {name}: {_first_line(make)}", highlight=False, markup=False)
+                console.print(f"      {name}: {first_line(make)}", highlight=False, markup=False)
             console.print()
 
 
@@ -41,13 +40,13 @@ def _section(console: Console, title: str, registry: Mapping[str, Callable[..., 
     console.print(f"[bold underline]{title}[/bold underline]", highlight=False)
     for name, constructor in registry.items():
         console.print(f"  [bold]{name}[/bold]  ", end="", highlight=False)
-        console.print(_first_line(constructor), highlight=False, markup=False)
+        console.print(first_line(constructor), highlight=False, markup=False)
+        if registry is DATASETS:
+            usual = defaults(name)
+            line = f"      with the model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox, unless set"
+            console.print(line, highlight=False)
         _settings(console, settings(constructor))
     console.print()
-
-
-def _first_line(constructor: Callable[..., Any]) -> str:
-    return (inspect.getdoc(constructor) or "").partition("\n")[0]
 
 
 def _settings(console: Console, known: Mapping[str, Setting]) -> None:

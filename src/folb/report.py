@@ -82,11 +82,12 @@ def _rounds(reached: list[int | None]) -> str:
     return f"{text} ({missed} of {len(reached)} never)" if missed and not math.isinf(middle) else text
 
 
-def document(experiment: Experiment, model: str, runs: Sequence[Run]) -> dict[str, Any]:
+def document(experiment: Experiment, note: str, runs: Sequence[Run]) -> dict[str, Any]:
     """The results as one JSON-ready document; a value that is not finite becomes null."""
     return {
         "dataset": experiment.dataset,
-        "model": model,
+        "note": note,
+        "model": experiment.model,
         "system": experiment.system,
         "objective": experiment.objective,
         "rounds": experiment.rounds,
@@ -118,13 +119,17 @@ def _finite(values: list[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
-def rounds_csv(runs: Sequence[Run]) -> str:
-    """A line for each round of each run. Chosen devices are joined by spaces, one that counts m times m times."""
+def rounds_csv(runs: Sequence[Run], note: str = "") -> str:
+    """A line for each round of each run. Chosen devices are joined by spaces, one that counts m times m times.
+
+    A note on the data is the last column.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["algorithm", "seed", "round", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated"]
         + ["devices"]
+        + (["note"] if note else [])
     )
     for label, group in labelled(runs).items():
         for run in group:
@@ -137,13 +142,13 @@ def rounds_csv(runs: Sequence[Run]) -> str:
                     str(k) for k, m in zip(run.devices[t - 1], run.times[t - 1], strict=True) for _ in range(m)
                 )
                 row = (run.bytes_up[t - 1], run.bytes_down[t - 1], run.seconds[t - 1], bool(run.updated[t - 1]))
-                writer.writerow([label, run.seed, t, accuracy, loss, *row, chosen])
+                writer.writerow([label, run.seed, t, accuracy, loss, *row, chosen] + ([note] if note else []))
     return text.getvalue()
 
 
-def toml(experiment: Experiment) -> str:
+def toml(experiment: Experiment, note: str = "") -> str:
     """The experiment as a file that `folb run` takes."""
-    lines = ["# folb run this file to repeat the comparison"]
+    lines = ["# folb run this file to repeat the comparison", *([f"# the data: {note}"] if note else [])]
     for field in fields(experiment):
         if field.name != "set":
             lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")
@@ -205,15 +210,13 @@ def _umask() -> int:
     return mask
 
 
-def save_results(directory: Path, experiment: Experiment, model: str, runs: Sequence[Run]) -> None:
+def save_results(directory: Path, experiment: Experiment, note: str, runs: Sequence[Run]) -> None:
     """The run directory: the experiment, its results as JSON and CSV, and the picture."""
     from folb.figures import plot
 
-    text = json.dumps(document(experiment, model, runs), indent=1, allow_nan=False) + "\n"
-    save(directory / "experiment.toml", lambda path: path.write_text(toml(experiment)))
+    text = json.dumps(document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
+    save(directory / "experiment.toml", lambda path: path.write_text(toml(experiment, note)))
     save(directory / "results.json", lambda path: path.write_text(text))
-    save(directory / "rounds.csv", lambda path: path.write_text(rounds_csv(runs)))
-    save(
-        directory / "curves.png",
-        lambda path: plot(runs, path, target=experiment.target, title=f"{experiment.dataset}, {model}"),
-    )
+    save(directory / "rounds.csv", lambda path: path.write_text(rounds_csv(runs, note)))
+    title = f"{experiment.dataset}, {experiment.model}"
+    save(directory / "curves.png", lambda path: plot(runs, path, target=experiment.target, title=title, note=note))

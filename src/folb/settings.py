@@ -48,13 +48,17 @@ def setting(name: str, hint: Any, default: Any) -> Setting:
     return Setting(name, hint, default, "")
 
 
+def first_line(constructor: Callable[..., Any]) -> str:
+    """What a constructor makes, in a line."""
+    return (constructor.__doc__ or "").strip().partition("\n")[0]
+
+
 def read(field: str, kind: Any, value: Any) -> Any:
     """`value`, a string or a TOML value, as the type `kind`."""
     if get_origin(kind) is Literal:
         return choose(field, str(value), get_args(kind))
     if get_origin(kind) in (Union, types.UnionType):
-        kinds = [k for k in get_args(kind) if k is not type(None)]
-        return value if len(kinds) > 1 else read(field, kinds[0], value)
+        return _read_one_of(field, get_args(kind), value)
     if kind is bool:
         known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if str(value).lower() not in known:
@@ -65,14 +69,26 @@ def read(field: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def _number(field: str, kind: type, value: Any) -> Any:
+def _read_one_of(field: str, kinds: tuple[Any, ...], value: Any) -> Any:
+    """A value of a union such as `int | Literal["all"]` or `float | None`, whose words go before its other type."""
+    words = {word: word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
+    words |= {"none": None} if type(None) in kinds else {}
+    if str(value).lower() in words:
+        return words[str(value).lower()]
+    others = [kind for kind in kinds if kind is not type(None) and get_origin(kind) is not Literal]
+    if others in ([int], [float]):
+        return _number(field, others[0], value, also="".join(f", or {word}" for word in words))
+    return read(field, others[0], value) if len(others) == 1 else value
+
+
+def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
     try:
         number = float(value)
         whole = int(value) if kind is int else None
     except (TypeError, ValueError):
         number, whole = math.nan, None
     if isinstance(value, bool) or not math.isfinite(number) or (kind is int and whole != number):
-        raise InputError(field, value, "should be a whole number" if kind is int else "should be a finite number")
+        raise InputError(field, value, f"should be a {'whole' if kind is int else 'finite'} number{also}")
     return whole if kind is int else number
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ from folb.system import Effort, System, uniform
 from folb.tree import Params
 
 RECORDS = ("weights", "inner", "gamma", "work")
-EVALUATION_BLOCK = 4096
+EVALUATION_BLOCK = 4096  # samples evaluated at once, if the model is light
+HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of a sample
 
 
 class State(NamedTuple):
@@ -79,9 +81,13 @@ def problem(
     system: System | None = None,
     objective: str = "uniform",
     record: Sequence[str] = (),
-    abreast: bool = True,
+    abreast: bool | None = None,
 ) -> Problem:
-    """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples"."""
+    """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
+
+    `abreast` says whether devices and runs are computed side by side. Left open, they are unless the model is
+    heavy and this is a CPU, on which one large product after another is faster than many at once.
+    """
     choose("objective", objective, ("uniform", "samples"))
     for name in record:
         choose("record", name, RECORDS)
@@ -95,7 +101,7 @@ def problem(
         system=uniform() if system is None else system,
         model=model,
         record=tuple(record),
-        abreast=abreast,
+        abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
     )
 
 
@@ -214,13 +220,13 @@ def survey_inner_products(problem: Problem, params: Params) -> Array:
     def gradient_block(x: Array, y: Array, rows: Array, real: Array) -> Params:
         return jax.grad(lambda w: jnp.sum(jnp.where(real, weight[rows], 0.0) * loss(w, x, y)))(params)
 
-    g = sum_over_blocks(gradient_block, train, jax.tree.map(jnp.zeros_like, params))
+    g = sum_over_blocks(gradient_block, train, problem.model, jax.tree.map(jnp.zeros_like, params))
 
     def slope_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         slope = jax.jvp(lambda w: loss(w, x, y), (params,), (g,))[1]
         return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
 
-    return sum_over_blocks(slope_block, train, jnp.zeros(len(train.size))) / train.size
+    return sum_over_blocks(slope_block, train, problem.model, jnp.zeros(len(train.size))) / train.size
 
 
 def owners(problem: Problem) -> tuple[Array, Array]:
@@ -255,19 +261,21 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     def hits_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(real & (model.predict(params, x) == y))
 
-    loss = sum_over_blocks(loss_block, train, jnp.float32(0)) / len(train.y)
-    hits = sum_over_blocks(hits_block, test, jnp.int32(0)) / len(test.y)
+    loss = sum_over_blocks(loss_block, train, model, jnp.float32(0)) / len(train.y)
+    hits = sum_over_blocks(hits_block, test, model, jnp.int32(0)) / len(test.y)
     return loss, hits
 
 
-def sum_over_blocks(block: Callable[[Array, Array, Array, Array], Any], samples: Samples, zero: Any) -> Any:
-    """The sum of block(x, y, rows, real) over all rows, EVALUATION_BLOCK at a time.
+def sum_over_blocks(
+    block: Callable[[Array, Array, Array, Array], Any], samples: Samples, model: Model, zero: Any
+) -> Any:
+    """The sum of block(x, y, rows, real) over all rows, as many at a time as suits the model.
 
     Blocks are slices, which cost far less than gathers: the last reaches back over rows already seen, which
     `real` leaves out.
     """
     n = len(samples.y)
-    size = min(n, EVALUATION_BLOCK)
+    size = min(n, HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK)
 
     def turn(i: Array, total: Any) -> Any:
         first = jnp.minimum(i * size, n - size)
@@ -301,10 +309,11 @@ def _round(
     problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, every: Array
 ) -> tuple[State, Measured]:
     """Round t of all runs, stacked, and its evaluation where `every` divides t."""
-    states, info = jax.vmap(play, in_axes=(None, 0, 0, 0, None))(problem, algorithms, states, seeds, t)
+    each = jax.vmap if problem.abreast else lambda f: partial(jax.lax.map, f)
+    states, info = each(lambda run: play(problem, run[0], run[1], run[2], t))((algorithms, states, seeds))
 
     def measure(params: Params) -> tuple[Array, Array]:
-        return jax.vmap(evaluate, in_axes=(None, 0))(problem, params)
+        return each(partial(evaluate, problem))(params)
 
     def skip(params: Params) -> tuple[Array, Array]:
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
@@ -339,13 +348,14 @@ def simulate(
     objective: str = "uniform",
     evaluate_every: int = 1,
     record: Sequence[str] = (),
-    abreast: bool = True,
+    abreast: bool | None = None,
     progress: Callable[[int], None] | None = None,
     checkpoints: Path | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
+    `abreast` is explained at `problem`.
     `progress(n)` is called as rounds complete, with the number completed since the last call.
     `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
     """

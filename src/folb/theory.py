@@ -59,7 +59,7 @@ def objective(problem: Problem, params: Params) -> Array:
     def block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(jnp.where(real, weight[rows] * problem.model.loss(params, x, y), 0.0))
 
-    return sum_over_blocks(block, problem.train, jnp.float32(0))
+    return sum_over_blocks(block, problem.train, problem.model, jnp.float32(0))
 
 
 @jax.jit

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable
+from typing import NamedTuple, get_type_hints
 
-from folb.data import arrays, leaf, synthetic
+from folb.data import arrays, femnist, leaf, mnist, sent140, shakespeare, synthetic, tabular
 from folb.errors import InputError, choose
-from folb.federation import Federation, HoldoutSeed
+from folb.federation import Federation
 
 DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic": synthetic.synthetic,
     "synthetic_iid": synthetic.synthetic_iid,
     "synthetic_1_1": synthetic.fixed(1, 1),
+    "mnist": mnist.mnist,
+    "femnist": femnist.femnist,
+    "shakespeare": shakespeare.shakespeare,
+    "sent140": sent140.sent140,
 }
+
+
+class Defaults(NamedTuple):
+    """What goes with a dataset unless something else is asked for."""
+
+    model: str = "logistic"
+    lr: float = 0.01  # of every algorithm
+    mu: float = 1.0  # of FedProx
+
+
+DEFAULTS = {  # those of the public FedProx code
+    "mnist": Defaults("logistic", 0.03, 1.0),
+    "femnist": Defaults("logistic", 0.003, 1.0),
+    "shakespeare": Defaults("char_lstm", 0.8, 0.001),
+    "sent140": Defaults("sentiment_lstm", 0.3, 0.01),
+}
+
+
+def defaults(name: str | os.PathLike[str]) -> Defaults:
+    """The model, lr and mu that go with the dataset of that name or path."""
+    return DEFAULTS.get(os.fspath(name).lower(), Defaults())
 
 
 def load(name: str | os.PathLike[str], **settings: object) -> Federation:
@@ -28,8 +55,8 @@ def load(name: str | os.PathLike[str], **settings: object) -> Federation:
 def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
     """What makes a federation; its keywords are the dataset's settings.
 
-    `name` is one of DATASETS (in any case), synthetic_A_B for any alpha and beta, the path of an .npz file, or
-    that of a LEAF directory or json file.
+    `name` is one of DATASETS (in any case), synthetic_A_B for any alpha and beta, the path of an .npz file,
+    that of a table (.csv, .csv.gz or .parquet), or that of a LEAF directory or json file.
     """
     name = os.fspath(name)
     known = name.lower()
@@ -39,7 +66,7 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
         return synthetic.fixed(*numbers)
     if os.path.exists(name):
         return _from_path(name)
-    if os.sep in name or "/" in name or known.endswith((".npz", *leaf.SUFFIXES)):
+    if os.sep in name or "/" in name or known.endswith((".npz", *tabular.SUFFIXES, *leaf.SUFFIXES)):
         raise InputError("dataset", name, "no such file or directory")
     return DATASETS[choose("dataset", known, DATASETS)]
 
@@ -54,14 +81,15 @@ def _alpha_beta(name: str) -> tuple[float, float] | None:
 
 def _from_path(path: str) -> Callable[..., Federation]:
     if os.path.isdir(path) or path.lower().endswith(leaf.SUFFIXES):
-        read = leaf.load
+        read: Callable[..., Federation] = leaf.load
     elif path.lower().endswith(".npz"):
         read = arrays.load
+    elif path.lower().endswith(tabular.SUFFIXES):
+        read = tabular.load
     else:
-        raise InputError("dataset", path, "should be an .npz, a LEAF .json or .json.gz, or a LEAF directory")
-
-    def constructor(*, holdout_seed: HoldoutSeed = None) -> Federation:
-        return read(path, holdout_seed=holdout_seed)
-
-    constructor.__doc__ = read.__doc__
-    return constructor
+        known = "an .npz, a LEAF .json or .json.gz, a LEAF directory, or a table: .csv, .csv.gz or .parquet"
+        raise InputError("dataset", path, f"should be {known}")
+    make = functools.partial(read, path)
+    make.__doc__ = read.__doc__
+    make.__annotations__ = get_type_hints(read, include_extras=True)
+    return make

@@ -8,8 +8,7 @@ from top to bottom, paper 255 and ink 0, and the model sees them as LEAF has the
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from folb.data import files
+from folb.data import files, leaf
 from folb.data import partition as partitions
 from folb.data.cache import cached
 from folb.data.tabular import parquet_batches
-from folb.errors import InputError, choose
-from folb.federation import Federation, NDArray
+from folb.errors import InputError, check_whole, choose
+from folb.federation import Federation, NDArray, labels
 
 SIDE, CLASSES, WRITERS = 28, 62, 3550
 LOWER_A, LOWER_J = 36, 45
@@ -49,11 +48,12 @@ def femnist(
     - fedprox: FedProx's own draw, the letters a-j alone, three per device and lognormal(4, 1) + 5 images. Its
       script lets all devices share the first images of a letter, by an inverted test; ours share none.
     """
+    check_whole("draw", draw, 0)
     choose("partition", partition, ("writer", "power_law", "fedprox"))
     form, paths = _found(source)
     stored = cached({"dataset": "femnist", "form": form}, paths, lambda: _stacked(READERS[form](paths)))
     x, y, writer, split = (stored[name] for name in ("x", "y", "writer", "split"))
-    labels = CLASSES
+    most = CLASSES
     if partition == "writer":
         device = partitions.natural(writer, devices=devices)
     elif partition == "power_law":
@@ -64,12 +64,12 @@ def femnist(
             raise InputError("partition", partition, "needs images of the letters a-j; there are none")
         device = np.full(len(y), -1)
         device[letters] = partitions.lognormal(y[letters], draw, devices=devices)
-        y, labels = y.astype(np.int32) - LOWER_A, LOWER_J - LOWER_A + 1
+        y, most = y.astype(np.int32) - LOWER_A, LOWER_J - LOWER_A + 1
     kept = device >= 0
     given = partition == "writer" and UNKNOWN not in split
     test = split[kept] == 1 if given else None
     federation = Federation.from_arrays(
-        "femnist", x[kept], y[kept], device[kept], test, classes=labels, holdout_seed=None if given else draw
+        "femnist", x[kept], y[kept], device[kept], test, classes=most, holdout_seed=None if given else draw
     )
     writers = int(writer.max()) + 1
     note = f"a sample of FEMNIST: {writers} of LEAF's {WRITERS:,} writers" if writers < WRITERS else ""
@@ -88,6 +88,11 @@ class Images(NamedTuple):
     y: NDArray
     writer: NDArray
     split: NDArray
+
+
+def raw_files() -> list[Path]:
+    """The files of the first form there is."""
+    return _found("any")[1]
 
 
 def _found(source: str) -> tuple[str, list[Path]]:
@@ -118,70 +123,27 @@ def _stacked(parts: list[Images]) -> dict[str, NDArray]:
     if x.mean() < 127.5:  # ink covers the smaller part of an image, so this source has it the other way round
         x = 255 - x
     ids, index = np.unique(writer, return_inverse=True)
-    return {"x": x, "y": y, "writer": index.astype(np.int32), "split": split, "ids": ids}
-
-
-def _checked_labels(field: str, y: Any) -> NDArray:
-    labels = np.asarray(y)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(field, str(labels.dtype), "should be whole numbers, one per image")
-    bad = np.flatnonzero((labels < 0) | (labels >= CLASSES))
-    if len(bad):
-        raise InputError(f"{field}[{bad[0]}]", labels[bad[0]].item(), f"should be 0 .. {CLASSES - 1}")
-    return labels.astype(np.uint8)
+    return {"x": x, "y": y.astype(np.uint8), "writer": index.astype(np.int32), "split": split, "ids": ids}
 
 
 def _read_leaf(paths: list[Path]) -> list[Images]:
-    """LEAF's json: {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}."""
-    seen: set[tuple[str, str]] = set()
+    """LEAF's json; the folder of a file says whether its images are to train on or to test on."""
     parts: list[Images] = []
-    for path in paths:
-        side = {"train": 0, "test": 1}.get(path.parent.name, UNKNOWN)
-        for user, x, y in _leaf_users(path):
-            if (path.parent.name, user) in seen:
-                raise InputError(str(path), user, "user: should be there once")
-            seen.add((path.parent.name, user))
-            parts.append(Images(x, y, np.full(len(y), user), np.full(len(y), side, np.uint8)))
+    for side in {path.parent: None for path in paths}:
+        mark = {"train": 0, "test": 1}.get(side.name, UNKNOWN)
+        for name, user in leaf.users(path for path in paths if path.parent == side):
+            y = labels(user.where, user.y, CLASSES)
+            parts.append(Images(_bytes(user), y, np.full(len(y), name), np.full(len(y), mark, np.uint8)))
     return parts
 
 
-def _leaf_users(path: Path) -> Iterator[tuple[str, NDArray, NDArray]]:
-    with files.opened(path) as stream:
-        text = stream.read(LIMIT + 1)
-    if len(text) > LIMIT:
-        raise InputError(str(path), "more bytes", f"should hold at most {LIMIT}")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), "cannot be read as json") from error
-    del text
-    if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
-        raise InputError(str(path), type(content).__name__, "should be an object with users, num_samples and user_data")
-    users, sizes, data = content["users"], content["num_samples"], content["user_data"]
-    if not isinstance(users, list) or not isinstance(sizes, list) or len(users) != len(sizes):
-        raise InputError(str(path), "num_samples", "should be a list with one number for each of users")
-    for user, size in zip(users, sizes, strict=True):
-        yield str(user), *_leaf_user(f"{path}: {user}", data, user, size)
-
-
-def _leaf_user(field: str, data: Any, user: Any, size: Any) -> tuple[NDArray, NDArray]:
-    try:
-        x = np.asarray(data[user]["x"], dtype=np.float64)
-        y = _checked_labels(f"{field}: y", data[user]["y"])
-    except (KeyError, TypeError) as error:
-        raise InputError(field, None, "should have x and y in user_data") from error
-    except InputError:
-        raise
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"{field}: x", str(error), f"should be {SIDE * SIDE} numbers for each image") from error
-    if not size == len(x) == len(y) > 0:
-        counts = f"should be at least 1, as many as x ({len(x)}) and y ({len(y)}) have"
-        raise InputError(f"{field}: num_samples", size, counts)
-    if x.shape != (size, SIDE * SIDE):
-        raise InputError(f"{field}: x", x.shape, f"should be {SIDE * SIDE} numbers for each image")
-    if not ((x >= 0) & (x <= 1)).all():
-        raise InputError(f"{field}: x", [x.min().item(), x.max().item()], "should be numbers between 0 and 1")
-    return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), y
+def _bytes(user: leaf.User) -> NDArray:
+    if user.x.shape[1:] != (SIDE * SIDE,):
+        raise InputError(f"{user.where}: x", user.x.shape, f"should be {SIDE * SIDE} numbers for each image")
+    if not ((user.x >= 0) & (user.x <= 1)).all():
+        extremes = [user.x.min().item(), user.x.max().item()]
+        raise InputError(f"{user.where}: x", extremes, "should be numbers between 0 and 1")
+    return np.rint(user.x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
 
 
 def _read_parquet(paths: list[Path]) -> list[Images]:
@@ -197,7 +159,7 @@ def _read_parquet(paths: list[Path]) -> list[Images]:
                 raise InputError(f"{path}: image", str(image.type), "should be structs with the bytes of PNG files")
             where = f"{path}, rows from {first}"
             x = _decoded(where, image.field("bytes").to_pylist())
-            y = _checked_labels(f"{where}: character", character.to_numpy(zero_copy_only=False))
+            y = labels(f"{where}: character", character.to_numpy(zero_copy_only=False), CLASSES)
             ids = np.asarray(writer.to_pylist(), dtype=np.str_)
             parts.append(Images(x, y, ids, np.full(len(y), UNKNOWN, np.uint8)))
             first += len(y)
@@ -237,7 +199,7 @@ def _read_npz(paths: list[Path]) -> list[Images]:
         raise InputError(f"{path}: writer", len(x), f"images, each with a writer 0 .. {len(ids) - 1}: should be so")
     if not np.isin(split, (0, 1)).all():
         raise InputError(f"{path}: split", int(split.max()), "should be 0 for train or 1 for test")
-    return [Images(x, _checked_labels(f"{path}: labels", y), ids[writer], split.astype(np.uint8))]
+    return [Images(x, labels(f"{path}: labels", y, CLASSES), ids[writer], split.astype(np.uint8))]
 
 
 READERS: dict[str, Callable[[list[Path]], list[Images]]] = {

@@ -63,8 +63,8 @@ def writable(folder: Path) -> bool:
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked where it is gzip, whatever its name.
 
-    What goes wrong while it is being read (a cut or damaged file, text that is not in its encoding) is an
-    `InputError` that names the file.
+    What goes wrong while it is being read (a cut or damaged file, text that is not utf-8) is an `InputError`
+    that names the file.
     """
     try:
         with open(path, "rb") as file:
@@ -75,26 +75,53 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 return
             with gzip.open(file) as stream:
                 yield stream  # type: ignore[misc]
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(str(path), str(error), "cannot be read to its end") from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), str(error), "should be utf-8") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(str(path), str(error), "should be an undamaged gzip file") from error
+    except OSError as error:
+        raise InputError(str(path), error.strerror or str(error), "should be a readable file") from error
 
 
-def arrays(path: Path, names: Sequence[str], *, limit: int) -> dict[str, NDArray]:
-    """Arrays of an npz file that declares at most `limit` bytes."""
+def content(path: Path, *, limit: int) -> bytearray:
+    """All bytes of a file, unpacked, where they are at most `limit`."""
+    found = bytearray()
+    with opened(path) as stream:
+        while block := stream.read(1 << 20):
+            found += block
+            if len(found) > limit:
+                raise InputError(f"{path}: bytes", f"more than {limit}", f"should be at most {limit}")
+    return found
+
+
+def arrays(
+    path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
+) -> dict[str, NDArray]:
+    """Arrays of an npz file, which may be bound to declare at most `limit` bytes. Python's objects are not read."""
+    part = str(path)
+    found: dict[str, NDArray] = {}
+    # The parsers of zip, deflate and npy raise whatever they stumble on in a damaged file: any of a dozen types.
     try:
-        with zipfile.ZipFile(path) as packed:
-            total = sum(info.file_size for info in packed.infolist())
-        if total > limit:
-            raise InputError(str(path), total, f"bytes when unpacked: should be at most {limit}")
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            absent = [name for name in names if name not in archive.files]
-            if absent:
-                raise InputError(str(path), absent[0], f"should be one of its arrays: {', '.join(names)}")
-            return {name: archive[name] for name in names}
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("a single array")
+            total = sum(info.file_size for info in archive.zip.infolist())
+            if limit is not None and total > limit:
+                raise InputError(f"{path}: bytes", total, f"should be at most {limit}")
+            for name in (*names, *optional):
+                part = f"{path}: {name}"
+                if name in archive.files:
+                    found[name] = archive[name]
+                elif name in names:
+                    raise InputError(part, None, f"is missing; the file should hold arrays {', '.join(names)}")
     except InputError:
         raise
-    except Exception as error:  # a damaged file can fail anywhere in the readers of zip and of npy
-        raise InputError(str(path), str(error), "cannot be read as npz") from error
+    except OSError as error:
+        raise InputError(part, error.strerror or str(error), "should be a readable .npz file") from None
+    except Exception as error:
+        raise InputError(part, str(error), "should be an undamaged .npz, its arrays without Python objects") from None
+    return found
 
 
 def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] | None = None) -> list[Path]:

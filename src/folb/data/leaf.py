@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -14,10 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb.data import files
 from folb.errors import InputError
 from folb.federation import Federation, HoldoutSeed, NDArray, features, labels, most_classes
 
 SUFFIXES = (".json", ".json.gz")
+LIMIT = 4_000_000_000  # bytes of one file, unpacked: ten times the largest that LEAF makes
 
 
 def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> Federation:
@@ -41,21 +41,21 @@ def _arrays(path: Path) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
     sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
     if len(sides) == 1:
         raise InputError(f"{path}: sub-directories", sides, "should be both train and test, or neither")
-    train = _merge(_files(path / "train" if sides else path))
-    test = _merge(_files(path / "test")) if sides else {}
+    train = dict(users(_files(path / "train" if sides else path)))
+    test = dict(users(_files(path / "test"))) if sides else {}
     for name, user in test.items():
         if name not in train:
             raise InputError(f"{user.where}: training samples", 0, f"should be in a file of {path / 'train'} too")
 
-    users = [*train.values(), *test.values()]
-    size = [len(user.y) for user in users]
-    for user in users:
-        if user.x.shape[1:] != users[0].x.shape[1:]:
-            expected = f"should be {users[0].x.shape[1:]}, as in {users[0].where}"
+    everyone = [*train.values(), *test.values()]
+    size = [len(user.y) for user in everyone]
+    for user in everyone:
+        if user.x.shape[1:] != everyone[0].x.shape[1:]:
+            expected = f"should be {everyone[0].x.shape[1:]}, as in {everyone[0].where}"
             raise InputError(f"{user.where}: shape of a row of x", user.x.shape[1:], expected)
     most = most_classes(sum(size))
-    y = np.concatenate([labels(user.where, user.y, most) for user in users])
-    x = np.concatenate([user.x for user in users])
+    y = np.concatenate([labels(user.where, user.y, most) for user in everyone])
+    x = np.concatenate([user.x for user in everyone])
     index = {name: k for k, name in enumerate(train)}
     device = np.repeat([index[name] for side in (train, test) for name in side], size)
     split = np.repeat([False] * len(train) + [True] * len(test), size) if sides else None
@@ -67,36 +67,37 @@ def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):
         return [path]
     try:
-        files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith(".")]
+        found = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith(".")]
     except OSError as error:
         raise InputError(str(path), error.strerror, "should be a readable directory") from None
-    if not files:
+    if not found:
         raise InputError(f"{path}: json files", 0, "should be at least one .json or .json.gz")
-    return sorted(files)
+    return sorted(found)
 
 
-def _merge(files: Iterable[Path]) -> dict[str, User]:
-    merged: dict[str, User] = {}
-    for file in files:
-        for name, user in _users(file):
-            if name in merged:
-                raise InputError(f"{file}: user", name, f"should be in one file only; see {merged[name].where}")
-            merged[name] = user
-    return merged
+def users(paths: Iterable[Path]) -> Iterator[tuple[str, User]]:
+    """The users of some files by name, each of whom is in one file only."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        for name, user in _users(path):
+            if name in seen:
+                raise InputError(f"{path}: user", name, f"should be in one file only; see {seen[name]}")
+            seen[name] = user.where
+            yield name, user
 
 
 def _users(file: Path) -> Iterator[tuple[str, User]]:
     content = _parse(file)
     if not isinstance(content, dict):
         raise InputError(str(file), content, "should be a json object with users, num_samples and user_data")
-    users = _get(str(file), content, "users", list)
+    names = _get(str(file), content, "users", list)
     num_samples = _get(str(file), content, "num_samples", list)
     user_data = _get(str(file), content, "user_data", dict)
-    if not users:
-        raise InputError(f"{file}: users", users, "should be at least one")
-    if len(num_samples) != len(users):
-        raise InputError(f"{file}: len(num_samples)", len(num_samples), f"should be len(users) = {len(users)}")
-    for name, n in zip(users, num_samples, strict=True):
+    if not names:
+        raise InputError(f"{file}: users", names, "should be at least one")
+    if len(num_samples) != len(names):
+        raise InputError(f"{file}: len(num_samples)", len(num_samples), f"should be len(users) = {len(names)}")
+    for name, n in zip(names, num_samples, strict=True):
         if not isinstance(name, str):
             raise InputError(f"{file}: users", name, "should be strings")
         where = f"{file}: user {name!r:.80}"
@@ -149,18 +150,15 @@ def _numbers(where: str, field: str, data: dict[str, Any]) -> NDArray:
 
 
 def _parse(file: Path) -> Any:
-    opener = gzip.open if file.name.endswith(".gz") else open
+    content = files.content(file, limit=LIMIT)
     try:
-        with opener(file, "rt", encoding="utf-8-sig") as text:
-            return json.load(text, object_pairs_hook=partial(_compact, file))
+        text = content.decode("utf-8-sig")
+        del content  # the text is as large again
+        return json.loads(text, object_pairs_hook=partial(_compact, file))
     except InputError:
         raise
     except UnicodeDecodeError as error:
         raise InputError(str(file), str(error), "should be utf-8") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(str(file), str(error), "should be an undamaged gzip file") from None
-    except OSError as error:
-        raise InputError(str(file), error.strerror, "should be a readable file") from None
     except (ValueError, RecursionError) as error:
         raise InputError(str(file), str(error), "should be json") from None
 

@@ -11,7 +11,7 @@ import numpy as np
 from folb.data import files
 from folb.data import partition as partitions
 from folb.data.cache import cached
-from folb.errors import InputError, choose
+from folb.errors import InputError, check_whole, choose
 from folb.federation import Federation, NDArray
 
 PARTS = ("train", "t10k")
@@ -38,7 +38,8 @@ def mnist(
     images, and those that never change are 0. The federation holds bytes, and `standardised` makes inputs of
     them.
     """
-    sources = [_idx_file(part, kind) for part in PARTS for kind in ("images-idx3", "labels-idx1")]
+    check_whole("draw", draw, 0)
+    sources = raw_files()
     arrays = cached({"dataset": "mnist"}, sources, lambda: _parse(sources))
     y = arrays["y"]
     choose("partition", partition, ("power_law", "classes", "dirichlet", "iid"))
@@ -62,9 +63,10 @@ def standardised(table: Any, x: Any) -> Any:
     return (x - table[0]) * table[1]
 
 
-def _idx_file(part: str, kind: str) -> Path:
-    name = f"{part}-{kind}-ubyte"
-    return files.raw("mnist", f"{name}.gz", name, name.replace("-idx", ".idx"))
+def raw_files() -> list[Path]:
+    """The idx files, each packed or plain, and under either name it is known by."""
+    names = [f"{part}-{kind}-ubyte" for part in PARTS for kind in ("images-idx3", "labels-idx1")]
+    return [files.raw("mnist", f"{name}.gz", name, name.replace("-idx", ".idx")) for name in names]
 
 
 def _parse(sources: list[Path]) -> dict[str, NDArray]:

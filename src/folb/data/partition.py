@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from folb.errors import InputError, check
+from folb.errors import InputError, check, check_whole
 from folb.federation import NDArray
 
 
@@ -23,7 +23,7 @@ def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDAr
     _, owner, size = np.unique(ids, return_inverse=True, return_counts=True)
     kept = np.flatnonzero(size >= least)
     if devices is not None:
-        check("devices", devices, 1 <= devices <= len(kept), f"should be between 1 and the {len(kept)} there are")
+        check_whole("devices", devices, 1, len(kept))
         kept = np.sort(kept[np.argsort(-size[kept], kind="stable")[:devices]])
     elif not len(kept):
         raise InputError("least", least, f"should be at most {size.max(initial=0)}, the most samples of any id")
@@ -69,7 +69,8 @@ def lognormal(
     check("mean", mean, np.isfinite(mean), "should be a finite number")
     check("sigma", sigma, 0 <= sigma < np.inf, "should be a finite number of at least 0")
     check("more", more, more >= 0, "should be at least 0")
-    size = np.random.default_rng([max(seed, 0), 5]).lognormal(mean, sigma, max(devices, 0)) + more
+    labels = _labels(labels, seed, devices)
+    size = np.random.default_rng([seed, 5]).lognormal(mean, sigma, devices) + more
     wanted = np.maximum(size / max(classes, 1), 2).astype(int)
 
     def up_to_wanted(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
@@ -101,8 +102,6 @@ def dirichlet(labels: NDArray, seed: int, *, devices: int, alpha: float, least: 
 def iid(labels: NDArray, seed: int, *, devices: int) -> NDArray:
     """All samples shared out at random, the sizes as equal as can be."""
     labels = _labels(labels, seed, devices)
-    if len(labels) < devices:
-        raise InputError("devices", devices, f"should be at most {len(labels)}, the number of samples")
     return np.random.default_rng([seed, 4]).permutation(len(labels)) % devices
 
 
@@ -149,8 +148,8 @@ def _fill(device: NDArray, devices: int, least: int, rng: np.random.Generator) -
 
 def _labels(labels: NDArray, seed: int, devices: int) -> NDArray:
     labels = _one_dimensional("labels", labels)
-    check("seed", seed, seed >= 0, "should be at least 0")
-    check("devices", devices, devices >= 1, "should be at least 1")
+    check_whole("seed", seed, 0)
+    check_whole("devices", devices, 1, len(labels))
     return labels
 
 

@@ -22,9 +22,8 @@ from typing import IO, Annotated, Any, Literal
 import numpy as np
 
 from folb.data import cache, files
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.federation import Federation, NDArray
-from folb.settings import read
 
 WHOLE = 1_600_000
 TWEETS = "training.1600000.processed.noemoticon.csv"
@@ -53,18 +52,17 @@ def sent140(
     check("min_tweets", min_tweets, min_tweets is None or min_tweets >= 2, "should be at least 2: to train and to test")
     check("words", words, words >= 1, "should be at least 1")
     choose("case", case, ("lower", "keep"))
-    check("draw", draw, draw >= 0, "should be at least 0")
-    path = files.raw("sent140", TWEETS, TWEETS + ".gz", "trainingandtestdata.zip", SAMPLE, SAMPLE + ".gz")
-    vectors = Path(glove) if glove else files.raw("glove", *GLOVE)
+    check_whole("draw", draw, 0)
+    path, vectors = raw_files(glove)
     if not vectors.is_file():
-        raise InputError("glove", str(vectors), "should be a file of GloVe vectors, plain text or gz")
+        raise InputError(f"glove: {vectors}", None, "should be a file of GloVe vectors, plain text or gz")
     recipe = {"dataset": "sent140", "min_tweets": min_tweets, "words": words, "case": case}
     stored = cache.cached(recipe, [path, vectors], lambda: _corpus(path, vectors, min_tweets, words, case))
     user, table = stored["user"], stored["table"]
 
     users = int(user.max()) + 1
-    count = users if devices == "all" else read("devices", int, devices)
-    check("devices", devices, 1 <= count <= users, f"should be 'all' or between 1 and {users}")
+    count = users if devices == "all" else devices
+    check_whole("devices", count, 1, users)
     drawn = np.isin(user, np.random.default_rng([draw, 0]).permutation(users)[:count])
     test = _fifth(user, draw)
     federation = Federation.from_arrays(
@@ -72,6 +70,12 @@ def sent140(
     )
     note = _note(int(stored["tweets"]), int(stored["least"]), table.shape[1])
     return replace(federation, table=table, expand=expand, note=note)
+
+
+def raw_files(glove: str | None = None) -> list[Path]:
+    """The tweets, all of them before a sample, and the word vectors."""
+    tweets = files.raw("sent140", TWEETS, TWEETS + ".gz", "trainingandtestdata.zip", SAMPLE, SAMPLE + ".gz")
+    return [tweets, Path(glove) if glove else files.raw("glove", *GLOVE)]
 
 
 def expand(table: Any, x: Any) -> Any:

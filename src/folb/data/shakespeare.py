@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from folb.data import cache, files
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check_whole, choose
 from folb.federation import Federation, NDArray, Split
-from folb.settings import read
 
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -46,14 +45,14 @@ def shakespeare(
     """
     choose("roles", roles, ("random", "largest"))
     choose("split", split, ("time", "gap", "random"))
-    check("draw", draw, draw >= 0, "should be at least 0")
-    path = files.raw("shakespeare", "pg100.txt", "pg100.txt.gz", "100.txt", "100.txt.gz")
+    check_whole("draw", draw, 0)
+    (path,) = raw_files()
     stored = cache.cached({"dataset": "shakespeare"}, [path], lambda: _corpus(path))
     text, length = stored["text"], stored["length"]
     begin = np.cumsum(length) - length
 
-    count = len(length) if devices == "all" else read("devices", int, devices)
-    check("devices", devices, 1 <= count <= len(length), f"should be 'all' or between 1 and {len(length)}")
+    count = len(length) if devices == "all" else devices
+    check_whole("devices", count, 1, len(length))
     rank = np.argsort(-length, kind="stable")
     if roles == "random":
         rank = np.random.default_rng([draw, 0]).permutation(len(length))
@@ -68,6 +67,11 @@ def shakespeare(
     return Federation(
         "shakespeare", _gather(text, trains), _gather(text, tests), len(ALPHABET), table=text, expand=expand
     )
+
+
+def raw_files() -> list[Path]:
+    """Project Gutenberg's #100, packed or plain."""
+    return [files.raw("shakespeare", "pg100.txt", "pg100.txt.gz", "100.txt", "100.txt.gz")]
 
 
 def expand(table: Any, x: Any) -> Any:
@@ -118,10 +122,7 @@ def _speeches(lines: Sequence[str], flush: bool) -> dict[str, list[str]]:
 
 def _corpus(path: Path) -> dict[str, NDArray]:
     """The codes of all roles' characters, end to end, and the number of characters of each."""
-    with files.opened(path) as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise InputError(str(path), f"more than {LARGEST} bytes", "should be the text of the complete works")
+    data = files.content(path, limit=LARGEST)
     try:
         roles = parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

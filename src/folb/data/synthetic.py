@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from folb.errors import InputError
+from folb.errors import InputError, check_whole
 from folb.federation import Federation, NDArray
 
 FEATURES, CLASSES = 60, 10
@@ -87,9 +87,9 @@ def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
 
 
 def _check_whole(devices: int | None, draw: int) -> None:
-    for field, value, low, high in (("devices", devices, 1, 10**5), ("draw", draw, 0, 2**32 - 1)):
-        if value is not None and not (isinstance(value, Integral) and low <= value <= high):
-            raise InputError(field, value, f"should be a whole number from {low} to {high}")
+    check_whole("draw", draw, 0)
+    if devices is not None:
+        check_whole("devices", devices, 1, 10**5)
 
 
 def _label(rng: np.random.Generator, v: NDArray, W: NDArray, b: NDArray, n: int) -> tuple[NDArray, NDArray]:

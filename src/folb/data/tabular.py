@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -14,22 +15,22 @@ import numpy as np
 
 from folb.data import files
 from folb.errors import InputError
-from folb.federation import Federation, NDArray
+from folb.federation import Federation, HoldoutSeed, NDArray
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 
-def tabular(
-    path: str | Path,
+def load(
+    path: str | os.PathLike[str],
     *,
     device: Annotated[str, "the column that names a sample's device"] = "device",
     label: Annotated[str, "the column of the labels: whole numbers from 0, or names"] = "label",
     split: Annotated[str, "the column that says train or test, if there is one"] = "split",
-    draw: Annotated[int, "which random tenth is for testing, where no column says"] = 0,
+    holdout_seed: HoldoutSeed = None,
 ) -> Federation:
     """Any csv or parquet table: a device column, a label column, and numbers in all the others."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError("dataset", str(path), "is not a file")
-    read = _parquet_table if path.suffix == ".parquet" else _csv_table
+    read = _parquet_table if path.suffix.lower() == ".parquet" else _csv_table
     columns = read(path, (device, label), split)
     features = [name for name in columns if name not in (device, label, split)]
     if not features:
@@ -37,15 +38,8 @@ def tabular(
     test = _marks(path, split, columns[split]) if split in columns else None
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
     y, classes = _classes(columns[label])
-    return Federation.from_arrays(
-        path.name.partition(".")[0],
-        x,
-        y,
-        _text(columns[device]),
-        test,
-        classes=classes,
-        holdout_seed=draw if test is None else None,
-    )
+    named = _text(columns[device])
+    return Federation.from_arrays(str(path), x, y, named, test, classes=classes, holdout_seed=holdout_seed)
 
 
 def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, rows: int = 1 << 16) -> Iterator[Any]:

@@ -1,0 +1,26 @@
+"""The models by name, each made from the shape of a sample and the number of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from folb.models.convolution import cnn
+from folb.models.dense import logistic, mlp
+from folb.models.model import Model, classifier, cross_entropy
+from folb.models.recurrent import char_lstm, sentiment_lstm
+
+__all__ = [
+    "MODELS",
+    "Model",
+    "char_lstm",
+    "classifier",
+    "cnn",
+    "cross_entropy",
+    "logistic",
+    "mlp",
+    "sentiment_lstm",
+]
+
+MODELS: dict[str, Callable[..., Model]] = {
+    make.__name__: make for make in (logistic, mlp, cnn, char_lstm, sentiment_lstm)
+}

@@ -1,0 +1,80 @@
+"""Models of dense layers alone."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.errors import check, choose
+from folb.models.model import Model, classifier
+from folb.tree import Params
+
+
+def logistic(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    init: Annotated[Literal["zeros", "glorot"], "where the weights start"] = "zeros",
+) -> Model:
+    """Multinomial logistic regression (Sec. VI): one linear map to the class scores."""
+    choose("init", init, ("zeros", "glorot"))
+    inputs = prod(shape)
+
+    def start(key: Array) -> Params:
+        if init == "glorot":
+            return layer(key, inputs, classes)
+        return {"weight": jnp.zeros((inputs, classes)), "bias": jnp.zeros(classes)}
+
+    return classifier(start, lambda params, x: apply(params, x.reshape(len(x), inputs)))
+
+
+def mlp(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    first: Annotated[int, "units of the first hidden layer"] = 200,
+    second: Annotated[int, "units of the second hidden layer"] = 100,
+) -> Model:
+    """A perceptron of three layers (Sec. VI): two hidden ones with relu, and the class scores."""
+    at_least_one(first=first, second=second)
+    inputs = prod(shape)
+
+    def start(key: Array) -> Params:
+        keys = jax.random.split(key, 3)
+        return {
+            "first": layer(keys[0], inputs, first),
+            "second": layer(keys[1], first, second),
+            "scores": layer(keys[2], second, classes),
+        }
+
+    def scores(params: Params, x: Array) -> Array:
+        x = jax.nn.relu(apply(params["first"], x.reshape(len(x), inputs)))
+        x = jax.nn.relu(apply(params["second"], x))
+        return apply(params["scores"], x)
+
+    return classifier(start, scores)
+
+
+def layer(key: Array, inputs: int, outputs: int) -> Params:
+    """A dense layer as it starts: weights by Glorot and Bengio's uniform draw, and no bias."""
+    return {"weight": jax.nn.initializers.glorot_uniform()(key, (inputs, outputs)), "bias": jnp.zeros(outputs)}
+
+
+def apply(params: Params, x: Array) -> Array:
+    """What a dense layer makes of x: [..., inputs] -> [..., outputs]."""
+    return product(x, params["weight"]) + params["bias"]
+
+
+def product(x: Array, weight: Array) -> Array:
+    """x @ weight as a product of two matrices, whose gradients need no copies turned around."""
+    return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def at_least_one(**sizes: int) -> None:
+    """Raise an `InputError` for a layer of no units."""
+    for name, size in sizes.items():
+        check(name, size, size >= 1, "should be at least 1")

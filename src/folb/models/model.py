@@ -1,0 +1,43 @@
+"""What the algorithms need to know of a model. Any library's model plugs in through the same three functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.tree import Params
+
+
+class Model(NamedTuple):
+    """Three functions, and whether they are much work.
+
+    init(key) -> params; loss(params, x, y) -> the loss of each sample of a batch; predict(params, x) -> labels.
+
+    A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated
+    on fewer samples at once, and on a CPU the devices of a round run one after another.
+    """
+
+    init: Callable[[Array], Params]
+    loss: Callable[[Params, Array, Array], Array]
+    predict: Callable[[Params, Array], Array]
+    heavy: bool = False
+
+
+def classifier(init: Callable[[Array], Params], scores: Callable[[Params, Array], Array], heavy: bool = False) -> Model:
+    """The model of class scores(params, x): [batch, classes], with the cross-entropy for a loss."""
+    return Model(
+        init=init,
+        loss=lambda params, x, y: cross_entropy(scores(params, x), y),
+        predict=lambda params, x: scores(params, x).argmax(axis=1),
+        heavy=heavy,
+    )
+
+
+def cross_entropy(logits: Array, y: Array) -> Array:
+    """-log softmax(logits)[y], for each row."""
+    picked = jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=1) - picked

@@ -1,0 +1,150 @@
+"""The recurrent networks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.errors import check
+from folb.models import dense
+from folb.models.model import Model, classifier
+from folb.tree import Params
+
+
+def char_lstm(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    embedding: Annotated[int, "numbers that stand for a character"] = 8,
+    units: Annotated[int, "units of each of the two LSTM layers"] = 256,
+) -> Model:
+    """The next character from those before it: an embedding, two LSTM layers, and the scores after the last.
+
+    The network of FedProx for Shakespeare: 80 characters, an alphabet of 80.
+    """
+    dense.at_least_one(embedding=embedding, units=units)
+    check("char_lstm: shape of a sample", shape, len(shape) == 1, "should be a row of characters, as integer codes")
+
+    def start(key: Array) -> Params:
+        keys = jax.random.split(key, 4)
+        return {
+            "embedding": jax.random.uniform(keys[0], (classes, embedding), minval=-0.1, maxval=0.1),
+            "first": layer(keys[1], embedding, units),
+            "second": layer(keys[2], units, units),
+            "scores": dense.layer(keys[3], units, classes),
+        }
+
+    def scores(params: Params, x: Array) -> Array:
+        # a product with rows of 0 and 1: on a CPU the gradient of a look-up is a slow loop over the rows
+        h = dense.product(jax.nn.one_hot(x.T, classes), params["embedding"])
+        h = apply(params["second"], apply(params["first"], h))
+        return dense.apply(params["scores"], h[-1])
+
+    return classifier(start, scores, heavy=True)
+
+
+def sentiment_lstm(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    units: Annotated[int, "units of each of the two LSTM layers"] = 100,
+    hidden: Annotated[int, "units of the dense layer"] = 30,
+) -> Model:
+    """Positive or negative from the words' vectors: two LSTM layers, a dense layer, and one score.
+
+    The network of FedProx for Sent140: 25 words. Their vectors are the data's, not parameters.
+    """
+    dense.at_least_one(units=units, hidden=hidden)
+    check("sentiment_lstm: shape of a sample", shape, len(shape) == 2, "should be a row of words, a vector for each")
+    check("sentiment_lstm: classes", classes, classes == 2, "should be 2")
+
+    def start(key: Array) -> Params:
+        keys = jax.random.split(key, 4)
+        return {
+            "first": layer(keys[0], shape[1], units),
+            "second": layer(keys[1], units, units),
+            "hidden": dense.layer(keys[2], units, hidden),
+            "score": dense.layer(keys[3], hidden, 1),
+        }
+
+    def score(params: Params, x: Array) -> Array:
+        h = apply(params["second"], apply(params["first"], x.swapaxes(0, 1)))
+        h = jax.nn.relu(dense.apply(params["hidden"], h[-1]))
+        return dense.apply(params["score"], h)[:, 0]
+
+    return Model(
+        init=start,
+        # -log sigmoid(score) for y = 1, -log sigmoid(-score) for y = 0
+        loss=lambda params, x, y: jax.nn.softplus(jnp.where(y == 1, -1.0, 1.0) * score(params, x)),
+        predict=lambda params, x: (score(params, x) > 0).astype(jnp.int32),
+        heavy=True,
+    )
+
+
+def layer(key: Array, inputs: int, units: int) -> Params:
+    """An LSTM layer as it starts: Glorot's weights, and biases of 1 for the forget gate and 0 for the others.
+
+    The columns are those of the input gate, the forget gate, the candidate and the output gate.
+    """
+    keys = jax.random.split(key)
+    glorot = jax.nn.initializers.glorot_uniform()
+    return {
+        "input": glorot(keys[0], (inputs, 4 * units)),
+        "recurrent": glorot(keys[1], (units, 4 * units)),
+        "bias": jnp.zeros(4 * units).at[units : 2 * units].set(1.0),
+    }
+
+
+def apply(params: Params, x: Array) -> Array:
+    """What an LSTM layer puts out at every time: [time, batch, inputs] -> [time, batch, units]."""
+    return unfold(dense.product(x, params["input"]) + params["bias"], params["recurrent"])
+
+
+@jax.custom_jvp
+def unfold(x: Array, weight: Array) -> Array:
+    """The outputs h_t of the cell, z_t = x_t + h_{t-1} W being what its gates see."""
+    return cells(x, weight)[0]
+
+
+def cells(x: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
+    """At every time the output h; and the slopes of c in z and (last) h in z, of c in c_{t-1}, of h in c."""
+
+    def step(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], tuple[Array, Array, Array, Array]]:
+        h, c = carry
+        i, f, g, o = jnp.split(x + h @ weight, 4, axis=-1)
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        before, c = c, f * c + i * g
+        seen = jnp.tanh(c)
+        slopes = [g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), seen * o * (1 - o)]
+        return (o * seen, c), (o * seen, jnp.concatenate(slopes, axis=-1), f, o * (1 - seen * seen))
+
+    zero = jnp.zeros((x.shape[1], weight.shape[0]))
+    return jax.lax.scan(step, (zero, zero), x)[1]
+
+
+@unfold.defjvp
+def _unfold_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The derivative, with that of W taken out of the loop.
+
+    h_{t-1} dW is one product over all times here, and so is its transpose, the gradient of W: left to itself,
+    the compiler adds a matrix the size of W at every time.
+    """
+    (x, weight), (dx, dweight) = primals, tangents
+    h, *slopes = cells(x, weight)
+    dx = dx + dense.product(jnp.concatenate([jnp.zeros_like(h[:1]), h[:-1]]), dweight)
+    turned = weight.T  # once, as the way back wants it: at every time it would cost as much as the product
+
+    def step(carry: tuple[Array, Array], known: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        dh, dc = carry
+        dx, of_z, of_c, through = known
+        dz = dx + jax.lax.dot_general(dh, turned, (((1,), (1,)), ((), ())))
+        di, df, dg, do = jnp.split(dz * of_z, 4, axis=-1)
+        dc = of_c * dc + di + df + dg
+        dh = do + through * dc
+        return (dh, dc), dh
+
+    zero = jnp.zeros_like(h[0])
+    return h, jax.lax.scan(step, (zero, zero), (dx, *slopes))[1]

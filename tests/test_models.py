@@ -1,0 +1,227 @@
+"""The models: against NumPy written out, against the library's convolution, and through one round each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from folb import InputError, algorithms, models, simulate, simulator, system, tree
+from folb.federation import Federation
+from folb.models import convolution, recurrent
+
+# each model, tiny: the shape of a sample, the classes, the settings
+TINY = {
+    "logistic": ((6,), 3, {}),
+    "mlp": ((2, 3), 3, {"first": 5, "second": 4}),
+    "cnn": ((8, 4), 3, {"first": 2, "second": 3, "hidden": 5}),
+    "char_lstm": ((6,), 7, {"embedding": 2, "units": 3}),
+    "sentiment_lstm": ((4, 3), 2, {"units": 3, "hidden": 4}),
+}
+
+
+def tiny(name):
+    shape, classes, options = TINY[name]
+    return models.MODELS[name](shape, classes, **options)
+
+
+def samples(name, n, seed=0):
+    shape, classes, _ = TINY[name]
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, classes, (n, *shape)) if name == "char_lstm" else rng.normal(size=(n, *shape))
+    return x.astype(np.int32 if name == "char_lstm" else np.float32), rng.integers(0, classes, n).astype(np.int32)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def name(request):
+    return request.param
+
+
+def test_a_loss_for_each_sample_labels_in_range_and_finite_gradients(name):
+    model, (x, y) = tiny(name), samples(name, 5)
+    params = model.init(jax.random.key(0))
+    loss = model.loss(params, x, y)
+    assert loss.shape == (5,) and bool(jnp.all(loss > 0))
+    labels = model.predict(params, x)
+    assert labels.shape == (5,) and jnp.issubdtype(labels.dtype, jnp.integer)
+    assert int(labels.min()) >= 0 and int(labels.max()) < TINY[name][1]
+    gradient = jax.grad(lambda w: model.loss(w, x, y).mean())(params)
+    assert jax.tree.structure(gradient) == jax.tree.structure(params)
+    for leaf in jax.tree.leaves(gradient):
+        assert bool(jnp.all(jnp.isfinite(leaf))) and bool(jnp.any(leaf != 0))
+
+
+def test_a_sample_does_not_depend_on_its_batch(name):
+    model, (x, y) = tiny(name), samples(name, 5)
+    params = model.init(jax.random.key(0))
+    together = model.loss(params, x, y)
+    alone = [float(model.loss(params, x[i : i + 1], y[i : i + 1])[0]) for i in range(5)]
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+def test_one_round_of_each(name):
+    _, classes, _ = TINY[name]
+    x, y = samples(name, 24)
+    federation = Federation.from_arrays("tiny", x, y, np.arange(24) % 3, classes=classes)
+    algorithm = algorithms.fedavg(K=2, replacement=False, batch=4, lr=0.1)
+    (run,) = simulate(federation, tiny(name), algorithm, rounds=1, system=system.fixed(work=3))
+    assert np.isfinite(run.train_loss).all() and 0 <= run.test_accuracy[0] <= 1
+    assert run.updated.all()
+    assert run.bytes_down[0] == 2 * 4 * tree.size(run.params)
+
+
+def test_heavy_models_learn_the_same_abreast_and_in_turn():
+    """Also of two runs at once, which are stacked or take turns."""
+    name = "char_lstm"
+    x, y = samples(name, 40)
+    federation = Federation.from_arrays("tiny", x, y, np.arange(40) % 4, classes=TINY[name][1])
+    algorithm = algorithms.folb(K=3, batch=4, lr=0.1)
+    both = [
+        simulate(
+            federation, tiny(name), algorithm, rounds=2, seeds=(0, 1), system=system.fixed(work=3), abreast=abreast
+        )
+        for abreast in (True, False)
+    ]
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_array_equal(one.devices, other.devices)
+        np.testing.assert_allclose(one.train_loss, other.train_loss, rtol=1e-4)
+        for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
+    x, y = samples("cnn", 12)
+    federation = Federation.from_arrays("tiny", x, y, np.arange(12) % 3, classes=3)
+    cpu = jax.default_backend() == "cpu"
+    assert simulator.problem(federation, tiny("cnn")).abreast is not cpu
+    assert simulator.problem(federation, models.logistic((8, 4), 3)).abreast is True
+    assert simulator.problem(federation, tiny("cnn"), abreast=True).abreast is True
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("logistic", (28, 28), 10, 784 * 10 + 10),
+        ("mlp", (28, 28), 10, 784 * 200 + 200 + 200 * 100 + 100 + 100 * 10 + 10),
+        ("cnn", (28, 28), 62, 9 * 32 + 32 + 9 * 32 * 64 + 64 + 7 * 7 * 64 * 128 + 128 + 128 * 62 + 62),
+        ("char_lstm", (80,), 80, 80 * 8 + (8 + 256 + 1) * 1024 + (256 + 256 + 1) * 1024 + 256 * 80 + 80),
+        ("sentiment_lstm", (25, 300), 2, (300 + 100 + 1) * 400 + (100 + 100 + 1) * 400 + 100 * 30 + 30 + 30 + 1),
+    ],
+)
+def test_number_of_parameters_of_the_usual_sizes(name, shape, classes, count):
+    params = jax.eval_shape(models.MODELS[name](shape, classes).init, jax.random.key(0))
+    assert tree.size(params) == count
+
+
+def test_perceptron_against_numpy():
+    model, (x, y) = tiny("mlp"), samples("mlp", 5)
+    params = model.init(jax.random.key(1))
+    w = jax.tree.map(np.asarray, params)
+    h = np.maximum(x.reshape(5, 6) @ w["first"]["weight"] + w["first"]["bias"], 0)
+    h = np.maximum(h @ w["second"]["weight"] + w["second"]["bias"], 0)
+    z = h @ w["scores"]["weight"] + w["scores"]["bias"]
+    expected = np.log(np.exp(z).sum(axis=1)) - z[np.arange(5), y]
+    np.testing.assert_allclose(model.loss(params, x, y), expected, rtol=1e-5)
+    np.testing.assert_array_equal(model.predict(params, x), z.argmax(axis=1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_convolution_by_product_is_the_librarys(channels):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 6, 5, channels)).astype(np.float32)
+    weight = rng.normal(size=(3, 3, channels, 4)).astype(np.float32)
+    ours, theirs = (convolution.by_product(x, weight), convolution.by_library(x, weight))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    ours, theirs = (
+        jax.grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))), argnums=(0, 1))(x, weight)
+        for f in (convolution.by_product, convolution.by_library)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_halve_takes_the_maximum_of_four_pixels():
+    x = jnp.array([[1.0, 2, 5, 0], [4, 3, 0, 6]]).reshape(1, 2, 4, 1)
+    np.testing.assert_array_equal(convolution.halve(x)[0, :, :, 0], [[4, 6]])
+
+
+def lstm_in_numpy(params, x):
+    """One cell after another: x is [time, batch, inputs]."""
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
+    units = len(params["recurrent"])
+    h = c = np.zeros((x.shape[1], units))
+    out = []
+    for x_t in x:
+        z = x_t @ params["input"] + h @ params["recurrent"] + params["bias"]
+        i, f, g, o = (z[:, k * units : (k + 1) * units] for k in range(4))
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        out.append(h)
+    return np.array(out)
+
+
+def test_lstm_layer_against_numpy():
+    params = recurrent.layer(jax.random.key(0), 3, 4)
+    np.testing.assert_array_equal(params["bias"], [0] * 4 + [1] * 4 + [0] * 8)
+    x = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
+    expected = lstm_in_numpy(jax.tree.map(np.asarray, params), x)
+    np.testing.assert_allclose(recurrent.apply(params, x), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_lstm_derivatives_are_those_of_the_plain_loop():
+    """The derivative is given by hand: in both directions it is that of the loop it replaces."""
+    rng = np.random.default_rng(0)
+    primals, tangents = (
+        tuple(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((6, 2, 12), (3, 12))) for _ in range(2)
+    )
+    weight = jnp.asarray(rng.normal(size=(6, 2, 3)), jnp.float32)
+
+    def total(unfold):
+        return lambda x, w: jnp.sum(weight * unfold(x, w))
+
+    fast, plain = total(recurrent.unfold), total(lambda x, w: recurrent.cells(x, w)[0])
+    np.testing.assert_allclose(jax.jvp(fast, primals, tangents), jax.jvp(plain, primals, tangents), rtol=1e-4)
+    for a, b in zip(jax.grad(fast, (0, 1))(*primals), jax.grad(plain, (0, 1))(*primals), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_sentiment_against_numpy():
+    model, (x, y) = tiny("sentiment_lstm"), samples("sentiment_lstm", 5)
+    params = model.init(jax.random.key(2))
+    w = jax.tree.map(np.asarray, params)
+    h = lstm_in_numpy(w["second"], lstm_in_numpy(w["first"], x.swapaxes(0, 1)))[-1]
+    h = np.maximum(h @ w["hidden"]["weight"] + w["hidden"]["bias"], 0)
+    p = 1 / (1 + np.exp(-(h @ w["score"]["weight"] + w["score"]["bias"])[:, 0]))
+    np.testing.assert_allclose(model.loss(params, x, y), -np.log(np.where(y == 1, p, 1 - p)), rtol=1e-4)
+    np.testing.assert_array_equal(model.predict(params, x), p > 0.5)
+
+
+def test_characters_against_numpy():
+    model, (x, y) = tiny("char_lstm"), samples("char_lstm", 5)
+    params = model.init(jax.random.key(3))
+    w = jax.tree.map(np.asarray, params)
+    h = lstm_in_numpy(w["second"], lstm_in_numpy(w["first"], w["embedding"][x.T]))[-1]
+    z = h @ w["scores"]["weight"] + w["scores"]["bias"]
+    expected = np.log(np.exp(z).sum(axis=1)) - z[np.arange(5), y]
+    np.testing.assert_allclose(model.loss(params, x, y), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options", "message"),
+    [
+        ("logistic", (6,), 3, {"init": "zero"}, "did you mean 'zeros'"),
+        ("mlp", (6,), 3, {"first": 0}, "first = 0: should be at least 1"),
+        ("cnn", (8, 8), 3, {"hidden": -1}, "hidden = -1: should be at least 1"),
+        ("cnn", (784,), 10, {}, "should be an image"),
+        ("cnn", (28, 30), 10, {}, "multiples of 4"),
+        ("char_lstm", (80, 2), 80, {}, "should be a row of characters"),
+        ("char_lstm", (80,), 80, {"units": 0}, "units = 0"),
+        ("sentiment_lstm", (25,), 2, {}, "should be a row of words"),
+        ("sentiment_lstm", (25, 300), 3, {}, "classes = 3: should be 2"),
+    ],
+)
+def test_mistakes_are_named(name, shape, classes, options, message):
+    with pytest.raises(InputError, match=message):
+        models.MODELS[name](shape, classes, **options)
