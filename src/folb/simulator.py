@@ -462,8 +462,8 @@ def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, pa
     up, down = traffic(algorithm, info, len(problem.train.size), params)
     evaluated = np.arange(1, len(info.asked) + 1) % every == 0
     return Run(
-        algorithm=algorithm.name or "unnamed",
-        parameters=dict(algorithm.settings),
+        algorithm=algorithm.name,
+        parameters=dict(algorithm.origin.settings),
         seed=int(seed),
         evaluated_rounds=np.flatnonzero(evaluated) + 1,
         test_accuracy=np.asarray(record.test_accuracy)[evaluated],
