@@ -47,6 +47,7 @@ class Info(NamedTuple):
 
     device: Array  # [K] the distinct devices chosen
     times: Array  # [K] times each counts; 0 for repeats and lost devices
+    lost: Array  # [K] chosen, but without a usable reply
     asked: Array  # distinct devices that were sent the model
     replied: Array  # distinct devices of S_1 whose update came back
     gradients_only: Array  # distinct devices of S_2, not of S_1, whose gradient came back
@@ -170,6 +171,7 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     info = Info(
         device=drawn.device,
         times=times,
+        lost=(drawn.times > 0) & effort.lost,
         asked=surveyed,
         replied=jnp.sum(usable),
         gradients_only=gradients_only,
@@ -473,6 +475,7 @@ def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, pa
         seconds=info.seconds,
         devices=info.device,
         times=info.times.astype(np.int32),
+        lost=info.lost,
         updated=info.updated,
         params=params,
         records={name: getattr(info, name) for name in problem.record},
