@@ -6,6 +6,7 @@ over shuffled samples, average weighted by samples, training loss and test accur
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import jax
 import numpy as np
 
 from folb import algorithms, data, models, simulate, system
@@ -145,16 +147,20 @@ def compare_seconds() -> tuple[float, float]:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description="Speed against plain device loops, in one run.")
+    parser.add_argument("--seeds", type=int, default=16, help="runs stacked into one program")
+    seeds = parser.parse_args().seeds
     federation = data.load("synthetic_1_1")
     speeds = rounds_per_second(
         {
             "PyTorch device loop": (torch_loop(federation), 30, 1),
             "NumPy device loop": (numpy_loop(federation), 100, 1),
             "folb, one run": (simulator(federation, 1), 500, 1),
-            "folb, 16 seeds as one program": (simulator(federation, 16), 100, 16),
+            f"folb, {seeds} seeds as one program": (simulator(federation, seeds), 100, seeds),
         }
     )
     floor = speeds["PyTorch device loop"]
+    print(f"folb on {jax.devices()[0].device_kind}, {os.cpu_count()} cores")
     print(f"{'':32}{'rounds/s':>10}{'ratio':>9}")
     for name, speed in speeds.items():
         print(f"{name:32}{speed:10.1f}{speed / floor:8.1f}x")

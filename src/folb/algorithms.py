@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -25,17 +25,21 @@ from folb.server import SERVERS, Server
 UPLOADS = ("grad", "gamma", "second")
 
 
-class Settings(dict[str, Any]):
-    """The settings an algorithm was made with, for the record alone.
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The name and the settings an algorithm was made with, for the record alone.
 
     They ride along in the static part of a pytree, where unequal values would mean separate programs. All are
-    equal here: two algorithms that differ in mu alone run as one.
+    equal here: FedAvg, and FedProx with any mu, run as one.
     """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Settings)
+    name: str = "unnamed"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __hash__(self) -> int:  # type: ignore[override]
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origin)
+
+    def __hash__(self) -> int:
         return 0
 
 
@@ -50,8 +54,12 @@ class Algorithm:
     server: Server
     uploads: tuple[str, ...] = field(default=(), metadata={"static": True})
     clamp_gamma: bool = field(default=True, metadata={"static": True})
-    name: str = field(default="", metadata={"static": True})
-    settings: Settings = field(default_factory=Settings, metadata={"static": True})
+    origin: Origin = field(default_factory=Origin, metadata={"static": True})
+
+    @property
+    def name(self) -> str:
+        """The constructor's name."""
+        return self.origin.name
 
 
 class Common(TypedDict, total=False):
@@ -122,7 +130,7 @@ def named(constructor: Constructor) -> Constructor:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
         shared = {name: inspect.signature(compose).parameters[name].default for name in Common.__annotations__}
-        return replace(constructor(**settings), name=constructor.__name__, settings=Settings(shared | own | settings))
+        return replace(constructor(**settings), origin=Origin(constructor.__name__, shared | own | settings))
 
     return make  # type: ignore[return-value]
 

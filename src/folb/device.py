@@ -82,7 +82,8 @@ def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Sl
     """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
     if solver.unit == "gradient":
         return _gradient_descent(model, data, solver, params, slots, abreast)
-    if abreast:
+    # The epochs of devices differ as their sizes do; abreast all would wait for the largest, and a GPU affords it.
+    if abreast and not (solver.unit == "epoch" and jax.default_backend() == "cpu"):
         return _sgd(model, data, solver, params, slots)
 
     def alone(slot: Slots) -> Params:

@@ -120,29 +120,25 @@ def _finite(values: list[float]) -> list[float | None]:
 
 
 def rounds_csv(runs: Sequence[Run], note: str = "") -> str:
-    """A line for each round of each run. Chosen devices are joined by spaces, one that counts m times m times.
+    """A line for each round of each run.
 
+    `devices` are those whose reply was used, one that counts m times m times; `lost` those who were chosen in vain.
     A note on the data is the last column.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["algorithm", "seed", "round", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated"]
-        + ["devices"]
-        + (["note"] if note else [])
-    )
+    measures = ["test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated", "devices", "lost"]
+    last = [note] if note else []
+    writer.writerow(["algorithm", "seed", "round", *measures, *(["note"] if note else [])])
     for label, group in labelled(runs).items():
         for run in group:
-            evaluated = dict(
-                zip(run.evaluated_rounds, zip(run.test_accuracy, run.train_loss, strict=True), strict=True)
-            )
-            for t in range(1, len(run.seconds) + 1):
-                accuracy, loss = evaluated.get(t, ("", ""))
-                chosen = " ".join(
-                    str(k) for k, m in zip(run.devices[t - 1], run.times[t - 1], strict=True) for _ in range(m)
-                )
-                row = (run.bytes_up[t - 1], run.bytes_down[t - 1], run.seconds[t - 1], bool(run.updated[t - 1]))
-                writer.writerow([label, run.seed, t, accuracy, loss, *row, chosen] + ([note] if note else []))
+            measured = zip(run.test_accuracy, run.train_loss, strict=True)
+            evaluated = dict(zip(run.evaluated_rounds, measured, strict=True))
+            for t in range(len(run.seconds)):
+                row = (run.bytes_up[t], run.bytes_down[t], run.seconds[t], bool(run.updated[t]))
+                used = " ".join(map(str, run.devices[t].repeat(run.times[t])))
+                lost = " ".join(map(str, run.devices[t][run.lost[t]]))
+                writer.writerow([label, run.seed, t + 1, *evaluated.get(t + 1, ("", "")), *row, used, lost, *last])
     return text.getvalue()
 
 

@@ -67,7 +67,7 @@ def gradient_estimate(grad: Params, times: Array, correction: Array) -> Params:
     """(10): grad_i f(w^t) = 1/K sum_{k in S_i} grad F_k(w^t).
 
     Drawn from P and meant for f = sum_k p_k F_k, each gradient is weighted by p_k / P_k, which is 1 when the
-    selection matches the objective (1).
+    selection matches the objective (1). That is unbiased for draws with replacement, and for uniform ones without.
     """
     return tree.combine(fraction(times * correction, jnp.sum(times)), grad)
 

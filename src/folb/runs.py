@@ -25,6 +25,7 @@ class Run:
     seconds: NDArray  # simulated
     devices: NDArray  # [rounds, K]
     times: NDArray  # [rounds, K]; 0: drawn again, or lost
+    lost: NDArray  # [rounds, K]; chosen, but without a usable reply
     updated: NDArray  # False: no usable reply, or no weight; the model stayed as it was
     params: Any = None
     records: dict[str, NDArray] = field(default_factory=dict)

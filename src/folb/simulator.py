@@ -49,6 +49,7 @@ class Info(NamedTuple):
 
     device: Array  # [K] the distinct devices chosen
     times: Array  # [K] times each counts; 0 for repeats and lost devices
+    lost: Array  # [K] chosen, but without a usable reply
     asked: Array  # distinct devices that were sent the model
     replied: Array  # distinct devices of S_1 whose update came back
     gradients_only: Array  # distinct devices of S_2, not of S_1, whose gradient came back
@@ -176,6 +177,7 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     info = Info(
         device=drawn.device,
         times=times,
+        lost=(drawn.times > 0) & effort.lost,
         asked=surveyed,
         replied=jnp.sum(usable),
         gradients_only=gradients_only,
@@ -275,7 +277,8 @@ def sum_over_blocks(
     `real` leaves out.
     """
     n = len(samples.y)
-    size = min(n, HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK)
+    blocks = -(-n // (HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK))
+    size = -(-n // blocks)  # as even as can be, so that little is seen twice
 
     def turn(i: Array, total: Any) -> Any:
         first = jnp.minimum(i * size, n - size)
@@ -283,7 +286,7 @@ def sum_over_blocks(
         part = block(*samples.slice(first, size), rows, rows >= i * size)
         return jax.tree.map(jnp.add, total, part)
 
-    return jax.lax.fori_loop(0, -(-n // size), turn, zero)
+    return jax.lax.fori_loop(0, blocks, turn, zero)
 
 
 CAPACITY = 128  # rounds of one chunk at most
@@ -472,8 +475,8 @@ def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, pa
     up, down = traffic(algorithm, info, len(problem.train.size), params)
     evaluated = np.arange(1, len(info.asked) + 1) % every == 0
     return Run(
-        algorithm=algorithm.name or "unnamed",
-        parameters=dict(algorithm.settings),
+        algorithm=algorithm.name,
+        parameters=dict(algorithm.origin.settings),
         seed=int(seed),
         evaluated_rounds=np.flatnonzero(evaluated) + 1,
         test_accuracy=np.asarray(record.test_accuracy)[evaluated],
@@ -483,6 +486,7 @@ def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, pa
         seconds=info.seconds,
         devices=info.device,
         times=info.times.astype(np.int32),
+        lost=info.lost,
         updated=info.updated,
         params=params,
         records={name: getattr(info, name) for name in problem.record},

@@ -1,0 +1,382 @@
+"""One table through which every algorithm goes.
+
+Each entry is simulated once, as one program over three settings of its numbers and two seeds, on conditions that
+are rough on purpose: more draws than devices, so that some repeat; half of the devices lost; a model whose
+parameters are nested. Every check then reads what that program recorded, or runs it again.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from folb import randomness, simulator, system
+from folb.algorithms import ALGORITHMS
+from folb.data.synthetic import synthetic
+from folb.federation import Federation
+from folb.models import Model, cross_entropy, logistic
+
+FEDERATION = synthetic(devices=6, sizes=[20, 31, 45, 150, 12, 60])
+N, K, ROUNDS, SEEDS = FEDERATION.N, 8, 4, (3, 4)
+SYSTEM = system.uniform(high=4, dropout=0.5)
+
+
+def _init(key):
+    keys = jax.random.split(key)
+    return {
+        "hidden": [{"weight": 0.3 * jax.random.normal(keys[0], (60, 4))}, jnp.zeros(4)],
+        "out": {"weight": 0.3 * jax.random.normal(keys[1], (4, 10)), "bias": jnp.zeros(10)},
+    }
+
+
+def _scores(params, x):
+    layer, bias = params["hidden"]
+    return jnp.tanh(x @ layer["weight"] + bias) @ params["out"]["weight"] + params["out"]["bias"]
+
+
+NESTED = Model(
+    init=_init,
+    loss=lambda params, x, y: cross_entropy(_scores(params, x), y),
+    predict=lambda params, x: _scores(params, x).argmax(axis=1),
+)
+MODEL_BYTES = 4 * (60 * 4 + 4 + 4 * 10 + 10)
+
+
+class Case(NamedTuple):
+    algorithm: str
+    settings: dict[str, Any]
+    sweep: list[dict[str, float]]
+
+    def algorithms(self):
+        return [ALGORITHMS[self.algorithm](K=K, batch=5, **self.settings, **numbers) for numbers in self.sweep]
+
+
+LR = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.05}]
+MU = [{"mu": 0.0, "lr": 0.1}, {"mu": 1.0, "lr": 0.1}, {"mu": 0.1, "lr": 0.2}]
+PSI = [{"psi": 0.0, "mu": 0.0, "lr": 0.1}, {"psi": 0.5, "mu": 0.0, "lr": 0.1}, {"psi": 2.0, "mu": 0.1, "lr": 0.2}]
+STEP = [{"server_lr": 0.5, "lr": 0.1}, {"server_lr": 0.1, "lr": 0.1}, {"server_lr": 0.1, "lr": 0.2}]
+
+TABLE = {
+    "fedavg": Case("fedavg", {}, LR),
+    "fedavg, samples, momentum": Case("fedavg", {"averaging": "samples", "server": "momentum"}, STEP),
+    "fedprox": Case("fedprox", {}, MU),
+    "fednu_direct": Case("fednu_direct", {}, MU),
+    "fednu_direct, signed, adam": Case("fednu_direct", {"rule": "signed", "server": "adam"}, STEP),
+    "fednu_norm": Case("fednu_norm", {}, MU),
+    "fednu_norm, signed": Case("fednu_norm", {"rule": "signed"}, MU),
+    "folb": Case("folb", {}, MU),
+    "folb, fedexp": Case("folb", {"server": "fedexp"}, STEP),
+    "folb_two_set": Case("folb_two_set", {}, MU),
+    "folb_two_set, yogi": Case("folb_two_set", {"server": "yogi"}, STEP),
+    "folb_hetero": Case("folb_hetero", {}, PSI),
+    "folb_never_flip": Case("folb_never_flip", {}, PSI),
+}
+
+
+def test_the_table_is_complete():
+    assert {case.algorithm for case in TABLE.values()} == set(ALGORITHMS)
+
+
+def simulate(algorithms, seeds=SEEDS, chosen=SYSTEM, **options):
+    return simulator.simulate(
+        FEDERATION, NESTED, algorithms, rounds=ROUNDS, seeds=seeds, system=chosen, record=simulator.RECORDS, **options
+    )
+
+
+def assert_same_bits(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def curves(run):
+    """All that a run recorded round by round, and its last parameters."""
+    fields = "bytes_up", "bytes_down", "seconds", "devices", "times", "updated", "test_accuracy", "train_loss"
+    return {name: getattr(run, name) for name in fields} | run.records | {"params": run.params}
+
+
+def check_draws(case, runs):
+    """Who is drawn, who is lost and how much the others do, by hand: the algorithm has no say in it.
+
+    Only a survey has, in who is drawn. Some devices are drawn more than once, and some are lost.
+    """
+    repeats = lost = 0
+    for run in runs:
+        for t in range(1, ROUNDS + 1):
+            devices, times, work = run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1]
+            if not case.algorithm.startswith("fednu"):
+                np.testing.assert_array_equal(devices, np.sort(uniform_draws(run.seed, t)[:K]))
+            luck = np.asarray(randomness.uniform(randomness.words(run.seed, t, devices, 4)))[:, 2:]
+            first = np.diff(devices, prepend=-1) > 0
+            usable = first & (luck[:, 1] >= 0.5)
+            multiplicity = np.sum(devices[:, None] == devices, axis=1)
+            np.testing.assert_array_equal(times, np.where(usable, multiplicity, 0))
+            np.testing.assert_array_equal(work, np.where(usable, 1 + np.floor(luck[:, 0] * 4), 0))
+            repeats += np.sum(times > 1)
+            lost += np.sum(first & ~usable)
+        assert not np.any(run.records["weights"][run.times == 0])
+        assert np.all((run.records["gamma"] >= 0) & (run.records["gamma"] <= 1))
+        np.testing.assert_array_equal(run.updated, np.any(run.records["weights"] != 0, axis=1))
+    assert repeats > 10
+    assert lost > 10
+
+
+def uniform_draws(seed, t):
+    """The devices of S_1, then those of S_2."""
+    u = randomness.uniform(randomness.words(seed, t, randomness.SERVER, 2 * K))
+    return np.minimum(np.floor(np.asarray(u) * N).astype(int), N - 1)
+
+
+def check_the_model_learns(runs):
+    """The parameters keep their nested shape and move, and every number in the sweep has its effect."""
+    finals = []
+    for run in runs:
+        first = _init(jax.random.key(run.seed))
+        assert jax.tree.structure(run.params) == jax.tree.structure(first)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+        assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (run.params, first)), strict=True))
+        finals.append(run.params["out"]["weight"].tobytes())
+    assert len(set(finals)) == len(runs)
+
+
+def check_evaluation(runs):
+    """Training loss and test accuracy of the last parameters, a mean over all samples of all devices."""
+    train, test = FEDERATION.train, FEDERATION.test
+    for run in runs[::2]:
+        loss = np.asarray(NESTED.loss(run.params, train.x, train.y)).mean()
+        accuracy = np.mean(np.asarray(NESTED.predict(run.params, test.x)) == test.y)
+        assert run.train_loss[-1] == pytest.approx(loss, rel=1e-5)
+        assert run.test_accuracy[-1] == pytest.approx(accuracy, abs=1e-6)
+        assert run.evaluated_rounds.tolist() == [1, 2, 3, 4]
+
+
+def check_weights(case, runs):
+    """The weight of every slot in every round, from the recorded inner products and gammas."""
+    for run in runs:
+        for t in range(ROUNDS):
+            times, inner, gamma = run.times[t], run.records["inner"][t], run.records["gamma"][t]
+            weights, size = run.records["weights"][t], FEDERATION.train.size[run.devices[t]]
+            if not run.updated[t]:
+                assert not weights.any()
+                continue
+            psi = run.parameters.get("psi", 0.0)
+            discount = psi * gamma * np.sum(times * inner) / times.sum()  # ||grad_1 f||^2, S_1 being uniform
+            shrunk = np.sign(inner) * np.maximum(np.abs(inner) - discount, 0)
+            expected = {
+                "mean": times / times.sum(),
+                "samples": times * size / np.sum(times * size),
+                "signed": times / times.sum() * np.sign(inner),
+                "folb": times * inner / np.sum(np.abs(times * inner)),
+                "folb_two_set": times * inner,
+                "folb_hetero": times * (inner - discount) / np.sum(np.abs(times * (inner - discount))),
+                "folb_never_flip": times * shrunk / max(np.sum(np.abs(times * shrunk)), 1e-30),
+            }[case.settings.get("rule") or rule_of(case)]
+            if case.algorithm == "folb_two_set":  # (9) divides by what S_2 sent, the same for every slot
+                weights, expected = weights / np.sum(np.abs(weights)), expected / np.sum(np.abs(expected))
+            if case.algorithm == "fednu_direct":  # its signs are the survey's, not the estimate's
+                weights, expected = np.abs(weights), np.abs(expected)
+            np.testing.assert_allclose(weights, expected, rtol=1e-3, atol=1e-5)
+
+
+def rule_of(case):
+    if case.algorithm.startswith("folb"):
+        return case.algorithm
+    return "samples" if case.settings.get("averaging") == "samples" else "mean"
+
+
+def second_set(run, t):
+    """S_2 of a round, drawn again by hand: the distinct devices, and those of them that are lost."""
+    luck = np.asarray(randomness.uniform(randomness.words(run.seed, t, jnp.arange(N), 4)))[:, 3]
+    return set(uniform_draws(run.seed, t)[K:].tolist()), set(np.flatnonzero(luck < 0.5).tolist())
+
+
+def check_bytes(case, runs):
+    """What crossed the wire, counted device by device."""
+    survey_up = {"fednu_direct": N * MODEL_BYTES, "fednu_norm": N * 4}.get(case.algorithm, 0)
+    uploads_gradient = case.algorithm.startswith("folb") or (
+        case.algorithm == "fednu_norm" and case.settings.get("rule") == "signed"
+    )
+    uploads_gamma = case.algorithm in ("folb_hetero", "folb_never_flip")
+    for run in runs[:2]:
+        for t in range(ROUNDS):
+            asked = set(run.devices[t].tolist())
+            up = survey_up
+            for _ in set(run.devices[t][run.times[t] > 0].tolist()):
+                up += MODEL_BYTES  # its update
+                up += MODEL_BYTES if uploads_gradient else 0
+                up += 4 if uploads_gamma else 0
+            if case.algorithm == "folb_two_set":
+                others, lost = second_set(run, t + 1)
+                up += MODEL_BYTES * len(others - asked - lost)  # a gradient alone
+                asked |= others
+            if survey_up:
+                asked = set(range(N))
+            assert run.bytes_up[t] == up
+            assert run.bytes_down[t] == MODEL_BYTES * len(asked)
+
+
+def check_other_numbers_are_the_same_program(case, runs):
+    """Other seeds, settings, system and objective: the caller sees that nothing is compiled for them."""
+    other = [{name: 0.7 * value + 0.01 for name, value in numbers.items()} for numbers in case.sweep]
+    again = simulate(
+        case._replace(sweep=other).algorithms(),
+        seeds=(11, 12),
+        chosen=system.uniform(low=2, high=3, dropout=0.1),
+        objective="samples",
+    )
+    assert [run.seed for run in again] == [11, 12] * 3
+    assert not np.array_equal(again[0].train_loss, runs[0].train_loss)
+
+
+def check_same_seed_same_bits(case, runs):
+    for run, again in zip(runs, simulate(case.algorithms()), strict=True):
+        assert_same_bits(curves(again), curves(run))
+
+
+def check_runs_do_not_depend_on_their_companions(case, runs):
+    """The runs in another order: each is what it was."""
+    other = simulate(case.algorithms()[::-1], seeds=SEEDS[::-1])
+    for run, again in zip(runs, other[::-1], strict=True):
+        assert (again.seed, again.parameters) == (run.seed, run.parameters)
+        assert_same_bits(curves(again), curves(run))
+
+
+def stacked(case):
+    pairs = [(algorithm, seed) for algorithm in case.algorithms() for seed in SEEDS]
+    algorithms = jax.tree.map(lambda *leaves: np.stack(leaves), *(algorithm for algorithm, _ in pairs))
+    return algorithms, np.array([seed for _, seed in pairs], np.uint32)
+
+
+def check_a_round_can_be_replayed_alone(case, runs):
+    """Rounds 1 and 2, then round 3 and nothing else: the bits of the run, whose rounds came in other chunks."""
+    problem = simulator.problem(FEDERATION, NESTED, system=SYSTEM, record=simulator.RECORDS)
+    algorithms, seeds = stacked(case)
+
+    def advance(states, first, last):
+        span = (np.int32(first), np.int32(last + 1), np.int32(1))
+        return simulator._advance(problem, algorithms, states, seeds, *span)
+
+    before, _ = advance(simulator._start(problem, algorithms, seeds), 1, 2)
+    after, record = advance(before, 3, 3)
+    final, _ = advance(after, 4, ROUNDS)
+    for r, run in enumerate(runs):
+        assert record.train_loss[0, r] == run.train_loss[2]
+        assert_same_bits({name: getattr(record.info, name)[0, r] for name in run.records}, _at(run.records, 2))
+        assert_same_bits(jax.tree.map(lambda leaf, r=r: leaf[r], final.params), run.params)
+
+
+def _at(records, t):
+    return {name: values[t] for name, values in records.items()}
+
+
+# A run on its own, unstacked, as a second program
+
+
+def play_alone(model, algorithm, seed):
+    """All rounds of one run through `play`, compiled for itself: what each recorded, and the last parameters."""
+    problem = simulator.problem(FEDERATION, model, system=SYSTEM, record=simulator.RECORDS)
+    play = jax.jit(simulator.play)
+    state, infos = simulator.start(problem, algorithm, seed), []
+    for t in range(1, ROUNDS + 1):
+        state, info = play(problem, algorithm, state, seed, t)
+        infos.append(info)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *infos), state.params
+
+
+def check_one_program_over_a_sweep_is_many_runs_alone(case, runs):
+    for i, algorithm in enumerate(case.algorithms()):
+        check_same_run(play_alone(NESTED, algorithm, SEEDS[1]), runs[2 * i + 1])
+
+
+def check_a_flat_model_gives_the_same_run(case, runs):
+    """The same model with its parameters in one vector: nothing depends on how the tree is cut."""
+    _, unravel = ravel_pytree(_init(jax.random.key(0)))
+    flat = Model(
+        init=lambda key: ravel_pytree(_init(key))[0],
+        loss=lambda params, x, y: NESTED.loss(unravel(params), x, y),
+        predict=lambda params, x: NESTED.predict(unravel(params), x),
+    )
+    info, params = play_alone(flat, case.algorithms()[1], SEEDS[0])
+    check_same_run((info, unravel(params)), runs[2])
+
+
+def check_the_first_is(special):
+    """The first entry of each sweep has mu = 0, and psi = 0: it is another algorithm."""
+
+    def check(case, runs):
+        check_same_run(play_alone(NESTED, special(K=K, batch=5, lr=0.1), SEEDS[0]), runs[0])
+
+    return check
+
+
+def check_same_run(alone, run):
+    info, params = alone
+    np.testing.assert_array_equal(info.device, run.devices)
+    np.testing.assert_array_equal(info.times, run.times)
+    for record, values in run.records.items():
+        np.testing.assert_allclose(getattr(info, record), values, rtol=1e-3, atol=1e-5, err_msg=record)
+    # Adam divides by what may be small
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-5), params, run.params)
+
+
+FURTHER = {  # each of these checks compiles a program of its own
+    "fedprox": [check_one_program_over_a_sweep_is_many_runs_alone, check_the_first_is(ALGORITHMS["fedavg"])],
+    "fednu_direct, signed, adam": [check_one_program_over_a_sweep_is_many_runs_alone],
+    "folb_two_set": [check_one_program_over_a_sweep_is_many_runs_alone],
+    "folb_hetero": [
+        check_one_program_over_a_sweep_is_many_runs_alone,
+        check_a_flat_model_gives_the_same_run,
+        check_the_first_is(functools.partial(ALGORITHMS["folb"], mu=0.0)),
+    ],
+    "folb_never_flip": [check_the_first_is(functools.partial(ALGORITHMS["folb"], mu=0.0))],
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_conforms(name):
+    """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
+    case, programs = TABLE[name], simulator._advance._cache_size()
+    runs = simulate(case.algorithms())
+    assert simulator._advance._cache_size() <= programs + 1  # FedProx is the program of FedAvg
+    check_draws(case, runs)
+    check_the_model_learns(runs)
+    check_evaluation(runs)
+    check_weights(case, runs)
+    check_bytes(case, runs)
+
+    programs = simulator._advance._cache_size(), simulator._start._cache_size()
+    check_other_numbers_are_the_same_program(case, runs)
+    check_same_seed_same_bits(case, runs)
+    check_runs_do_not_depend_on_their_companions(case, runs)
+    check_a_round_can_be_replayed_alone(case, runs)
+    assert (simulator._advance._cache_size(), simulator._start._cache_size()) == programs
+
+    for check in FURTHER.get(name, []):
+        check(case, runs)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("name", ["fednu_direct", "fednu_norm", "folb_hetero"])
+def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
+    """From 10 to 160 devices with the same data, a round needs less than one more gradient, not 150.
+
+    The other algorithms hold what these do, or less.
+    """
+    features, samples = 500, 320
+    model = logistic((features,), 10)
+    gradient = 4 * (features + 1) * 10
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(samples, features)), rng.integers(0, 10, samples)
+    used = []
+    for devices in (10, 160):
+        federation = Federation.from_arrays("random", x, y, np.arange(samples) % devices, np.zeros(samples, bool))
+        problem = simulator.problem(federation, model, system=SYSTEM)
+        algorithm = ALGORITHMS[name](K=4)
+        state = simulator.start(problem, algorithm, 0)
+        compiled = jax.jit(simulator.play).lower(problem, algorithm, state, 0, 1).compile()
+        used.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert used[1] - used[0] < gradient

@@ -1,0 +1,76 @@
+"""The equations cited in docstrings are the paper's, (1) to (18), and each has its function."""
+
+import inspect
+import re
+
+import pytest
+
+from folb import algorithms, device, rules, selection, simulator, system, theory
+
+MODULES = (rules, selection, device, theory, simulator, system, algorithms)
+
+PAPER = {
+    1: theory.objective,
+    2: rules.mean,
+    3: device.solve,
+    4: theory.mean_bound,
+    5: rules.signed,
+    6: theory.signed_bound,
+    7: selection.lb_near_optimal,
+    8: theory.lb_near_optimal_bound,
+    9: rules.folb_two_set,
+    10: rules.gradient_estimate,
+    11: theory.squares_lemma,
+    12: theory.sum_lemma,
+    13: rules.folb,
+    14: theory.folb_bound,
+    15: theory.hetero_bound,
+    16: selection.lb_near_optimal_hetero,
+    17: theory.lb_near_optimal_hetero_bound,
+    18: rules.folb_hetero,
+}
+
+ALSO = {  # more than one function stands for these
+    rules.samples: 2,
+    rules.folb_never_flip: 18,
+    algorithms.fedavg: 2,
+    algorithms.fedprox: 3,
+    algorithms.fednu_direct: 7,
+    algorithms.fednu_norm: 7,
+    algorithms.folb: 13,
+    algorithms.folb_two_set: 9,
+    algorithms.folb_hetero: 18,
+    algorithms.folb_never_flip: 18,
+}
+
+
+def cited(documented):
+    """The numbers in parentheses, in order; years and other numbers have more than two digits."""
+    return [int(number) for number in re.findall(r"\((\d{1,2})\)", inspect.getdoc(documented) or "")]
+
+
+def documented():
+    """Every module, and every function and class it defines."""
+    for module in MODULES:
+        yield module
+        for value in vars(module).values():
+            if callable(value) and getattr(value, "__module__", None) == module.__name__:
+                yield value
+
+
+def test_the_citations_are_the_papers_list():
+    assert list(PAPER) == list(range(1, 19))
+    assert {number for value in documented() for number in cited(value)} == set(PAPER)
+
+
+@pytest.mark.parametrize(("number", "function"), PAPER.items(), ids=lambda value: getattr(value, "__name__", value))
+def test_each_equation_has_its_function(number, function):
+    assert cited(function)[0] == number
+
+
+def test_other_functions_cite_the_equation_they_are():
+    assert {function: cited(function)[0] for function in ALSO} == ALSO
+
+
+def test_every_algorithm_cites_its_equation():
+    assert all(cited(constructor) for constructor in algorithms.ALGORITHMS.values())
