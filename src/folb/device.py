@@ -121,16 +121,19 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
     def batches(s: Array) -> tuple[Array, Array]:
         return jax.vmap(batch)(s + jnp.arange(unroll))
 
-    def step(w: Params, x: Array, y: Array, weight: Array, lr: Array) -> Params:
+    def step(w: Params, x: Array, y: Array, weight: Array, active: Array) -> Params:
         g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
-        return jax.tree.map(lambda v, d, v0: v - lr * (d + solver.mu * (v - v0)), w, g, params)
+
+        def descend(v: Array, d: Array, v0: Array) -> Array:
+            return jnp.where(active, v - solver.lr * (d + solver.mu * (v - v0)), v)
+
+        return jax.tree.map(descend, w, g, params)
 
     def turn(carry: tuple[Array, Params, tuple[Array, Array]]) -> tuple[Array, Params, tuple[Array, Array]]:
         s, w, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(unroll):
-            lr = jnp.where(s + u < steps, solver.lr, 0.0)
-            w = _each(step, len(lr))(w, x[u], y[u], weight[u], lr)
+            w = _each(step, len(steps))(w, x[u], y[u], weight[u], s + u < steps)
         return s + unroll, w, batches(s + unroll)
 
     # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows

@@ -103,7 +103,7 @@ def signed(round: Round) -> Update:
 def folb_two_set(round: Round) -> Update:
     """(9): weights <grad F_k, grad_1 f> / sum_{k' in S_2} <grad F_k', grad_2 f>.
 
-    They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2.
+    They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2 when both sets are K strong.
     """
     if round.second is None:
         raise TypeError("(9) needs the second set's gradients: give its algorithm uploads=('grad', 'second')")
