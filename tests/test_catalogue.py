@@ -295,7 +295,9 @@ def test_the_note_and_the_effective_model_are_in_every_output(store, tmp_path, c
 
 def test_the_note_is_in_the_pictures(tmp_path):
     one = np.ones(1, int)
-    run = Run("fedavg", {}, 0, one, one / 2, one / 2, one, one, one, one[:, None], one[:, None], one > 0)
+    run = Run(
+        "fedavg", {}, 0, one, one / 2, one / 2, one, one, one, one[:, None], one[:, None], one[:, None] > 1, one > 0
+    )
     plot([run], tmp_path / "curves.svg", title="data, model", note="only a sample")
     assert "only a sample" in (tmp_path / "curves.svg").read_text()
     federation = data.load("synthetic_1_1", sizes=[20, 30])

@@ -170,6 +170,9 @@ REFUSED = {
     "seeds twice": (["--seeds", "1,1"], "seeds = [1, 1]: should be different"),
     "dropout": (["--set", "dropout=2"], "dropout = 2.0: should be between 0 and 1"),
     "missing rule file": (["--algorithms", "nowhere.py:rule"], "there is no file nowhere.py"),
+    "no seeds": (["--seeds", ""], "seeds = []: should be"),
+    "too many seeds": (["--seeds", "8589934592"], "seeds = 8589934592: should be from 1 to"),
+    "absurd K": (["--set", "K=10000000"], "K = 10000000: should be a whole number from 1 to 10000"),
     "unknown objective": (["--objective", "mean"], "objective = 'mean': "),
 }
 
@@ -182,6 +185,58 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, cap
     assert message in err
     assert len(err.strip().splitlines()) == 1 and out == ""
     assert not out_dir.exists()
+
+
+OWN = """
+import folb
+from folb import Model, models
+
+def unsaid(**common):
+    return folb.compose(folb.rules.folb, **common)
+
+def unshaped(**common):
+    return folb.compose(lambda round: folb.Update(round.delta, round.times), **common)
+
+def failing(**common):
+    raise RuntimeError("no luck")
+
+def scalar(shape, classes):
+    whole = models.logistic(shape, classes)
+    return Model(whole.init, lambda params, x, y: whole.loss(params, x, y).mean(), whole.predict)
+
+def nothing(shape, classes):
+    return {}
+"""
+
+
+@pytest.mark.parametrize(
+    "option, name, message",
+    [
+        ("--algorithms", "unsaid", "this rule needs the devices' gradients"),
+        ("--algorithms", "unshaped", "should be an update of the shapes of the model"),
+        ("--algorithms", "failing", "fails: RuntimeError: no luck"),
+        ("--algorithms", "absent", "has no function 'absent'"),
+        ("--model", "scalar", "shape of loss(...) for 2 samples = (): should be (2,)"),
+        ("--model", "nothing", "nothing = {}: should make a folb.Model"),
+    ],
+)
+def test_mistakes_in_own_files_are_named(option, name, message, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    code, _, err = folb(capsys, "compare", *TINY, option, f"{tmp_path / 'own.py'}:{name}", "--out", tmp_path / "out")
+    assert code == 2 and message in err and "Traceback" not in err
+    assert not (tmp_path / "out").exists() or not os.listdir(tmp_path / "out")
+
+
+def test_what_lies_in_the_output_directory_stays(tmp_path, capsys):
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "notes").write_text("precious")
+    np.savez(tmp_path / "p$^^$[b].npz", x=np.eye(8), y=np.arange(8) % 2, device=np.arange(8) % 2)
+    run = ["--algorithms", "fedavg", "--rounds", 1, "--seeds", 1, "--out", tmp_path]
+    code, out, err = folb(capsys, "compare", tmp_path / "p$^^$[b].npz", *run)
+    assert code == 0, err
+    assert "p$^^$[b].npz" in out
+    assert (tmp_path / "unfinished" / "notes").read_text() == "precious"
+    assert tomllib.loads((tmp_path / "experiment.toml").read_text())["dataset"].endswith("p$^^$[b].npz")
 
 
 def test_unknown_dataset_and_command(capsys):
@@ -209,6 +264,9 @@ def test_unwritable_output_directory(tmp_path, capsys):
         ('dataset = "synthetic_1_1"\nseeds = "1"', "seeds = '1': should be a number of seeds"),
         ('dataset = "synthetic_1_1"\nset = 3', "set = 3: should be a table"),
         ("dataset = 3", "dataset = 3: should be a name"),
+        ('dataset = "synthetic_1_1"\nrounds = inf', "rounds = inf: should be a whole number"),
+        ('dataset = "synthetic_1_1"\nalgorithms = [1]', "algorithms = [1]: should be names"),
+        ('dataset = "synthetic_1_1"\n[set]\nsizes = []', "sizes = []: should be at least one"),
         ('dataset = "synthetic_1_1"\ntarget = true', "target = True: should be a finite number"),
         ('dataset = "synthetic_1_1"\n[set]\nmu = []', "mu = []: should be at least one value"),
     ],
@@ -238,14 +296,14 @@ def test_interrupted_comparison_goes_on_where_it_was(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([*command, whole], check=True, capture_output=True)  # fills the compilation cache, too
     process = subprocess.Popen([*command, cut], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    while not (cut / "unfinished").exists() and process.poll() is None:
+    while not (cut / ".folb-unfinished").exists() and process.poll() is None:
         time.sleep(0.05)
     time.sleep(1.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, "the run ended before it could be interrupted"
     assert b"the same command goes on from here" in err
-    assert os.listdir(cut) == ["unfinished"]
+    assert os.listdir(cut) == [".folb-unfinished"]
     subprocess.run([*command, cut], check=True, capture_output=True)
     assert (cut / "results.json").read_bytes() == (whole / "results.json").read_bytes()
-    assert not (cut / "unfinished").exists()
+    assert not (cut / ".folb-unfinished").exists()

@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 
 from folb import rules
 from folb.device import Solver
-from folb.errors import check, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.rules import Rule
 from folb.selection import Selection
 from folb.server import SERVERS, Server
@@ -93,14 +93,20 @@ def compose(
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Put an algorithm together, checking every setting."""
-    check("K", K, K >= 1, "should be a whole number of at least 1")
+    check_whole("K", K, 1, 10**4)  # beyond it, a round's K x K table of repeats is no small thing
+    check_whole("batch", batch, 1, 10**6)
+    if not isinstance(replacement, bool):
+        raise InputError("replacement", replacement, "should be True or False")
     check("mu", mu, mu >= 0, "should be at least 0")
     check("lr", lr, lr > 0, "should be more than 0")
-    check("batch", batch, batch >= 1, "should be a whole number of at least 1")
     choose("unit", unit, ("step", "epoch", "gradient"))
     choose("sampling", sampling, ("uniform", "samples", "direct", "norm"))
     for upload in uploads:
         choose("uploads", upload, UPLOADS)
+    if "second" in uploads and "grad" not in uploads:
+        raise InputError(
+            "uploads", uploads, "should have 'grad' with 'second': a device in both sets sends its gradient once"
+        )
     make = SERVERS[choose("server", server, SERVERS)]
     if server_lr is not None:
         check("server_lr", server_lr, server_lr > 0, "should be more than 0")
@@ -122,15 +128,16 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
 def named(constructor: Constructor) -> Constructor:
     """Give what `constructor` makes its name and a record of its settings."""
 
+    parameters = inspect.signature(constructor).parameters.values()
+    known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        known |= {name: inspect.signature(compose).parameters[name].default for name in Common.__annotations__}
+
     @functools.wraps(constructor)
     def make(**settings: Any) -> Algorithm:
-        own = {
-            name: parameter.default
-            for name, parameter in inspect.signature(constructor).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        shared = {name: inspect.signature(compose).parameters[name].default for name in Common.__annotations__}
-        return replace(constructor(**settings), origin=Origin(constructor.__name__, shared | own | settings))
+        for name in settings:
+            choose(f"setting of {constructor.__name__}", name, known)
+        return replace(constructor(**settings), origin=Origin(constructor.__name__, known | settings))
 
     return make  # type: ignore[return-value]
 

@@ -110,6 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         # the reader of our output has gone (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (MemoryError, OSError) as error:
+        print(f"folb: error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -133,7 +136,7 @@ def _seeds(text: str) -> int | list[int]:
         numbers = [int(part) for part in text.split(",") if part]
     except ValueError:
         raise InputError("seeds", text, "should be a number of seeds, or a list such as 4,5,6") from None
-    return numbers if "," in text else numbers[0]
+    return numbers if "," in text or not numbers else numbers[0]
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -165,7 +168,7 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
 
     _use_compilation_cache()
     planned = plan(experiment)
-    directory = report.writable(options.out) if options.out else None
+    directory = report.writable(options.out) if options.out is not None else None
     with report.unfinished(directory) as checkpoints:
         total = len(planned.algorithms) * len(experiment.seeds) * experiment.rounds
         runs = _with_progress(total, lambda progress: run(experiment, planned, progress, checkpoints))
@@ -176,12 +179,11 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
         print(json.dumps(document, allow_nan=False))
         return
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(_summary(experiment, planned), highlight=False)
+    console.print(_summary(experiment, planned), highlight=False, markup=False)
     console.print(report.table(runs, experiment.target), highlight=False)
     if directory:
-        console.print(
-            f"\nwritten to {directory}: curves.png, results.json, rounds.csv, experiment.toml", highlight=False
-        )
+        written = f"\nwritten to {directory}: curves.png, results.json, rounds.csv, experiment.toml"
+        console.print(written, highlight=False, markup=False)
 
 
 def _summary(experiment: Experiment, planned: Any) -> str:

@@ -13,9 +13,9 @@ from folb import data
 from folb.algorithms import ALGORITHMS, Algorithm, Common, compose, named
 from folb.errors import InputError, choose
 from folb.federation import Federation
-from folb.models import MODELS
+from folb.models import MODELS, Model
 from folb.runs import Run
-from folb.settings import Setting, from_file, read, setting, settings
+from folb.settings import OWN, Setting, from_file, read, setting, settings
 from folb.simulator import check, simulate
 from folb.system import SYSTEMS
 
@@ -50,17 +50,22 @@ class Experiment:
                 raise InputError(field, getattr(self, field), "should be a name")
         if self.model == BY_DATASET:
             object.__setattr__(self, "model", data.defaults(self.dataset).model)
-        if isinstance(self.algorithms, str) or not self.algorithms:
+        if not isinstance(self.algorithms, list | tuple) or not self.algorithms:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
-        if len({*self.algorithms}) < len(self.algorithms):
+        if not all(isinstance(name, str) for name in self.algorithms):
+            raise InputError("algorithms", list(self.algorithms), "should be names")
+        # a function of one's own goes by its own name, without that of its file
+        if len({name.rpartition(":")[2] for name in self.algorithms}) < len(self.algorithms):
             raise InputError("algorithms", list(self.algorithms), "should be different names")
         for field in ("rounds", "evaluate_every"):
             number = read(field, int, getattr(self, field))
             if number < 1:
                 raise InputError(field, number, "should be at least 1")
+            object.__setattr__(self, field, number)
         if self.evaluate_every > self.rounds:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
-        if not 0 < read("target", float, self.target) <= 1:
+        object.__setattr__(self, "target", read("target", float, self.target))
+        if not 0 < self.target <= 1:
             raise InputError("target", self.target, "should be more than 0 and at most 1")
         choose("objective", self.objective, ("uniform", "samples"))
         object.__setattr__(self, "seeds", _seeds(self.seeds))
@@ -68,8 +73,8 @@ class Experiment:
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, int):
-        if seeds < 1:
-            raise InputError("seeds", seeds, "should be at least 1, or a list of seeds")
+        if not 1 <= seeds <= 10**6:
+            raise InputError("seeds", seeds, "should be from 1 to 1000000, or a list of seeds")
         return tuple(range(seeds))
     if not isinstance(seeds, list | tuple):
         raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
@@ -104,6 +109,20 @@ class Part:
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
     swept: bool = False  # a list of values means a run for each
+
+    def make(self, kind: type, *arguments: Any, **values: Any) -> Any:
+        """What the constructor makes: a user's own may fail in any way, and is then named as the cause."""
+        try:
+            made = self.constructor(*arguments, **values)
+        except InputError:
+            raise
+        except Exception as error:
+            if self.constructor.__module__.startswith(OWN):
+                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
+            raise
+        if not isinstance(made, kind):
+            raise InputError(self.name, made, f"should make a folb.{kind.__name__}")
+        return made
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -155,11 +174,11 @@ def plan(experiment: Experiment) -> Plan:
     for part, values in zip(algorithms, given[3:], strict=True):
         values = _by_dataset(part, experiment.dataset) | values
         for combination in itertools.product(*values.values()):
-            variants.append(part.constructor(**dict(zip(values, combination, strict=True))))
+            variants.append(part.make(Algorithm, **dict(zip(values, combination, strict=True))))
 
     built_system = system.constructor(**given[2])
     federation = dataset.constructor(**given[0])
-    built_model = model.constructor(federation.shape, federation.classes, **given[1])
+    built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every)
     return Plan(federation, built_model, built_system, variants)
 

@@ -74,7 +74,7 @@ def _pyplot() -> Any:
 
 
 def _finish(figure: Any, path: str | Path, title: str, note: str) -> None:
-    figure.suptitle(f"{title}\n{note}" if note else title, fontsize="medium")
+    figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
     figure.savefig(path, dpi=130, format=Path(path).suffix.lstrip(".") or "png")
     _pyplot().close(figure)
 

@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     from folb.experiment import Experiment
 
 
+UNFINISHED = ".folb-unfinished"  # within a run directory, while its runs are under way
+
+
 def labelled(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of the same algorithm and parameters under one label, which names what tells it from the others."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        for key, value in run.parameters.items():
+            values.setdefault((run.algorithm, key), set()).add(str(value))
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        same = [other for other in runs if other.algorithm == run.algorithm]
-        varied = [key for key in run.parameters if len({str(other.parameters.get(key)) for other in same}) > 1]
+        varied = [key for key in run.parameters if len(values[run.algorithm, key]) > 1]
         label = " ".join([run.algorithm, *(f"{key}={_short(run.parameters[key])}" for key in varied)])
         groups.setdefault(label, []).append(run)
     return groups
@@ -92,6 +98,7 @@ def document(experiment: Experiment, note: str, runs: Sequence[Run]) -> dict[str
         "objective": experiment.objective,
         "rounds": experiment.rounds,
         "target": experiment.target,
+        "set": experiment.set,
         "runs": [_run(run, experiment.target) for run in runs],
     }
 
@@ -99,7 +106,7 @@ def document(experiment: Experiment, note: str, runs: Sequence[Run]) -> dict[str
 def _run(run: Run, target: float) -> dict[str, Any]:
     return {
         "algorithm": run.algorithm,
-        "parameters": run.parameters,
+        "parameters": {key: _plain(value) for key, value in run.parameters.items()},
         "seed": run.seed,
         "evaluated_rounds": run.evaluated_rounds.tolist(),
         "test_accuracy": _finite(run.test_accuracy.tolist()),
@@ -113,6 +120,11 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "drops": run.drops,
         "idle_rounds": int((~run.updated).sum()),
     }
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, and the text of anything else: an algorithm of one's own may have any settings."""
+    return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
 
 
 def _finite(values: list[float]) -> list[float | None]:
@@ -150,22 +162,24 @@ def toml(experiment: Experiment, note: str = "") -> str:
             lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")
     nested = {key: value for key, value in experiment.set.items() if isinstance(value, dict)}
     for heading, content in [("set", {k: v for k, v in experiment.set.items() if k not in nested})] + [
-        (f"set.{key}", value) for key, value in nested.items()
+        (f"set.{_toml(key)}", value) for key, value in nested.items()
     ]:
         if content:
-            lines += ["", f"[{heading}]", *(f"{key} = {_toml(value)}" for key, value in content.items())]
+            lines += ["", f"[{heading}]", *(f"{_toml(key)} = {_toml(value)}" for key, value in content.items())]
     return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value)  # strings, numbers and booleans are written alike in TOML and JSON
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans are alike in TOML and JSON
 
 
 def writable(directory: str | Path) -> Path:
     """The directory, made if need be, once a file can be written into it."""
     path = Path(directory)
+    if not str(directory):
+        raise InputError("out", directory, "should be a directory to write to")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -181,9 +195,14 @@ def unfinished(directory: Path | None) -> Iterator[Path | None]:
     if directory is None:
         yield None
         return
-    path = directory / "unfinished"
+    path = directory / UNFINISHED
     path.mkdir(exist_ok=True)
-    yield path  # an interruption leaves it there
+    try:
+        yield path  # an interruption leaves the checkpoints there
+    except InputError:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
     shutil.rmtree(path)
 
 
@@ -210,9 +229,9 @@ def save_results(directory: Path, experiment: Experiment, note: str, runs: Seque
     """The run directory: the experiment, its results as JSON and CSV, and the picture."""
     from folb.figures import plot
 
-    text = json.dumps(document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
-    save(directory / "experiment.toml", lambda path: path.write_text(toml(experiment, note)))
-    save(directory / "results.json", lambda path: path.write_text(text))
-    save(directory / "rounds.csv", lambda path: path.write_text(rounds_csv(runs, note)))
     title = f"{experiment.dataset}, {experiment.model}"
+    text = json.dumps(document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
     save(directory / "curves.png", lambda path: plot(runs, path, target=experiment.target, title=title, note=note))
+    save(directory / "experiment.toml", lambda path: path.write_text(toml(experiment, note), encoding="utf-8"))
+    save(directory / "results.json", lambda path: path.write_text(text, encoding="utf-8"))
+    save(directory / "rounds.csv", lambda path: path.write_text(rounds_csv(runs, note), encoding="utf-8"))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb import tree
+from folb.errors import InputError
 from folb.tree import Params
 
 
@@ -75,7 +76,7 @@ def gradient_estimate(grad: Params, times: Array, correction: Array) -> Params:
 def inner_products(round: Round) -> tuple[Array, Params]:
     """<grad F_k(w^t), grad_1 f(w^t)> for each slot, and grad_1 f(w^t) of (10)."""
     if round.grad is None:
-        raise TypeError("this rule needs the devices' gradients: give its algorithm uploads=('grad',)")
+        raise InputError("uploads", (), "this rule needs the devices' gradients: should have 'grad'")
     g1 = gradient_estimate(round.grad, round.times, round.correction)
     return tree.dots(round.grad, g1), g1
 
@@ -106,7 +107,7 @@ def folb_two_set(round: Round) -> Update:
     They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2 when both sets are K strong.
     """
     if round.second is None:
-        raise TypeError("(9) needs the second set's gradients: give its algorithm uploads=('grad', 'second')")
+        raise InputError("uploads", (), "(9) needs the second set's gradients: should have 'grad' and 'second'")
     second = round.second
     inner, _ = inner_products(round)
     g2 = gradient_estimate(second.grad, second.times, second.correction)
@@ -136,7 +137,7 @@ def folb_never_flip(round: Round, psi: Array | float) -> Update:
 
 def _discounted(round: Round, psi: Array | float) -> tuple[Array, Array]:
     if round.gamma is None:
-        raise TypeError("(18) needs the devices' gamma: give its algorithm uploads=('grad', 'gamma')")
+        raise InputError("uploads", (), "(18) needs the devices' gamma: should have 'grad' and 'gamma'")
     inner, g1 = inner_products(round)
     return inner, psi * round.gamma * tree.dot(g1, g1)
 

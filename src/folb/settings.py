@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from folb.errors import InputError, choose
+
+OWN = "folb_own_"  # before the names of modules that are a user's own files
 
 
 class Setting(NamedTuple):
@@ -45,6 +48,8 @@ def setting(name: str, hint: Any, default: Any) -> Setting:
     if get_origin(hint) is Annotated:
         base, meaning = get_args(hint)[:2]
         return Setting(name, base, default, meaning)
+    if hint is Any and isinstance(default, bool | int | float | str):
+        hint = type(default)
     return Setting(name, hint, default, "")
 
 
@@ -85,7 +90,7 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
     try:
         number = float(value)
         whole = int(value) if kind is int else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number, whole = math.nan, None
     if isinstance(value, bool) or not math.isfinite(number) or (kind is int and whole != number):
         raise InputError(field, value, f"should be a {'whole' if kind is int else 'finite'} number{also}")
@@ -97,12 +102,13 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise InputError(field, spec, f"there is no file {path}")
-    loaded = importlib.util.spec_from_file_location(Path(path).stem, path)
+    loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
     assert loaded is not None and loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
+    sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
     try:
         loaded.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

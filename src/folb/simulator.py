@@ -23,10 +23,10 @@ from folb import checkpoint, randomness, selection, tree
 from folb import device as devices
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
-from folb.errors import InputError, choose
+from folb.errors import InputError, check_whole, choose
 from folb.federation import Federation, Split
 from folb.models import Model
-from folb.rules import Gradients, Round, inner_products
+from folb.rules import Gradients, Round, Update, inner_products
 from folb.runs import Run
 from folb.selection import Multiset
 from folb.system import Effort, System, uniform
@@ -90,6 +90,9 @@ def problem(
     heavy and this is a CPU, on which one large product after another is faster than many at once.
     """
     choose("objective", objective, ("uniform", "samples"))
+    if system is not None and not callable(system):
+        raise InputError("system", system, "should be made by a function of folb.system, such as deadline()")
+    _check_model(federation, model)
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size
@@ -104,6 +107,30 @@ def problem(
         record=tuple(record),
         abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
     )
+
+
+def _check_model(federation: Federation, model: Model) -> None:
+    """A value for each sample, in two samples: what would be broadcast in silence is refused here."""
+    if not isinstance(model, Model):
+        raise InputError(
+            "model", model, "should be a Model of three functions, such as models.logistic(shape, classes)"
+        )
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((2, *federation.shape), _input_type(federation))
+    y = jax.ShapeDtypeStruct((2,), np.int32)
+    for name, got in (
+        ("loss", jax.eval_shape(model.loss, params, x, y)),
+        ("predict", jax.eval_shape(model.predict, params, x)),
+    ):
+        if jnp.shape(got) != (2,):
+            raise InputError(
+                f"model: shape of {name}(...) for 2 samples", jnp.shape(got), "should be (2,), one value each"
+            )
+
+
+def _input_type(federation: Federation) -> Any:
+    x = federation.train.x[:1]
+    return jnp.asarray(x if federation.expand is None else federation.expand(federation.table, x)).dtype
 
 
 def _samples(federation: Federation, split: Split, table: Array | None) -> Samples:
@@ -169,6 +196,7 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
         second=second,
     )
     update = algorithm.rule(round)
+    _check_update(update, state.params, K)
     updated = jnp.any(times > 0) & jnp.any(update.weights != 0)
     params, memory = algorithm.server.apply(state.memory, round, update)
     # a round without a usable reply leaves the model, and the server's memory, as they were
@@ -189,6 +217,14 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
         work=slots.work if "work" in problem.record else None,
     )
     return following, info
+
+
+def _check_update(update: Update, params: Params, K: int) -> None:
+    """Shapes are known before anything runs: a rule that got them wrong is told so, rather than broadcast."""
+    delta, weights = jax.tree.map(jnp.shape, tuple(update))
+    if delta != jax.tree.map(jnp.shape, params) or weights != (K,):
+        expected = f"should be an update of the shapes of the model, and weights of shape ({K},)"
+        raise InputError("rule: shapes", (delta, weights), expected)
 
 
 def _distribution(problem: Problem, algorithm: Algorithm, params: Params) -> tuple[Array, Array | None]:
@@ -346,7 +382,7 @@ def simulate(
     algorithms: Algorithm | Sequence[Algorithm],
     *,
     rounds: int,
-    seeds: Sequence[int] = (0,),
+    seeds: int | Sequence[int] = (0,),
     system: System | None = None,
     objective: str = "uniform",
     evaluate_every: int = 1,
@@ -359,10 +395,12 @@ def simulate(
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
     `abreast` is explained at `problem`.
+    `seeds` are the seeds themselves, or how many, from 0.
     `progress(n)` is called as rounds complete, with the number completed since the last call.
     `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
     check(federation, algorithms, rounds, seeds, evaluate_every)
     shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast)
     groups: dict[Any, list[int]] = {}
@@ -388,15 +426,17 @@ def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seed
     """Raise an `InputError` for what cannot be simulated."""
     if not algorithms:
         raise InputError("algorithms", [], "should be at least one")
-    if rounds < 1:
-        raise InputError("rounds", rounds, "should be at least 1")
-    if not 1 <= every <= rounds:
+    for algorithm in algorithms:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
+    check_whole("rounds", rounds, 1)
+    check_whole("evaluate_every", every, 1)
+    if every > rounds:
         raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
     if not len(seeds):
         raise InputError("seeds", list(seeds), "should be at least one")
     for seed in seeds:
-        if not 0 <= seed < 2**32:
-            raise InputError("seeds", seed, "should be between 0 and 2^32 - 1")
+        check_whole("seeds", seed, 0, 2**32 - 1)
     for algorithm in algorithms:
         K = algorithm.selection.K
         if not algorithm.selection.replacement and K > federation.N:
@@ -418,10 +458,11 @@ def _run_stacked(
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *algorithms)
     seed_array = np.asarray(seeds, np.uint32)
     states = _start(problem, stacked, seed_array)
-    shapes = jax.eval_shape(_round, problem, stacked, states, seed_array, np.int32(1), np.int32(every))[1]
+    inputs = (problem, stacked, states, seed_array, np.int32(1), np.int32(every))
+    shapes = jax.eval_shape(_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
-    mark = "" if kept is None else checkpoint.fingerprint(problem, stacked, seed_array, every)
+    mark = "" if kept is None else checkpoint.fingerprint(str(jax.make_jaxpr(_round)(*inputs)), inputs)
     if kept is not None and (found := checkpoint.load(kept, mark, (states, record))) and found[0] <= rounds + 1:
         at = (found[0], found[1][0], [found[1][1]])
         progress((found[0] - 1) * len(seeds))

@@ -29,12 +29,14 @@ class Effort(NamedTuple):
 
 System = Callable[[Array, Array, Array], Effort]
 
+MOST = 10**6  # units of work: more would outlast anyone's patience, and 32 bits in mini-batch steps
+
 Rate = Annotated[float, "chance that a device drops out of a round"]
 
 
 def fixed(*, work: Annotated[int, "units of work per device and round"] = 20, dropout: Rate = 0.0) -> System:
     """Every device does the same work: a mini-batch step takes a second, messages take none."""
-    check("work", work, work >= 1, "should be a whole number of at least 1")
+    check("work", work, (work >= 1) & (work <= MOST), f"should be a whole number from 1 to {MOST}")
     _check_dropout(dropout)
     return Partial(_uniform, low=work, high=work, dropout=dropout)
 
@@ -47,7 +49,7 @@ def uniform(
 ) -> System:
     """Sec. VI: work uniform in low .. high for each device and round; a mini-batch step takes a second."""
     check("low", low, low >= 1, "should be a whole number of at least 1")
-    check("high", high, high >= low, f"should be at least low = {low}")
+    check("high", high, (high >= low) & (high <= MOST), f"should be from low = {low} to {MOST}")
     _check_dropout(dropout)
     return Partial(_uniform, low=low, high=high, dropout=dropout)
 

@@ -125,6 +125,8 @@ def _sizes(sizes: str | Sequence[int], published: str, devices: int | None, draw
             counts = [int(n) if isinstance(n, str) else n for n in sizes]
     except (TypeError, ValueError):
         raise InputError("sizes", sizes, "should be 'lognormal', 'published' or a list such as 50,80,200") from None
+    if not counts:
+        raise InputError("sizes", sizes, "should be at least one")
     for n in counts:
         if not isinstance(n, Integral) or n < 2:
             raise InputError("sizes", n, "should each be a whole number of at least 2, to train on and to test on")

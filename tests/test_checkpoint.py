@@ -1,0 +1,65 @@
+"""Going on from a checkpoint: only from one that is whole, and that the same simulation left."""
+
+import jax
+import numpy as np
+import pytest
+
+from folb import Model, algorithms, checkpoint, data, models, simulate
+
+FEDERATION = data.load("synthetic_1_1", sizes=[20, 30])
+
+
+def run(path, model, rounds, **settings):
+    algorithm = algorithms.fedavg(K=2, **settings)
+    return simulate(FEDERATION, model, algorithm, rounds=rounds, checkpoints=path)[0]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True))
+
+
+def flipped(model):
+    """The same functions by name, and the same start, but another loss."""
+
+    def rename(f, like):
+        f.__name__, f.__qualname__ = like.__name__, like.__qualname__
+        return f
+
+    loss = rename(lambda params, x, y: -model.loss(params, x, y), model.loss)
+    return Model(model.init, loss, model.predict)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
+    zeros = models.logistic(FEDERATION.shape, FEDERATION.classes)
+    taken = []
+    load = checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda *args: taken.append(load(*args)) or taken[-1])
+    whole = run(tmp_path, zeros, 6)
+    assert taken.pop() is None
+    # more rounds of the same simulation go on; other numbers, another start or another loss do not
+    assert len(run(tmp_path, zeros, 8).seconds) == 8 and taken.pop()[0] == 7
+    run(tmp_path, zeros, 3)
+    assert taken.pop()[0] == 9  # has gone further than asked: played again from the start
+    run(tmp_path, zeros, 6, lr=0.5)
+    assert taken.pop() is None
+    run(tmp_path, models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot"), 6)
+    assert taken.pop() is None
+    run(tmp_path, flipped(zeros), 6)
+    assert taken.pop() is None
+    # damage anywhere means a start from scratch, to the same result
+    run(tmp_path, zeros, 6)
+    (kept,) = tmp_path.glob("*.npz")
+    content = kept.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], bytes(255 - byte for byte in content)):
+        kept.write_bytes(damaged)
+        taken.clear()
+        assert same(run(tmp_path, zeros, 6), whole) and taken.pop() is None
+
+
+def test_nothing_is_left_half_written(tmp_path):
+    checkpoint.save(tmp_path / "0.npz", "mark", 3, {"w": np.arange(4.0)})
+    assert [path.name for path in tmp_path.iterdir()] == ["0.npz"]
+    t, tree = checkpoint.load(tmp_path / "0.npz", "mark", {"w": np.zeros(4)})
+    assert t == 3 and np.array_equal(tree["w"], np.arange(4.0))
+    assert checkpoint.load(tmp_path / "0.npz", "other", {"w": np.zeros(4)}) is None
