@@ -107,8 +107,6 @@ def fetch(
     """Get what the dataset needs and does not have, and say where its files are."""
     choose("dataset", dataset, sources)
     root = files.directory()
-    if not files.writable(root):
-        raise InputError("FOLB_DATA", str(root), "is read-only: name another directory to fetch into")
     found: list[Path] = []
     for source in sources[dataset]:
         found += _get(source, root / source.path, progress or (lambda name, done, total: None))
@@ -119,6 +117,8 @@ def _get(source: Source, path: Path, progress: Progress) -> list[Path]:
     kept = [path.with_name(name) for name in source.members.values()] or [path]
     if all(file.exists() for file in kept) and (source.members or source.size in (None, path.stat().st_size)):
         return kept
+    if not files.writable(files.directory()):
+        raise InputError("FOLB_DATA", str(files.directory()), "is read-only: name another directory to fetch into")
     path.parent.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     for url in source.urls:
