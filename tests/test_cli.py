@@ -216,7 +216,7 @@ def nothing(shape, classes):
         ("--algorithms", "unshaped", "should be an update of the shapes of the model"),
         ("--algorithms", "failing", "fails: RuntimeError: no luck"),
         ("--algorithms", "absent", "has no function 'absent'"),
-        ("--model", "scalar", "shape of loss(...) for 2 samples = (): should be (2,)"),
+        ("--model", "scalar", "shape of loss(...) for 81 samples = (): should be (81,)"),
         ("--model", "nothing", "nothing = {}: should make a folb.Model"),
     ],
 )

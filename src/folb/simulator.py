@@ -92,7 +92,8 @@ def problem(
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
         raise InputError("system", system, "should be made by a function of folb.system, such as deadline()")
-    _check_model(federation, model)
+    if not isinstance(model, Model):
+        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size
@@ -107,30 +108,6 @@ def problem(
         record=tuple(record),
         abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
     )
-
-
-def _check_model(federation: Federation, model: Model) -> None:
-    """A value for each sample, in two samples: what would be broadcast in silence is refused here."""
-    if not isinstance(model, Model):
-        raise InputError(
-            "model", model, "should be a Model of three functions, such as models.logistic(shape, classes)"
-        )
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((2, *federation.shape), _input_type(federation))
-    y = jax.ShapeDtypeStruct((2,), np.int32)
-    for name, got in (
-        ("loss", jax.eval_shape(model.loss, params, x, y)),
-        ("predict", jax.eval_shape(model.predict, params, x)),
-    ):
-        if jnp.shape(got) != (2,):
-            raise InputError(
-                f"model: shape of {name}(...) for 2 samples", jnp.shape(got), "should be (2,), one value each"
-            )
-
-
-def _input_type(federation: Federation) -> Any:
-    x = federation.train.x[:1]
-    return jnp.asarray(x if federation.expand is None else federation.expand(federation.table, x)).dtype
 
 
 def _samples(federation: Federation, split: Split, table: Array | None) -> Samples:
@@ -294,14 +271,22 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     train, test, model = problem.train, problem.test, problem.model
 
     def loss_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
-        return jnp.sum(jnp.where(real, model.loss(params, x, y), 0.0))
+        return jnp.sum(jnp.where(real, _one_each("loss", model.loss(params, x, y), y), 0.0))
 
     def hits_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
-        return jnp.sum(real & (model.predict(params, x) == y))
+        return jnp.sum(real & (_one_each("predict", model.predict(params, x), y) == y))
 
     loss = sum_over_blocks(loss_block, train, model, jnp.float32(0)) / len(train.y)
     hits = sum_over_blocks(hits_block, test, model, jnp.int32(0)) / len(test.y)
     return loss, hits
+
+
+def _one_each(name: str, values: Array, y: Array) -> Array:
+    """What a model says of a batch, if it is a value for each sample: anything else would be broadcast in silence."""
+    if jnp.shape(values) != y.shape:
+        expected = f"should be {y.shape}, a value for each"
+        raise InputError(f"model: shape of {name}(...) for {len(y)} samples", jnp.shape(values), expected)
+    return values
 
 
 def sum_over_blocks(
