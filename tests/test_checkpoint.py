@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 from folb import Model, algorithms, checkpoint, data, models, simulate
 
@@ -29,7 +28,6 @@ def flipped(model):
     return Model(model.init, loss, model.predict)
 
 
-@pytest.mark.filterwarnings("error")
 def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
     zeros = models.logistic(FEDERATION.shape, FEDERATION.classes)
     taken = []

@@ -34,7 +34,7 @@ def mnist(
 
     Device k has the digits (k + j) mod 10, five images of each and then lognormal(0, 2) proportions; a tenth
     of each device's images is for testing. A device has 69 images on average. FedProx reports an sd of 106;
-    in a hundred draws of its recipe, and as many of ours, it was 119 to 241. Pixels are standardised over all
+    its recipe gives more, by the draw (docs/datasets.md). Pixels are standardised over all
     images, and those that never change are 0. The federation holds bytes, and `standardised` makes inputs of
     them.
     """
