@@ -180,16 +180,18 @@ def test_lstm_derivatives_are_those_of_the_plain_loop():
     """The derivative is given by hand: in both directions it is that of the loop it replaces."""
     rng = np.random.default_rng(0)
     primals, tangents = (
-        tuple(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((6, 2, 12), (3, 12))) for _ in range(2)
+        tuple(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((6, 2, 5), (5, 12), (3, 12), (12,)))
+        for _ in range(2)
     )
     weight = jnp.asarray(rng.normal(size=(6, 2, 3)), jnp.float32)
 
     def total(unfold):
-        return lambda x, w: jnp.sum(weight * unfold(x, w))
+        return lambda *arguments: jnp.sum(weight * unfold(*arguments))
 
-    fast, plain = total(recurrent.unfold), total(lambda x, w: recurrent.cells(x, w)[0])
+    fast, plain = total(recurrent.unfold), total(recurrent.unfold.fun)
     np.testing.assert_allclose(jax.jvp(fast, primals, tangents), jax.jvp(plain, primals, tangents), rtol=1e-4)
-    for a, b in zip(jax.grad(fast, (0, 1))(*primals), jax.grad(plain, (0, 1))(*primals), strict=True):
+    every = (0, 1, 2, 3)
+    for a, b in zip(jax.grad(fast, every)(*primals), jax.grad(plain, every)(*primals), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 

@@ -100,55 +100,63 @@ def layer(key: Array, inputs: int, units: int) -> Params:
 
 def apply(params: Params, x: Array) -> Array:
     """What an LSTM layer puts out at every time: [time, batch, inputs] -> [time, batch, units]."""
-    return unfold(dense.product(x, params["input"]) + params["bias"], params["recurrent"])
+    return unfold(x, params["input"], params["recurrent"], params["bias"])
 
 
 @jax.custom_jvp
-def unfold(x: Array, weight: Array) -> Array:
-    """The outputs h_t of the cell, z_t = x_t + h_{t-1} W being what its gates see."""
-    return cells(x, weight)[0]
+def unfold(x: Array, into: Array, weight: Array, bias: Array) -> Array:
+    """The outputs h_t of the cell, z_t = x_t V + h_{t-1} W + b being what its gates see."""
+    both = jnp.concatenate([into, weight])  # one product at every time: no array of x V over all times
 
+    def step(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
+        h, c, _ = cell(jnp.concatenate([x, carry[0]], axis=-1) @ both + bias, carry[1])
+        return (h, c), h
 
-def cells(x: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
-    """At every time the output h; and the slopes of c in z and (last) h in z, of c in c_{t-1}, of h in c."""
-
-    def step(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], tuple[Array, Array, Array, Array]]:
-        h, c = carry
-        # sigmoid(z) = tanh(z / 2) / 2 + 1/2: all gates in one pass, which the barrier keeps from being done twice
-        gates = jax.lax.optimization_barrier(jnp.tanh((x + h @ weight) * scale) * scale + shift)
-        i, f, g, o = jnp.split(gates, 4, axis=-1)
-        before, c = c, f * c + i * g
-        seen = jnp.tanh(c)
-        slopes = [g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), seen * o * (1 - o)]
-        return (o * seen, c), (o * seen, jnp.concatenate(slopes, axis=-1), f, o * (1 - seen * seen))
-
-    half, whole = jnp.full(len(weight), 0.5), jnp.ones(len(weight))
-    scale = jnp.concatenate([half, half, whole, half])
-    shift = jnp.concatenate([half, half, 0 * whole, half])
-    zero = jnp.zeros((x.shape[1], weight.shape[0]))
+    zero = jnp.zeros((x.shape[1], len(weight)))
     return jax.lax.scan(step, (zero, zero), x)[1]
 
 
+def cell(z: Array, c: Array) -> tuple[Array, Array, list[Array]]:
+    """The output h and the memory c; and the slopes of c in z and (last) h in z, of c in c_{t-1}, of h in c."""
+    units = c.shape[-1]
+    half, whole = jnp.full(units, 0.5), jnp.ones(units)
+    scale = jnp.concatenate([half, half, whole, half])
+    shift = jnp.concatenate([half, half, 0 * whole, half])
+    # sigmoid(z) = tanh(z / 2) / 2 + 1/2: all gates in one pass, which the barrier keeps from being done twice
+    gates = jax.lax.optimization_barrier(jnp.tanh(z * scale) * scale + shift)
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    before, c = c, f * c + i * g
+    seen = jnp.tanh(c)
+    of_z = jnp.concatenate([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), seen * o * (1 - o)], axis=-1)
+    return o * seen, c, [of_z, f, o * (1 - seen * seen)]
+
+
 @unfold.defjvp
-def _unfold_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+def _unfold_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     """The derivative, with that of W taken out of the loop.
 
     h_{t-1} dW is one product over all times here, and so is its transpose, the gradient of W: left to itself,
     the compiler adds a matrix the size of W at every time.
     """
-    (x, weight), (dx, dweight) = primals, tangents
-    h, *slopes = cells(x, weight)
-    dx = dx + dense.product(jnp.concatenate([jnp.zeros_like(h[:1]), h[:-1]]), dweight)
+    (x, into, weight, bias), (dx, dinto, dweight, dbias) = primals, tangents
+
+    def forward(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], list[Array]]:
+        h, c, slopes = cell(x + carry[0] @ weight + bias, carry[1])
+        return (h, c), [h, *slopes]
+
+    zero = jnp.zeros((x.shape[1], len(weight)))
+    h, *slopes = jax.lax.scan(forward, (zero, zero), dense.product(x, into))[1]
+    dz = dense.product(dx, into) + dense.product(x, dinto) + dbias
+    dz = dz + dense.product(jnp.concatenate([zero[None], h[:-1]]), dweight)
     turned = weight.T  # once, as the way back wants it: at every time it would cost as much as the product
 
     def step(carry: tuple[Array, Array], known: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         dh, dc = carry
-        dx, of_z, of_c, through = known
-        dz = dx + jax.lax.dot_general(dh, turned, (((1,), (1,)), ((), ())))
+        dz, of_z, of_c, through = known
+        dz = dz + jax.lax.dot_general(dh, turned, (((1,), (1,)), ((), ())))
         di, df, dg, do = jnp.split(dz * of_z, 4, axis=-1)
         dc = of_c * dc + di + df + dg
         dh = do + through * dc
         return (dh, dc), dh
 
-    zero = jnp.zeros_like(h[0])
-    return h, jax.lax.scan(step, (zero, zero), (dx, *slopes))[1]
+    return h, jax.lax.scan(step, (zero, zero), (dz, *slopes))[1]
