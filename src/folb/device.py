@@ -21,6 +21,7 @@ from folb.shuffle import shuffled
 from folb.tree import Params
 
 BLOCK = 128  # samples of one device taken at once by a full gradient
+LANES = 64  # slots, or blocks of full gradients, that a CPU takes side by side
 UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless the model is heavy
 
 
@@ -78,23 +79,63 @@ def unit_cost(solver: Solver, size: Array) -> Array:
     return -(-size // solver.batch)
 
 
+def over_slots(f: Callable[..., Params]) -> Callable[..., Params]:
+    """f(data, *arrays), whose arrays have an entry for each slot, as it is.
+
+    Under `vmap` over stacked runs, f sees the slots of all runs in one row, and can share its lanes among them.
+    """
+    whole: Any = jax.custom_batching.custom_vmap(f)
+
+    def rule(runs: int, batched: Any, data: Samples, *arrays: Any) -> tuple[Params, Any]:
+        def in_a_row(value: Array, own: bool) -> Array:
+            each = value if own else jnp.broadcast_to(value, (runs, *value.shape))
+            return each.reshape(-1, *each.shape[2:])
+
+        row = whole(data, *jax.tree.map(in_a_row, arrays, tuple(batched[1:])))
+        result = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
+        return result, jax.tree.map(lambda _: True, result)
+
+    whole.def_vmap(rule)
+    return whole
+
+
 def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool) -> Params:
     """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
     if solver.unit == "gradient":
         return _gradient_descent(model, data, solver, params, slots, abreast)
-    # The epochs of devices differ as their sizes do; abreast all would wait for the largest, and a GPU affords it.
-    if abreast and not (solver.unit == "epoch" and jax.default_backend() == "cpu"):
-        return _sgd(model, data, solver, params, slots)
+    K = len(slots.device)
+    here, lr, mu = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (params, solver.lr, solver.mu))
 
-    def alone(slot: Slots) -> Params:
-        delta = _sgd(model, data, solver, params, jax.tree.map(lambda v: v[None], slot))
-        return jax.tree.map(lambda v: v[0], delta)
+    def in_groups(data: Samples, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
+        """Slots with about as many steps, side by side: none waits long for another."""
+        count = len(slots.device)
+        size = group_size(solver, count, abreast)
+        order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
+        groups = -(-count // size)
+        padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
-    return jax.lax.map(alone, slots)
+        def group(chosen: Array) -> Params:
+            own = jax.tree.map(lambda v: v[chosen], (here, lr, mu, slots))
+            return _sgd(model, data, solver, *own)
+
+        delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
+        return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
+
+    return over_slots(in_groups)(data, here, lr, mu, slots)
 
 
-def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots) -> Params:
-    """Mini-batch steps over shuffled passes through each device's samples, all slots abreast.
+def group_size(solver: Solver, slots: int, abreast: bool) -> int:
+    """How many slots are computed side by side."""
+    if not abreast:
+        return 1
+    if jax.default_backend() != "cpu":
+        return slots
+    # epochs differ as the devices' sizes do: by orders of magnitude
+    return min(LANES, max(1, slots // 16) if solver.unit == "epoch" else slots)
+
+
+def _sgd(model: Model, data: Samples, solver: Solver, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
+    """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
 
     With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
     "step" batches run on from one pass into the next.
@@ -106,7 +147,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
     unroll = 1 if model.heavy else UNROLL
 
     def batch(s: Array) -> tuple[Array, Array]:
-        """The rows of every slot's batch s, and their weights: [K, batch]."""
+        """The rows of every slot's batch s, and their weights: [slots, batch]."""
         n = size[:, None]
         if solver.unit == "epoch":
             epoch, position = (s // per_epoch)[:, None], (s % per_epoch * solver.batch)[:, None] + offset
@@ -121,24 +162,23 @@ def _sgd(model: Model, data: Samples, solver: Solver, params: Params, slots: Slo
     def batches(s: Array) -> tuple[Array, Array]:
         return jax.vmap(batch)(s + jnp.arange(unroll))
 
-    def step(w: Params, x: Array, y: Array, weight: Array, active: Array) -> Params:
+    def step(w: Params, x: Array, y: Array, weight: Array, active: Array, here: Params, lr: Array, mu: Array) -> Params:
         g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
 
         def descend(v: Array, d: Array, v0: Array) -> Array:
-            return jnp.where(active, v - solver.lr * (d + solver.mu * (v - v0)), v)
+            return jnp.where(active, v - lr * (d + mu * (v - v0)), v)
 
-        return jax.tree.map(descend, w, g, params)
+        return jax.tree.map(descend, w, g, here)
 
     def turn(carry: tuple[Array, Params, tuple[Array, Array]]) -> tuple[Array, Params, tuple[Array, Array]]:
         s, w, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(unroll):
-            w = _each(step, len(steps))(w, x[u], y[u], weight[u], s + u < steps)
+            w = _each(step, len(steps))(w, x[u], y[u], weight[u], s + u < steps, here, lr, mu)
         return s + unroll, w, batches(s + unroll)
 
     # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
     # anew in every operation that reads them.
-    here = jax.tree.map(lambda v: jnp.broadcast_to(v, (len(steps), *v.shape)), params)
     first = (jnp.int32(0), here, batches(jnp.int32(0)))
     _, w, _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
     return jax.tree.map(jnp.subtract, w, here)
@@ -176,28 +216,32 @@ def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted:
     Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
     slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
     """
-    K = len(device)
-    lanes = K if abreast else 1
-    start, size = data.start[device], jnp.where(wanted, data.size[device], 0)
-    blocks = -(-size // BLOCK)
-    last = jnp.cumsum(blocks)
-    first = last - blocks
 
     def block_sum(w: Params, x: Array, y: Array, weight: Array) -> Array:
         return jnp.sum(weight * model.loss(w, x, y))
 
-    def turn(i: Array, total: Params) -> Params:
-        b = i * lanes + jnp.arange(lanes)
-        k = jnp.minimum(jnp.searchsorted(last, b, side="right"), K - 1)
-        row = ((b - first[k]) * BLOCK)[:, None] + jnp.arange(BLOCK)
-        weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
-        rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
-        w = jax.tree.map(lambda v: v[k], stack)
-        g = _each(jax.grad(block_sum), lanes)(w, *data.take(rows), weight)
-        return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
+    def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
+        slots = len(device)
+        lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        start, size = data.start[device], jnp.where(wanted, data.size[device], 0)
+        blocks = -(-size // BLOCK)
+        last = jnp.cumsum(blocks)
+        first = last - blocks
 
-    zero = jax.tree.map(jnp.zeros_like, stack)
-    return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
+        def turn(i: Array, total: Params) -> Params:
+            b = i * lanes + jnp.arange(lanes)
+            k = jnp.minimum(jnp.searchsorted(last, b, side="right"), slots - 1)
+            row = ((b - first[k]) * BLOCK)[:, None] + jnp.arange(BLOCK)
+            weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
+            rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
+            w = jax.tree.map(lambda v: v[k], stack)
+            g = _each(jax.grad(block_sum), lanes)(w, *data.take(rows), weight)
+            return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
+
+        zero = jax.tree.map(jnp.zeros_like, stack)
+        return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
+
+    return over_slots(queue)(data, stack, device, wanted)
 
 
 def inexactness(solver: Solver, delta: Params, grad: Params, grad_after: Params, clamp: bool = True) -> Array:
