@@ -1,0 +1,176 @@
+// The page: experiments from the data that lie in it or, on a live page, from the server piece by piece.
+
+const POLL = 400; // milliseconds
+
+class Experiment {
+  devices = null;
+
+  /** `ask` gets the records of a run that has been chosen, where they are not all here already. */
+  constructor(id, about, ask = null) {
+    Object.assign(this, { id, about, ask });
+    this.runs = about.runs.map((run) => new Run(run));
+    this.seeds = new Set(this.runs.map((run) => run.seed)).size;
+    this.curves = new Curves(this);
+    this.state = h("span", { class: "state" });
+    this.progress = h("progress", { "aria-label": "Rounds done" });
+    this.results = scrolling("Results");
+    this.place = h("div");
+    this.again = h("div");
+  }
+
+  node(level) {
+    const { about } = this;
+    const section = (title, ...content) => h("section", {}, h(`h${level + 1}`, {}, title), ...content);
+    const blocks = about.toml.split(/(?<=\n\n)/).map((block) => h("span", {}, block));
+    return h("article", { id: `experiment-${this.id}` },
+      h("header", {},
+        h(`h${level}`, {}, about.title),
+        h("p", { class: "name" }, h("code", {}, about.name), this.state, this.progress),
+        about.note ? h("p", { class: "note" }, `The data: ${about.note}`) : "",
+        pairs(about.facts)),
+      section("Curves", this.curves.node),
+      section("Results", this.results),
+      section("Devices", this.place),
+      section("Configuration", h("pre", { class: "toml", "aria-label": "experiment.toml" }, ...blocks),
+        h("details", {}, h("summary", {}, "Environment"), pairs(about.environment))),
+      section("Run it again", this.again));
+  }
+
+  append(columns) {
+    columns.forEach((own, i) => this.runs[i].append(own));
+  }
+
+  /** The runs whose records can be shown. */
+  recorded() {
+    return [...this.runs.keys()].filter((i) => this.ask || this.runs[i].packed.length);
+  }
+
+  choose(i) {
+    if (this.ask) this.ask(i);
+    else this.devices.draw();
+  }
+
+  /** Show what has come in; on a live page, with what is new about it. */
+  draw(about = this.about) {
+    this.about = about;
+    const done = this.runs.reduce((sum, run) => sum + run.rounds.length, 0);
+    const all = about.rounds * this.runs.length;
+    this.state.className = `state ${about.state}`;
+    this.state.textContent = about.state + (done < all ? `, ${whole(done)} of ${whole(all)} rounds` : "");
+    Object.assign(this.progress, { max: all, value: done, hidden: about.state !== "running" });
+    this.curves.draw(true);
+    this.results.replaceChildren(this.table());
+    this.again.replaceChildren(...about.again.flatMap(([text, command]) => [h("p", {}, text), h("pre", {}, command)]));
+    if (!this.devices) this.furnish();
+    this.devices?.draw();
+  }
+
+  furnish() {
+    const missing = (this.about.left_out ?? []).map((i) => this.runs[i].title).join("; ");
+    const without = h("p", {}, "What each device did is not recorded: ", h("code", {}, "--records"), " records it.");
+    if (this.about.records && this.recorded().length) this.devices = new Devices(this);
+    this.place.replaceChildren(this.devices?.node ?? (this.about.records ? "" : without));
+    if (missing) this.place.append(h("p", { class: "hint" }, `Left out, to keep this page small: ${missing}.`));
+  }
+
+  table() {
+    const { headings, rows } = this.about.table;
+    if (!rows.length) return h("p", {}, "No round has been evaluated yet.");
+    const how = this.seeds > 1 ? `To the target: medians over ${this.seeds} seeds; all else: means.` : "One seed.";
+    const soFar = this.about.state === "finished" ? "" : " As far as it has come.";
+    const cell = (text, i) => (i ? h("td", {}, text) : h("th", { scope: "row" }, text));
+    return h("table", { class: "results" }, h("caption", {}, how + soFar),
+      h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map(cell)))));
+  }
+}
+
+/** The button for light and dark. Charts follow the stylesheet; canvases have to be drawn again. */
+function theme(redraw) {
+  const preferred = matchMedia("(prefers-color-scheme: dark)");
+  const { dataset } = document.documentElement;
+  const dark = () => (dataset.theme ? dataset.theme === "dark" : preferred.matches);
+  const node = fill(button("", () => show((dataset.theme = dark() ? "light" : "dark"))), { class: "theme" }, []);
+  const show = () => {
+    node.textContent = dark() ? "Light colours" : "Dark colours";
+    redraw();
+  };
+  preferred.addEventListener("change", show);
+  matchMedia("print").addEventListener("change", redraw);
+  show();
+  return node;
+}
+
+function list(runs) {
+  if (!runs.length) return h("p", {}, "There are no runs here yet.");
+  const headings = ["run", "experiment", "state", "started"].map((text) => h("th", { scope: "col" }, text));
+  const rows = runs.map(({ name, href, title, state, started }) => h("tr", {},
+    h("th", { scope: "row" }, h("a", { href }, name)), ...[title, state, started].map((text) => h("td", {}, text))));
+  const head = h("thead", {}, h("tr", {}, ...headings));
+  return scrolling("Runs", h("table", { class: "runs" }, head, h("tbody", {}, ...rows)));
+}
+
+/** Ask the server again and again for what is new; it may go away and come back, and so may the run. */
+async function follow(address, show, status) {
+  let experiment = null;
+  let cursor = "";
+  let chosen = 0;
+  const ask = (i) => {
+    chosen = i;
+    cursor = ""; // from the beginning, with the records of another run
+  };
+  for (;;) {
+    const records = chosen;
+    let news = null;
+    try {
+      const query = new URLSearchParams({ after: cursor, records });
+      const response = await fetch(`${address}?${query}`, { signal: AbortSignal.timeout(60000) });
+      if (response.ok) news = await response.json();
+      status.textContent = response.ok ? "" : "waiting for the run";
+    } catch {
+      status.textContent = "reconnecting";
+    }
+    if (news && records === chosen) {
+      const { about } = news;
+      const changed = about.state !== experiment?.about.state || news.columns.some((own) => own.rounds.length);
+      if (about.identity !== experiment?.about.identity) show((experiment = new Experiment(0, about, ask)));
+      else if (news.fresh) for (const run of experiment.runs) run.clear();
+      experiment.append(news.columns);
+      if (changed || news.fresh) experiment.draw(about);
+      cursor = news.cursor;
+    }
+    await new Promise((done) => setTimeout(done, POLL));
+  }
+}
+
+function begin(view) {
+  const shown = [];
+  const main = h("main");
+  const status = h("span", { class: "status", role: "status" });
+  const colours = theme(() => shown.forEach((experiment) => experiment.devices?.draw()));
+  const home = view.home ? h("a", { href: view.home }, "All runs") : "";
+  document.body.append(h("div", { class: "top" }, h("span", { class: "brand" }, "folb"), home, status, colours), main);
+  if (view.list) main.append(h("h1", {}, view.title), list(view.list));
+  else if (view.live) {
+    follow(view.live, (experiment) => {
+      shown[0] = experiment;
+      document.title = experiment.about.title;
+      main.replaceChildren(experiment.node(1));
+    }, status);
+  } else {
+    const several = view.experiments.length > 1;
+    const entry = ({ title, name, state }, i) => {
+      return h("li", {}, h("a", { href: `#experiment-${i}` }, title), ` ${name}, ${state}`);
+    };
+    if (several) main.append(h("h1", {}, view.title), h("nav", {}, h("ul", {}, ...view.experiments.map(entry))));
+    view.experiments.forEach((about, i) => {
+      const experiment = new Experiment(i, about);
+      shown.push(experiment);
+      main.append(experiment.node(several ? 2 : 1));
+      experiment.append(about.columns);
+      experiment.draw();
+    });
+  }
+}
+
+begin(JSON.parse(document.getElementById("view").textContent));

@@ -1,0 +1,141 @@
+// The data: a run's rounds, what its devices did in them, and the band of several runs.
+
+const LOST = 1; // bits of the flags of folb.view
+const REJECTED = 2;
+const TIMES = 4;
+
+/** One algorithm with one seed; `x`, `accuracy` and `loss` have a value for each evaluated round. */
+class Run {
+  constructor({ algorithm, seed }) {
+    this.algorithm = algorithm;
+    this.seed = seed;
+    this.clear();
+  }
+
+  get title() {
+    return `${this.algorithm}, seed ${this.seed}`;
+  }
+
+  clear() {
+    this.rounds = [];
+    this.x = { round: [], mb: [], seconds: [] };
+    this.accuracy = [];
+    this.loss = [];
+    this.bytes = 0;
+    this.seconds = 0;
+    this.packed = []; // records
+    this.records = null; // unpacked, once they are looked at
+  }
+
+  append({ rounds, bytes, seconds, evaluated, accuracy, loss, records }) {
+    let next = 0;
+    rounds.forEach((round, i) => {
+      this.rounds.push(round);
+      this.bytes += bytes[i];
+      this.seconds += seconds[i];
+      if (evaluated[next] !== i) return;
+      this.x.round.push(round);
+      this.x.mb.push(this.bytes / 1e6);
+      this.x.seconds.push(this.seconds);
+      this.accuracy.push(accuracy[next] === null ? -Infinity : 100 * accuracy[next]);
+      this.loss.push(loss[next] ?? Infinity); // what has diverged is worse than anything
+      next++;
+    });
+    if (records) this.packed.push(records);
+  }
+
+  unpacked() {
+    this.records ??= new Records();
+    return this.records.take(this.packed);
+  }
+}
+
+/**
+ * Over the seeds of an algorithm, the least, median and greatest value at every x where a seed was evaluated.
+ * A seed keeps its value until its next evaluation. The band ends where the first seed ends.
+ */
+function band(runs, axis, measure) {
+  const begun = runs.filter((run) => run.rounds.length && run.x[axis].length);
+  const found = { xs: [], low: [], middle: [], high: [], seeds: begun.length };
+  if (!begun.length) return found;
+  const from = Math.max(...begun.map((run) => run.x[axis][0]));
+  const to = Math.min(...begun.map((run) => run.x[axis].at(-1)));
+  found.xs = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
+  const at = begun.map(() => 0);
+  const half = (begun.length - 1) / 2;
+  for (const x of found.xs) {
+    const values = begun.map((run, i) => {
+      while (run.x[axis][at[i] + 1] <= x) at[i]++;
+      return run[measure][at[i]];
+    });
+    values.sort(ascending);
+    found.low.push(values[0]);
+    found.middle.push((values[Math.floor(half)] + values[Math.ceil(half)]) / 2);
+    found.high.push(values.at(-1));
+  }
+  return found;
+}
+
+/** What each device was to each round of a run, in flat arrays; those of row t begin at start[t]. */
+class Records {
+  constructor() {
+    this.taken = 0;
+    this.start = [0];
+    this.devices = new Uint32Array(0);
+    this.weights = new Float32Array(0);
+    this.gamma = new Float32Array(0);
+    this.flags = new Uint8Array(0);
+  }
+
+  get size() {
+    return this.start.at(-1);
+  }
+
+  /** Take in the packed pieces that are new. */
+  take(pieces) {
+    for (; this.taken < pieces.length; this.taken++) {
+      const piece = pieces[this.taken];
+      const size = this.size;
+      for (const count of unpack(piece.counts, Uint32Array)) this.start.push(this.size + count);
+      for (const name of ["devices", "weights", "gamma", "flags"]) {
+        const Kind = this[name].constructor;
+        if (this.size > this[name].length) {
+          const larger = new Kind(Math.max(this.size, 2 * size)); // twice, so that many small pieces stay cheap
+          larger.set(this[name].subarray(0, size));
+          this[name] = larger;
+        }
+        this[name].set(unpack(piece[name], Kind), size);
+      }
+    }
+    return this;
+  }
+
+  /** For each device its number, and how often it was chosen, lost, rejected and negated. */
+  counts(devices) {
+    const found = Array.from({ length: devices }, (_, device) => [device, 0, 0, 0, 0]);
+    for (let e = 0; e < this.size; e++) {
+      const row = found[this.devices[e]];
+      row[1]++;
+      if (this.flags[e] & LOST) row[2]++;
+      if (this.flags[e] & REJECTED) row[3]++;
+      if (this.weights[e] < 0) row[4]++;
+    }
+    return found;
+  }
+
+  /** The size that all but a hundredth of the values keep within; the colours of a scale end there. */
+  extent(values) {
+    const sizes = [];
+    const every = Math.ceil(this.size / 50000) || 1;
+    for (let e = 0; e < this.size; e += every) if (values[e]) sizes.push(Math.abs(values[e]));
+    sizes.sort(ascending);
+    return sizes[Math.floor(0.99 * (sizes.length - 1))] || 1;
+  }
+}
+
+function unpack(text, Kind) {
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
+  return new Kind(bytes.buffer);
+}

@@ -1,0 +1,556 @@
+"""The report and the live page in a real browser: headless Chromium, driven by Playwright."""
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+import pytest
+import rundirectory
+
+from folb import page, store, trial, watch
+from folb.experiment import Experiment, plan
+from folb.view import view
+
+CHROMIUM = os.environ.get("FOLB_CHROMIUM") or shutil.which("chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+NAMES = ("folb", "fedprox", "fedavg")
+
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:
+    pytest.skip("NO BROWSER TESTS: Playwright for Python is not installed", allow_module_level=True)
+if not CHROMIUM:
+    pytest.skip("NO BROWSER TESTS: no Chromium on the path, nor in FOLB_CHROMIUM", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open an address; at the end, no page has had an error or asked for anything from elsewhere."""
+    contexts, complaints, asked = [], [], []
+
+    def go(address, allowed=None, **options):
+        context = browser.new_context(**({"viewport": {"width": 1240, "height": 900}} | options))
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
+        tab.on("request", lambda request: asked.append((request.url, allowed or address)))
+        tab.goto(address)
+        return tab
+
+    go.complaints = complaints
+    yield go
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert [url for url, allowed in asked if not url.startswith(allowed)] == []
+
+
+def report(path, *directories):
+    """A report on run directories; its address."""
+    path.write_text(page.render(view([store.read(one) for one in directories])), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return rundirectory.write(tmp_path_factory.mktemp("runs"), note="a sample of 736 users")
+
+
+@pytest.fixture(scope="module")
+def address(directory):
+    return report(directory.parent / "report.html", directory)
+
+
+def lines(path):
+    return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+
+
+def charts(tab):
+    return tab.locator("svg.chart")
+
+
+def ticks(tab, chart=0):
+    return charts(tab).nth(chart).locator("text.x:not(.name)").all_text_contents()
+
+
+def drag(tab, node, start, end):
+    """From one point of a node to another, each as parts of its width and height."""
+    node.scroll_into_view_if_needed()
+    box = node.bounding_box()
+    (x0, y0), (x1, y1) = ((box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end))
+    tab.mouse.move(x0, y0)
+    tab.mouse.down()
+    tab.mouse.move((x0 + x1) / 2, (y0 + y1) / 2)
+    tab.mouse.move(x1, y1)
+    tab.mouse.up()
+
+
+# the report
+
+
+def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
+    tiny = {"sizes": [20, 30, 40], "K": 2, "mu": [0.01, 1.0]}
+    experiment = Experiment(
+        "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, target=0.4, records=True, set=tiny
+    )
+    path = tmp_path / "run"
+    trial.perform(path, plan(experiment), False, lambda *_: None)
+    results = json.loads((path / "results.json").read_bytes())["runs"]
+    tab = visit(report(tmp_path / "report.html", path))
+    expect(tab.locator(".state")).to_have_text("finished")
+    headings = tab.locator("table.results thead th").all_text_contents()
+    rows = [row.locator("th, td").all_text_contents() for row in tab.locator("table.results tbody tr").all()]
+    assert [row[0] for row in rows] == ["folb mu=0.01", "folb mu=1"]
+    for row, runs in zip(rows, (results[:2], results[2:]), strict=True):
+        shown = dict(zip(headings, row, strict=True))
+        reached = [run["rounds_to_target"] for run in runs]
+        assert None not in reached and shown["rounds to 40 %"] == f"{median(reached):g}"
+        assert shown["final accuracy"].startswith(f"{50 * sum(run['final'] for run in runs):.1f} ±")
+        assert shown["best"] == f"{50 * sum(run['best'] for run in runs):.1f} %"
+        assert shown["MB up"] == f"{sum(run['bytes_up'] for run in runs) / 2e6:.2f}"
+        assert shown["simulated s"] == f"{sum(run['seconds'] for run in runs) / 2:.0f}"
+    assert (path / "experiment.toml").read_text() == tab.locator("pre.toml").text_content()
+
+
+def test_what_the_report_says(address, directory, visit):
+    tab = visit(address)
+    expect(tab.locator("h1")).to_have_text("synthetic_1_1, logistic")
+    expect(tab.locator(".name code")).to_have_text(directory.name)
+    expect(tab.locator(".note")).to_have_text("The data: a sample of 736 users")
+    expect(tab.locator("h2")).to_have_text(["Curves", "Results", "Devices", "Configuration", "Run it again"])
+    expect(tab.locator("section").last.locator("pre")).to_have_text(["folb run experiment.toml"])
+    assert tab.title() == "synthetic_1_1, logistic"
+
+
+def test_the_cross_hair_reads_medians_and_ranges(address, directory, visit):
+    tab = visit(address)
+    box = charts(tab).first.bounding_box()
+    tab.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 100)
+    readout = tab.locator(".readout").first
+    t = int(re.fullmatch(r"round (\d+)", readout.locator("caption").text_content())[1])
+    for name, row in zip(NAMES, readout.locator("tr").all(), strict=True):
+        at = [
+            100 * line["test_accuracy"] for line in lines(directory) if line["algorithm"] == name and line["round"] == t
+        ]
+        assert row.locator("th").text_content() == name
+        expected = [f"{median(at):.1f}", f"{min(at):.1f} – {max(at):.1f}"]
+        assert row.locator("td").all_text_contents() == expected
+    expect(tab.locator(".readout").nth(1)).to_be_visible()  # the other chart's, at the same round
+    tab.mouse.move(5, 5)
+    expect(readout).to_be_hidden()
+
+
+def test_series_can_be_hidden(address, visit):
+    tab = visit(address)
+    button = tab.get_by_role("button", name="fedprox")
+    expect(charts(tab).first.locator("path.line")).to_have_count(3)
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
+    for chart in charts(tab).all():
+        expect(chart.locator("path.line")).to_have_count(2)
+        expect(chart.locator("path.area")).to_have_count(2)
+    button.press("Enter")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(charts(tab).first.locator("path.line")).to_have_count(3)
+    for name in NAMES:  # none at all is no error
+        tab.get_by_role("button", name=name).click()
+    expect(charts(tab).first.locator("path.line")).to_have_count(0)
+
+
+def test_zoom_with_the_pointer(address, visit):
+    tab = visit(address)
+    everything, button = ticks(tab), tab.locator(".curves").get_by_role("button", name="Show all")
+    assert everything[0] == "0" and everything[-1] == "40"
+    expect(button).to_be_disabled()
+    drag(tab, charts(tab).first, (0.5, 0.3), (0.75, 0.5))
+    expect(button).to_be_enabled()
+    assert ticks(tab) == ticks(tab, 1) != everything and 15 <= float(ticks(tab)[0]) <= 22
+    charts(tab).nth(1).dblclick()
+    expect(button).to_be_disabled()
+    assert ticks(tab) == everything
+    drag(tab, charts(tab).nth(1), (0.75, 0.3), (0.5, 0.5))
+    assert ticks(tab) != everything
+    tab.keyboard.press("Escape")
+    assert ticks(tab) == everything
+
+
+def test_logarithmic_scale_and_axes(address, visit):
+    tab = visit(address)
+    labels = charts(tab).nth(1).locator("text.y")
+    assert {"0.5", "1", "2"} <= set(labels.all_text_contents())
+    tab.get_by_label("Logarithmic loss").uncheck()
+    expect(labels.first).to_have_text("0.5")
+    assert "1.5" in labels.all_text_contents()
+    for choice, name, end in [("MB up and down", "MB", 2.928), ("Simulated seconds", "s", 900)]:
+        tab.get_by_label(choice).check()
+        expect(charts(tab).first.locator("text.name")).to_have_text(choice)
+        assert end / 2 < float(ticks(tab)[-1]) <= end
+        charts(tab).first.focus()
+        tab.keyboard.press("End")
+        assert tab.locator(".readout caption").first.text_content().endswith(name)
+
+
+def test_curves_with_the_keyboard(address, visit):
+    tab = visit(address)
+    charts(tab).first.focus()
+    caption = tab.locator(".readout caption").first
+    for key, expected in [
+        ("Home", "round 1"),
+        ("ArrowRight", "round 2"),
+        ("Shift+ArrowRight", "round 12"),
+        ("ArrowLeft", "round 11"),
+        ("End", "round 40"),
+        ("ArrowRight", "round 40"),
+    ]:
+        tab.keyboard.press(key)
+        expect(caption).to_have_text(expected)
+    spoken = tab.locator(".curves [role=status]")
+    expect(spoken).to_have_text(re.compile(r"^round 40: folb [\d.]+, fedprox [\d.]+, fedavg [\d.]+$"))
+    everything = ticks(tab)
+    tab.keyboard.press("+")
+    tab.keyboard.press("+")
+    assert ticks(tab)[0] == "30" and ticks(tab)[-1] == "40"
+    tab.keyboard.press("Home")  # what is shown goes along
+    expect(caption).to_have_text("round 1")
+    tab.keyboard.press("-")
+    tab.keyboard.press("Escape")
+    assert ticks(tab) == everything
+
+
+def test_everything_can_be_reached_with_the_tab_key(address, visit):
+    tab = visit(address)
+    reached = []
+    for _ in range(30):
+        tab.keyboard.press("Tab")
+        focused = "document.activeElement"
+        outlined = tab.evaluate(f"getComputedStyle({focused}).outlineStyle")
+        reached.append(tab.evaluate(f"{focused}.getAttribute('aria-label') || {focused}.textContent || {focused}.type"))
+        assert outlined != "none" or tab.evaluate(f"{focused} === document.body")
+    text = "\n".join(reached)
+    for wanted in (
+        "Dark colours",
+        *NAMES,
+        "radio",
+        "checkbox",
+        "Test accuracy (%) by rounds",
+        "Training loss by rounds",
+    ):
+        assert wanted in text
+    for wanted in (
+        "Results",
+        "folb, seed 0",
+        "Aggregation weight by device",
+        "negated",
+        "Show all 30 devices",
+        "Environment",
+    ):
+        assert wanted in text
+
+
+def test_heat_map_tells_what_the_devices_did(address, directory, visit):
+    tab = visit(address)
+    tab.locator("select").select_option(label="fedavg, seed 1")
+    expect(tab.locator(".plot.heat").locator("..").locator("figcaption")).to_contain_text("fedavg, seed 1")
+    canvas, told = tab.locator(".heat canvas"), tab.locator("p.value")
+    own = {line["round"]: line for line in lines(directory) if (line["algorithm"], line["seed"]) == ("fedavg", 1)}
+    canvas.focus()
+    tab.keyboard.press("Home")
+    for _ in range(3):
+        tab.keyboard.press("Shift+ArrowUp")
+    seen = Counter()
+    for device in range(30):
+        row = own[1]
+        where = f"Round 1, device {device}: "
+        if device not in row["devices"]:
+            words = ["not chosen"]
+        else:
+            k = row["devices"].index(device)
+            words = ["lost"] * (device in row["lost_devices"]) + ["rejected"] * (device in row["rejected_devices"])
+            text = f"{abs(row['weights'][k]):.3g}"
+            words.append(f"weight −{text}, negated" if row["weights"][k] < 0 else f"weight {text}")
+            if row["gamma"][k] is not None:
+                words.append(f"gamma {row['gamma'][k]:.3g}")
+        seen[words[0].split()[0]] += 1
+        expect(told).to_have_text(f"{where}{', '.join(words)}.")
+        tab.keyboard.press("ArrowDown")
+    assert seen == {"not": 20, "lost": 1, "rejected": 1, "weight": 8}
+    canvas.hover()
+    expect(told).to_have_text(re.compile(r"^Round (19|20|21|22), device 1[4-7]: "))
+
+
+def test_heat_map_colours_and_zoom(address, visit):
+    tab = visit(address)
+    canvas, button = tab.locator(".heat canvas"), tab.get_by_role("button", name="Show all").nth(1)
+    signs = """canvas => {
+        const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        let blue = 0, orange = 0, purple = 0;
+        for (let i = 0; i < data.length; i += 4) {
+            const [r, g, b] = data.slice(i, i + 3);
+            if (b > r + 40 && g > r) blue++;
+            if (r > b + 40 && g > b) orange++;
+            if (r > g + 60 && b > g + 40) purple++;
+        }
+        return [blue, orange, purple];
+    }"""
+    blue, orange, purple = canvas.evaluate(signs)
+    assert blue > 2 * orange > 0 and purple > 0
+    drag(tab, canvas, (0.3, 0.2), (0.5, 0.5))
+    expect(button).to_be_enabled()
+    tab.keyboard.press("Escape")
+    expect(button).to_be_disabled()
+    tab.keyboard.press("+")
+    expect(button).to_be_enabled()
+    tab.get_by_label("Gamma").check()
+    expect(tab.locator(".key")).to_contain_text("0, exact")
+    assert canvas.evaluate(signs)[1] == 0
+
+
+def test_counts_of_each_device(address, directory, visit):
+    tab = visit(address)
+    tab.get_by_role("button", name="Show all 30 devices").click()
+    rows = [row.locator("th, td").all_text_contents() for row in tab.locator("table.counts tbody tr").all()]
+    expected = {device: [0, 0, 0, 0] for device in range(30)}
+    for line in lines(directory):
+        if line["run"] == 0:
+            for device, weight in zip(line["devices"], line["weights"], strict=True):
+                expected[device][0] += 1
+                expected[device][1] += device in line["lost_devices"]
+                expected[device][2] += device in line["rejected_devices"]
+                expected[device][3] += weight < 0
+    assert {int(row[0]): [int(cell) for cell in row[1:]] for row in rows} == expected
+    assert [int(row[1]) for row in rows] == sorted((count[0] for count in expected.values()), reverse=True)
+    tab.get_by_role("button", name="negated").click()
+    expect(tab.locator("table.counts th[aria-sort]")).to_have_text("negated")
+    column = tab.locator("table.counts tbody td:last-child").all_text_contents()
+    assert [int(cell) for cell in column] == sorted((count[3] for count in expected.values()), reverse=True)
+
+
+def test_without_records_and_several_experiments(directory, tmp_path, visit):
+    plain = rundirectory.write(tmp_path, "other-1", records=False, finished=False, done=20, every=5)
+    tab = visit(report(tmp_path / "report.html", directory, plain))
+    expect(tab.locator("h1")).to_have_text("2 experiments")
+    expect(tab.locator("nav a")).to_have_count(2)
+    expect(tab.locator("article").nth(1)).to_contain_text("not recorded: --records records it")
+    expect(tab.locator(".state")).to_have_text(["finished", "interrupted, 180 of 360 rounds"])
+    expect(tab.locator("pre", has_text="folb resume other-1")).to_be_visible()
+    charts(tab).nth(2).press("Home")
+    expect(tab.locator("article").nth(1).locator(".readout caption").first).to_have_text("round 5")
+
+
+def test_runs_that_diverge(tmp_path, visit):
+    path = rundirectory.write(tmp_path, rounds=20, records=False)
+    text = re.sub(
+        r'("run": [678], .*?"round": (?:1[0-9]|20), .*?"train_loss": )[\d.]+',
+        r"\1null",
+        (path / "rounds.jsonl").read_text(),
+    )
+    (path / "rounds.jsonl").write_text(text)
+    tab = visit(report(tmp_path / "report.html", path))
+    charts(tab).nth(1).focus()
+    tab.keyboard.press("End")
+    expect(tab.locator(".readout").nth(1).locator("td").nth(4)).to_have_text("diverged")
+    tab.get_by_label("Logarithmic loss").uncheck()
+
+
+def test_light_dark_and_paper(address, visit):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    shade = """c => {
+        const {data} = c.getContext('2d').getImageData(110, 20, 800, 400);
+        let sum = 0;
+        for (let i = 0; i < data.length; i += 4) sum += data[i] + data[i + 1] + data[i + 2];
+        return sum / data.length;
+    }"""
+    light, dark = visit(address), visit(address, color_scheme="dark")
+    assert light.evaluate(colour) == "rgb(255, 255, 255)" and dark.evaluate(colour) == "rgb(20, 23, 26)"
+    canvas = light.locator(".heat canvas")
+    before = canvas.evaluate(shade)
+    light.get_by_role("button", name="Dark colours").click()
+    assert light.evaluate(colour) == "rgb(20, 23, 26)" and canvas.evaluate(shade) < before / 2
+    light.get_by_role("button", name="Light colours").click()
+    assert light.evaluate(colour) == "rgb(255, 255, 255)" and canvas.evaluate(shade) == before
+    dark.emulate_media(media="print")
+    assert dark.evaluate(colour) == "rgb(255, 255, 255)"
+    expect(dark.locator(".controls").first).to_be_hidden()
+    expect(dark.locator("table.results")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [400, 700])
+def test_nothing_is_wider_than_a_narrow_screen(width, address, visit):
+    tab = visit(address, viewport={"width": width, "height": 800})
+    expect(tab.locator("table.results")).to_be_visible()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_thousand_rounds_of_a_thousand_devices_open_within_three_seconds(tmp_path, visit):
+    big = rundirectory.write(tmp_path, algorithms=("folb",), seeds=1, rounds=1000, devices=1000, chosen=1000)
+    address = report(tmp_path / "report.html", big)
+    begun = time.perf_counter()
+    tab = visit(address)
+    expect(tab.locator("table.counts tbody tr")).to_have_count(10)
+    tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert time.perf_counter() - begun < 3
+    row = tab.locator("table.counts tbody tr").first.locator("th, td").all_text_contents()
+    assert row[:2] == ["0", "1,000"]
+    tab.locator(".heat canvas").hover()
+    expect(tab.locator("p.value")).to_contain_text("weight")
+
+
+def test_names_stay_text(tmp_path, visit):
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    path = rundirectory.write(tmp_path, hostile.replace("/", "∕"), algorithms=(hostile,), note=hostile, rounds=3)
+    tab = visit(report(tmp_path / "report.html", path))
+    expect(tab.locator(".name code")).to_have_text(hostile.replace("/", "∕"))
+    expect(tab.locator(".legend button")).to_have_text(hostile)
+    expect(tab.locator("table.results tbody th")).to_have_text(hostile)
+    expect(tab.locator("img")).to_have_count(0)
+    expect(tab.locator("script")).to_have_count(2)
+
+
+# the live page
+
+
+@pytest.fixture
+def served():
+    """Start servers, which can be stopped before the end."""
+    running = []
+
+    def start(name=None, port=0):
+        server = watch.bound(name, port)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        running.append(server)
+
+        def stop():
+            running.remove(server)
+            server.shutdown()
+            server.server_close()
+
+        return f"http://127.0.0.1:{server.server_port}/", server.server_port, stop
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "runs"
+
+
+def test_a_round_shows_within_a_second(home, served, visit):
+    path = rundirectory.write(home, "a-1", done=3, rounds=20, finished=False)
+    address, _, _ = served()
+    tab = visit(address)
+    tab.get_by_role("link", name="a-1").click()
+    state, cells = tab.locator(".state"), tab.locator("table.results tbody td")
+    expect(state).to_have_text("interrupted, 27 of 180 rounds")
+    charts(tab).first.focus()
+    for t in range(4, 10):
+        before = cells.all_text_contents()
+        rundirectory.append(path, t, t)
+        expect(state).to_have_text(f"interrupted, {9 * t} of 180 rounds", timeout=1000)
+        tab.keyboard.press("End")
+        expect(tab.locator(".readout caption").first).to_have_text(f"round {t}")
+        assert cells.all_text_contents() != before
+    rundirectory.append(path, 10, 20)
+    (path / "results.json").write_text("{}")
+    expect(state).to_have_text("finished", timeout=1000)
+    shown = [row.locator("th, td").all_text_contents() for row in tab.locator("table.results tbody tr").all()]
+    assert shown == view([store.read(path)])["experiments"][0]["table"]["rows"]
+
+
+def test_live_records_of_the_run_that_is_chosen(home, served, visit):
+    path = rundirectory.write(home, "a-1", done=10, rounds=20, finished=False)
+    tab = visit(served("a-1")[0])
+    chosen = tab.locator("table.counts tbody td:nth-child(2)")
+
+    def counted(run):
+        counts = Counter(k for line in lines(path) if line["run"] == run for k in line["devices"])
+        return [str(count) for _, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]]
+
+    expect(chosen).to_have_text(counted(0))
+    charts(tab).first.press("+")
+    tab.locator("select").select_option(label="fedprox, seed 1")
+    expect(chosen).to_have_text(counted(4))
+    expect(tab.locator(".curves").get_by_role("button", name="Show all")).to_be_enabled()  # the zoom stays
+    rundirectory.append(path, 11, 12)
+    expect(chosen).to_have_text(counted(4))
+    expect(tab.locator(".state")).to_have_text("interrupted, 108 of 180 rounds")
+
+
+def test_it_survives_a_restart_of_the_server(home, served, visit):
+    path = rundirectory.write(home, "a-1", done=3, rounds=20, finished=False)
+    address, port, stop = served("a-1")
+    tab = visit(address)
+    state, status = tab.locator(".state"), tab.locator(".status")
+    expect(state).to_have_text("interrupted, 27 of 180 rounds")
+    expect(status).to_be_hidden()
+    stop()
+    expect(status).to_have_text("reconnecting")
+    rundirectory.append(path, 4, 5)
+    served("a-1", port)
+    expect(state).to_have_text("interrupted, 45 of 180 rounds")
+    expect(status).to_be_hidden()
+    refused = [text for text in visit.complaints if "ERR_CONNECTION_REFUSED" in text]
+    assert refused == visit.complaints  # what the browser itself says of a server that is away
+    visit.complaints.clear()
+
+
+def test_it_survives_a_restart_of_the_run(home, served, visit):
+    path = rundirectory.write(home, "a-1", rounds=20)
+    tab = visit(served("a-1")[0])
+    state = tab.locator(".state")
+    expect(state).to_have_text("finished")
+    # begun anew: other rounds, and another time of beginning
+    begun = {"done": 2, "rounds": 30, "finished": False, "started": "2026-02-03T04:05:06+00:00"}
+    other = rundirectory.write(Path(f"{home}-new"), "a-1", **begun)
+    shutil.copytree(other, path, dirs_exist_ok=True)
+    (path / "results.json").unlink()
+    expect(state).to_have_text("interrupted, 18 of 270 rounds")
+    charts(tab).first.press("End")
+    expect(tab.locator(".readout caption").first).to_have_text("round 2")
+    # cut back to what was sound, and gone on with
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines(path) if line["round"] == 1))
+    expect(state).to_have_text("interrupted, 9 of 270 rounds")
+    rundirectory.append(path, 2, 3)
+    expect(state).to_have_text("interrupted, 27 of 270 rounds")
+
+
+def test_names_stay_text_on_the_live_page(home, served, visit):
+    name = "<script>alert(1)<∕script><img src=x onerror=alert(1)>"
+    rundirectory.write(home, name, algorithms=(name.replace("∕", "/"),), rounds=3)
+    address, _, _ = served()
+    tab = visit(address)
+    link = tab.locator("table.runs a")
+    expect(link).to_have_text(name)
+    link.click()
+    expect(tab.locator(".name code")).to_have_text(name)
+    expect(tab.locator("img")).to_have_count(0)
+    expect(tab.locator("script")).to_have_count(2)
+    tab.get_by_role("link", name="All runs").click()
+    expect(link).to_have_text(name)
