@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check bench bench-networks clean
+.PHONY: demo test test-slow check bench bench-networks bench-search clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
-	  --rounds 200 --seeds 5 --target 0.7 --out demo
+	  --rounds 200 --seeds 5 --target 0.7 --out demo --again
 
 test: .venv/.test  ## the tests
 	$(BIN)/python -m pytest -n 2
@@ -24,6 +24,9 @@ bench: .venv/.bench  ## speed against plain device loops, in one run
 
 bench-networks: .venv/.bench  ## the networks' speed against a plain PyTorch loop, by CPU time
 	$(BIN)/python benchmarks/networks.py
+
+bench-search: .venv/.run  ## the search as one program against its points one by one
+	$(BIN)/python benchmarks/search.py
 
 clean:
 	rm -rf .venv demo build src/*.egg-info

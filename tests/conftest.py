@@ -1,6 +1,14 @@
 """What all tests share."""
 
+import pytest
+
 
 def pytest_make_parametrize_id(config, val, argname):
     """Name bytes by their argument: a gzip file holds the time it was made, and two workers would not agree on it."""
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    """Run directories go where the test's other files go."""
+    monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))

@@ -1,6 +1,5 @@
 """`folb data`, the registry, what goes with a dataset by default, and the notes that every output repeats."""
 
-import csv
 import json
 import threading
 import tomllib
@@ -289,8 +288,8 @@ def test_the_note_and_the_effective_model_are_in_every_output(store, tmp_path, c
     assert (document["runs"][0]["parameters"]["lr"], document["runs"][0]["parameters"]["mu"]) == (0.003, 1.0)
     toml = (tmp_path / "out" / "experiment.toml").read_text()
     assert NOTE in toml and tomllib.loads(toml)["model"] == "logistic"
-    rows = list(csv.DictReader((tmp_path / "out" / "rounds.csv").read_text().splitlines()))
-    assert [row["note"] for row in rows] == [NOTE, NOTE]
+    assert json.loads((tmp_path / "out" / "environment.json").read_text())["note"] == NOTE
+    assert NOTE in " ".join(folb(capsys, "show", tmp_path / "out")[1].split())
 
 
 def test_the_note_is_in_the_pictures(tmp_path):
@@ -301,5 +300,4 @@ def test_the_note_is_in_the_pictures(tmp_path):
     plot([run], tmp_path / "curves.svg", title="data, model", note="only a sample")
     assert "only a sample" in (tmp_path / "curves.svg").read_text()
     federation = data.load("synthetic_1_1", sizes=[20, 30])
-    portrait(federation, tmp_path / "portrait.svg")
-    assert "2 devices, 50 samples, 25.0 ± 5.0 each" in (tmp_path / "portrait.svg").read_text()
+    assert "2 devices, 50 samples, 25.0 ± 5.0 each" in portrait(federation, "svg").decode()

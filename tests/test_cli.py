@@ -1,13 +1,10 @@
 """The command line from end to end: what it prints, what it writes, and how it refuses."""
 
-import csv
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -45,8 +42,7 @@ def results(tmp_path_factory):
     return out
 
 
-def test_run_directory_holds_json_csv_picture_and_experiment(results):
-    assert sorted(p.name for p in results.iterdir()) == ["curves.png", "experiment.toml", "results.json", "rounds.csv"]
+def test_results_hold_every_run(results):
     assert (results / "curves.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((results / "results.json").read_text())
     assert (document["dataset"], document["model"], document["rounds"]) == ("synthetic_1_1", "logistic", 4)
@@ -59,16 +55,6 @@ def test_run_directory_holds_json_csv_picture_and_experiment(results):
     assert {(r["parameters"]["mu"], r["seed"]) for r in document["runs"] if r["algorithm"] == "folb"} == {
         (mu, seed) for mu in (0.01, 1.0) for seed in (0, 1)
     }
-
-
-def test_csv_has_a_line_for_every_round_and_agrees_with_the_json(results):
-    rows = list(csv.DictReader((results / "rounds.csv").read_text().splitlines()))
-    document = json.loads((results / "results.json").read_text())
-    assert len(rows) == 4 * len(document["runs"])
-    first = [row for row in rows if row["algorithm"] == "folb mu=0.01" and row["seed"] == "0"]
-    assert sum(int(row["bytes_up"]) for row in first) == document["runs"][0]["bytes_up"]
-    assert [row["test_accuracy"] != "" for row in first] == [False, True, False, True]
-    assert all(len(row["devices"].split()) == 2 for row in rows)  # K = 2, counted with multiplicity
 
 
 def test_experiment_file_repeats_the_comparison(results, capsys):
@@ -106,8 +92,9 @@ def test_experiment_file_with_tables(tmp_path, capsys):
         ("folb", 0.2, 7),
         ("fedprox", 1.0, 7),
     ]
-    kept = tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())
-    assert kept["set"] == {"sizes": [20, 30], "K": 2, "tau": 9, "folb": {"mu": [0.1, 0.2]}}
+    kept = tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())["set"]
+    assert kept["synthetic_iid"]["sizes"] == [20, 30] and kept["deadline"]["tau"] == 9
+    assert kept["folb"]["mu"] == [0.1, 0.2] and kept["folb"]["K"] == kept["fedprox"]["K"] == 2
 
 
 def test_own_rule_and_own_model_from_files(capsys):
@@ -239,6 +226,46 @@ def test_what_lies_in_the_output_directory_stays(tmp_path, capsys):
     assert tomllib.loads((tmp_path / "experiment.toml").read_text())["dataset"].endswith("p$^^$[b].npz")
 
 
+def test_the_same_experiment_is_not_run_twice(capsys, tmp_path):
+    once = ["compare", *TINY, "--algorithms", "fedavg"]
+    code, out, err = folb(capsys, *once)
+    assert code == 0 and "finished already" not in err
+    code, again, err = folb(capsys, *once, "--set", "lr=0.01")  # as it is by default
+    assert code == 0 and "is finished already; --again runs it anew" in err and again == out
+    (run,) = (tmp_path / "runs").iterdir()
+    before = (run / "rounds.jsonl").stat().st_mtime_ns, (run / "results.json").read_bytes()
+    code, again, err = folb(capsys, *once, "--again")
+    assert code == 0 and "finished already" not in err and again == out
+    assert (run / "rounds.jsonl").stat().st_mtime_ns != before[0] and (run / "results.json").read_bytes() == before[1]
+    code, out, err = folb(capsys, "compare", *TINY, "--algorithms", "folb", "--out", run)
+    assert code == 2 and "holds the run of another experiment; --again replaces it" in err
+
+
+def test_runs_are_listed_shown_and_removed(capsys, tmp_path):
+    assert "no runs in" in folb(capsys, "runs")[1]
+    folb(capsys, "compare", *TINY, "--algorithms", "fedavg")
+    (run,) = (tmp_path / "runs").iterdir()
+    code, out, _ = folb(capsys, "runs")
+    assert code == 0 and run.name in out and "finished" in out and "8 of 8" in out and "fedavg" in out
+    code, out, _ = folb(capsys, "show", run.name[:15])
+    assert code == 0 and "rounds to 70 %" in out and "[set.fedavg]" in out
+    (run / "notes").write_text("mine")
+    code, out, _ = folb(capsys, "rm", run.name)
+    assert code == 0 and f"removed {run}" in out and os.listdir(run) == ["notes"]
+    code, _, err = folb(capsys, "show", run.name)
+    assert code == 2 and "there is no such run" in err
+
+
+def test_changed_files_are_not_gone_on_with(capsys, tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.eye(8), y=np.arange(8) % 2, device=np.arange(8) % 2)
+    run = ["--algorithms", "fedavg", "--rounds", 1, "--seeds", 1, "--out", tmp_path / "out"]
+    assert folb(capsys, "compare", tmp_path / "mine.npz", *run)[0] == 0
+    (tmp_path / "out" / "results.json").unlink()
+    np.savez(tmp_path / "mine.npz", x=np.eye(8), y=np.arange(8) // 4, device=np.arange(8) % 2)
+    code, _, err = folb(capsys, "resume", tmp_path / "out")
+    assert code == 2 and "are not what they were" in err
+
+
 def test_unknown_dataset_and_command(capsys):
     code, _, err = folb(capsys, "compare", "synthetc")
     assert code == 2 and "did you mean 'synthetic'?" in err
@@ -287,23 +314,3 @@ def test_help_takes_under_half_a_cpu_second():
     subprocess.run([sys.executable, "-m", "folb", "--help"], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
-
-
-def test_interrupted_comparison_goes_on_where_it_was(tmp_path):
-    """Ctrl-C, then the same command: the results are those of a command that was left alone, bit for bit."""
-    command = [sys.executable, "-m", "folb", "compare", *TINY[:-4], "--seeds", "1", "--rounds", "20000"]
-    command += ["--algorithms", "folb", "--set", "server=adam", "--evaluate-every", "100", "--out"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run([*command, whole], check=True, capture_output=True)  # fills the compilation cache, too
-    process = subprocess.Popen([*command, cut], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    while not (cut / ".folb-unfinished").exists() and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(1.5)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, "the run ended before it could be interrupted"
-    assert b"the same command goes on from here" in err
-    assert os.listdir(cut) == [".folb-unfinished"]
-    subprocess.run([*command, cut], check=True, capture_output=True)
-    assert (cut / "results.json").read_bytes() == (whole / "results.json").read_bytes()
-    assert not (cut / ".folb-unfinished").exists()

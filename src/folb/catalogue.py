@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from folb import data
+from folb import data, durable
 from folb.data import femnist, fetch, files, mnist, sent140, shakespeare
 from folb.errors import InputError
 from folb.federation import Federation, NDArray
@@ -101,13 +101,12 @@ def _bars(counts: NDArray) -> str:
 def draw(federation: Federation, name: str, out: str) -> Path:
     """Draw a federation into a file, or into NAME.png in a directory."""
     from folb.figures import portrait
-    from folb.report import save, writable
 
     path = Path(out)
     if path.suffix.lower() not in PICTURES:
         path = path / f"{Path(name).name}.png"
-    writable(path.parent)
-    save(path, lambda temporary: portrait(federation, temporary))
+    durable.directory(path.parent)
+    durable.replace(path, portrait(federation, path.suffix.lstrip(".").lower()))
     return path
 
 

@@ -1,23 +1,28 @@
-"""Where a simulation left off: one .npz for each program of stacked runs, so that it can go on from there.
+"""Where a simulation left off: files NUMBER-ROUND.checkpoint for each program of stacked runs.
 
-A checkpoint is written under another name, flushed and renamed into place, so that a crash leaves the one
-before it. It is used only if it is whole (npz carries checksums) and was left by the same simulation.
+A checkpoint is an npz followed by its SHA-256. The last few are kept: one that is damaged is passed over for the
+one before it, and none is used that another simulation left.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
+import io
+import logging
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-SECONDS = 5.0  # between two checkpoints
+from folb import durable
+
+KEPT = 3
+SECONDS = 1.0  # between two checkpoints
+SHARE = 0.05  # of the time, at most, spent on them
+
+log = logging.getLogger(__name__)
 
 
 def fingerprint(program: str, *trees: Any) -> str:
@@ -29,24 +34,37 @@ def fingerprint(program: str, *trees: Any) -> str:
     return digest.hexdigest()
 
 
-def save(path: Path, mark: str, t: int, tree: Any) -> None:
-    """Keep `tree`, reached before round t."""
+def save(directory: Path, number: int, mark: str, t: int, tree: Any) -> None:
+    """Keep `tree`, reached by program `number` before round t, and of those before it the last few."""
     arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    temporary = path.with_suffix(".part")
-    with open(temporary, "wb") as file:
-        np.savez(file, mark=np.array(mark), t=np.array(t), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    content = io.BytesIO()
+    np.savez(content, mark=np.array(mark), t=np.array(t), **arrays)
+    body = content.getvalue()
+    durable.replace(directory / f"{number}-{t:09d}.checkpoint", body + hashlib.sha256(body).digest())
+    for path in kept(directory, number)[KEPT:]:
+        path.unlink(missing_ok=True)
 
 
-def load(path: Path, mark: str, like: Any) -> tuple[int, Any] | None:
-    """The t and the tree that `save` kept, in the structure of `like`; None if there is nothing to go on from."""
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), open(path, "rb") as file:
-        kept = np.load(file, allow_pickle=False)
-        if str(kept["mark"]) == mark:
+def kept(directory: Path, number: int) -> list[Path]:
+    """The checkpoints of a program, the latest first."""
+    return sorted(directory.glob(f"{number}-*.checkpoint"), reverse=True)
+
+
+def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
+    """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
+    for path in kept(directory, number):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            log.warning("%s cannot be read (%s); going on from the one before", path, error.strerror)
+            continue
+        body, digest = content[:-32], content[-32:]
+        if hashlib.sha256(body).digest() != digest:
+            log.warning("%s is damaged; going on from the one before", path)
+            continue
+        arrays = np.load(io.BytesIO(body), allow_pickle=False)
+        if str(arrays["mark"]) == mark:
             count = len(jax.tree.leaves(like))
-            return int(kept["t"]), jax.tree.unflatten(
-                jax.tree.structure(like), [kept[f"leaf{i}"] for i in range(count)]
-            )
+            leaves = [arrays[f"leaf{i}"] for i in range(count)]
+            return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
     return None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,12 +17,15 @@ from folb import __version__
 from folb.errors import InputError
 
 if TYPE_CHECKING:
-    from folb.experiment import Experiment
+    from rich.console import Console
+
+    from folb.experiment import Experiment, Plan
+    from folb.runs import Run
 
 EXAMPLES = """examples:
   folb compare synthetic_1_1
   folb compare synthetic_iid --algorithms folb,fedavg --rounds 200 --seeds 5 --target 0.8
-  folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=simple,samples --out results
+  folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=simple,samples
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
   folb run experiment.toml
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
@@ -37,8 +43,8 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+def parser(tuning: bool = False) -> argparse.ArgumentParser:
+    """The commands and their options; those of `tune` that are the algorithms' settings need jax, and wait for it."""
     top = Parser(
         prog="folb",
         description="Fast-convergent federated learning: simulate and compare FOLB and its family.",
@@ -51,33 +57,111 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
     compare.add_argument("dataset", metavar="DATASET", help=DATASET)
     compare.add_argument("--algorithms", metavar="A,B", help="names of `folb list`, or my_file.py:function")
-    compare.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    compare.add_argument("--system", help="a system model of `folb list`")
-    compare.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n)")
-    compare.add_argument("--rounds", type=int, help="communication rounds (100)")
-    compare.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
-    compare.add_argument("--target", type=float, help="accuracy for 'rounds to target' (0.7)")
-    compare.add_argument("--evaluate-every", type=int, metavar="N", help="evaluate every N rounds (1)")
-    compare.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is for NAME alone",
-    )
+    _add_experiment(compare)
     compare.set_defaults(handle=_compare)
 
     run = commands.add_parser("run", help="run an experiment from a TOML file")
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
     run.set_defaults(handle=_run)
     for command in (compare, run):
-        command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
-        command.add_argument("--out", metavar="DIR", help="write results.json, rounds.csv and curves.png there")
+        command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME, by the experiment's content)")
+        command.add_argument("--records", action="store_true", help="keep every device's weight and gamma, too")
+        _add_running(command)
+    _add_tune(commands, tuning)
+    _add_runs(commands)
 
     listing = commands.add_parser("list", help="algorithms, datasets, models and system models, with their settings")
     listing.set_defaults(handle=_list)
     _add_data(commands)
     return top
+
+
+def _add_experiment(command: argparse.ArgumentParser) -> None:
+    """The experiment's choices but for the algorithms."""
+    command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
+    command.add_argument("--system", help="a system model of `folb list`")
+    command.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n)")
+    command.add_argument("--rounds", type=int, help="communication rounds (100)")
+    command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
+    command.add_argument("--target", type=float, help="accuracy for 'rounds to target' (0.7)")
+    command.add_argument("--evaluate-every", type=int, metavar="N", help="evaluate every N rounds (1)")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is for NAME alone",
+    )
+
+
+def _add_tune(commands: Any, tuning: bool) -> None:
+    tune = commands.add_parser("tune", help="the line search: the best of a grid of an algorithm's settings")
+    tune.add_argument("dataset", metavar="DATASET", help=DATASET)
+    tune.add_argument("--algorithm", required=True, help="a name of `folb list`, or my_file.py:function")
+    if tuning:
+        from folb.tune import sweepable
+
+        for name, meaning in sweepable().items():
+            spelt = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+            tune.add_argument(*spelt, dest=f"sweep_{name}", metavar="V1,V2", help=meaning.replace("%", "%%"))
+    _add_experiment(tune)
+    tune.add_argument(
+        "--report-seeds",
+        help="the seeds the winner is reported on, none of --seeds: how many, from the next one on, or a list",
+    )
+    _add_running(tune)
+    tune.set_defaults(handle=_tune)
+
+
+DISK = """
+On disk a run takes at most 300 bytes for each of its rounds (with --records 400, and 60 for each device chosen), and
+while it runs three checkpoints: for each run, the model, the server's memory, and for each round so far 50 bytes and
+9 for each device chosen (with --records 17). Run directories are in FOLB_RUNS, else in ./runs.
+"""
+
+
+def _add_running(command: argparse.ArgumentParser) -> None:
+    """What all commands have that run an experiment."""
+    command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    command.add_argument("--again", action="store_true", help="run it anew, if it is there already")
+    command.add_argument(
+        "--track",
+        choices=("tensorboard", "mlflow", "wandb"),
+        help="log the rounds as they happen, in the run directory",
+    )
+    command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
+
+
+RUN = "a run's name, the beginning of it, or its directory"
+
+
+def _add_runs(commands: Any) -> None:
+    listing = commands.add_parser("runs", help="list the runs: state, progress, best accuracy, when")
+    listing.set_defaults(handle=_runs)
+    show = commands.add_parser("show", help="a run's results so far, its settings, and how to go on")
+    show.add_argument("run", metavar="RUN", help=RUN)
+    show.set_defaults(handle=_show)
+    export = commands.add_parser("export", help="a run's rounds as csv or parquet, or its table as latex")
+    export.add_argument("run", metavar="RUN", help=RUN)
+    export.add_argument("--format", required=True, choices=("csv", "parquet", "latex"))
+    export.add_argument("-o", "--output", metavar="FILE", help="the file to write (csv and latex: standard output)")
+    export.set_defaults(handle=_export)
+    page = commands.add_parser("report", help="runs as one self-contained page to open in a browser")
+    page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
+    page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
+    page.add_argument("--figures", action="store_true", help="beside it, the curves of each run as png, svg and pdf")
+    page.set_defaults(handle=_report)
+    watch = commands.add_parser("watch", help="the same page, live, on this machine alone")
+    watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
+    watch.add_argument("--port", type=int, default=8470, help="the port on 127.0.0.1 (8470); 0 for any that is free")
+    watch.set_defaults(handle=_watch)
+    resume = commands.add_parser("resume", help="go on with a run that was interrupted")
+    resume.add_argument("run", metavar="RUN", help=RUN)
+    _add_running(resume)
+    resume.set_defaults(handle=_resume)
+    remove = commands.add_parser("rm", help="remove runs")
+    remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
+    remove.set_defaults(handle=_remove)
 
 
 def _add_data(commands: Any) -> None:
@@ -97,45 +181,82 @@ def _add_data(commands: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; bad input is a line on standard error and exit code 2."""
-    options = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
     try:
         options.handle(options)
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        again = "; the same command goes on from here" if getattr(options, "out", None) else ""
-        print(f"folb: interrupted{again}", file=sys.stderr)
+        print(f"folb: interrupted{_how_to_go_on(options)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # the reader of our output has gone (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (MemoryError, OSError) as error:
-        print(f"folb: error: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"folb: error: {type(error).__name__}: {error}{_how_to_go_on(options)}", file=sys.stderr)
         return 2
     return 0
 
 
-def _compare(options: argparse.Namespace) -> None:
-    from folb.experiment import Experiment
+def _how_to_go_on(options: argparse.Namespace) -> str:
+    return f"; go on with: {options.going}" if getattr(options, "going", None) else ""
 
-    given: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in ("model", "system", "objective", "rounds", "target", "evaluate_every")
-        if getattr(options, name) is not None
-    }
+
+def _compare(options: argparse.Namespace) -> None:
+    given: dict[str, Any] = {}
     if options.algorithms is not None:
         given["algorithms"] = [name for name in options.algorithms.split(",") if name]
+    _perform(_experiment(options, set=_settings(options.set), **given), options)
+
+
+def _experiment(options: argparse.Namespace, **given: Any) -> Experiment:
+    from folb.experiment import Experiment
+
+    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
     if options.seeds is not None:
         given["seeds"] = _seeds(options.seeds)
-    _perform(Experiment(dataset=options.dataset, set=_settings(options.set), **given), options)
+    return Experiment(dataset=options.dataset, **given)
 
 
-def _seeds(text: str) -> int | list[int]:
+def _tune(options: argparse.Namespace) -> None:
+    from folb import durable, report, store, trial, tune
+    from folb.experiment import plan, to_toml
+
+    named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
+    experiment = _experiment(options, algorithms=[options.algorithm], set=_settings([*options.set, *named]))
+    wanted = None if options.report_seeds is None else _seeds(options.report_seeds, "report_seeds")
+    seeds = tune.other_seeds(experiment.seeds, wanted)
+    _use_compilation_cache()
+    planned = plan(experiment)
+    tune.check(planned)
+    path, console = trial.place(planned), _console()
+    going = shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])  # to the winner, and not only
+    _complete(planned, path, options, going)
+    points = tune.ranked(planned, store.read(path).runs())
+    if not options.json:
+        console.print(_summary(planned), highlight=False, markup=False)
+        console.print(tune.table(points, planned.experiment.target), highlight=False)
+    chosen = plan(tune.winner(planned, points, seeds))
+    durable.replace(path / store.WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
+    home = trial.place(chosen)
+    _complete(chosen, home, options, going)
+    if options.json:
+        print(json.dumps(tune.document(planned, points, seeds, json.loads((home / store.RESULTS).read_bytes()))))
+        return
+    console.print("\n" + tune.verdict(planned, points, seeds) + "\n", highlight=False, markup=False)
+    console.print(report.table(store.read(home).runs(), planned.experiment.target), highlight=False)
+    console.print(f"\nin {path}: the grid, and winner.toml; in {home}: the winner", highlight=False, markup=False)
+
+
+def _seeds(text: str, field: str = "seeds") -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part]
     except ValueError:
-        raise InputError("seeds", text, "should be a number of seeds, or a list such as 4,5,6") from None
+        raise InputError(field, text, "should be a number of seeds, or a list such as 4,5,6") from None
     return numbers if "," in text or not numbers else numbers[0]
 
 
@@ -160,34 +281,67 @@ def _run(options: argparse.Namespace) -> None:
     _perform(from_toml(options.experiment), options)
 
 
-def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
-    from rich.console import Console
+def _resume(options: argparse.Namespace) -> None:
+    from folb import store
+    from folb.experiment import from_toml, plan
 
-    from folb import report
-    from folb.experiment import plan, run
+    path = store.find(options.run)
+    _use_compilation_cache()
+    planned = plan(from_toml(path / store.EXPERIMENT))
+    if planned.identity != store.read(path).environment["identity"]:
+        raise InputError("run", path.name, "its data or the user's own files are not what they were; run it anew")
+    _carry_out(planned, path, options)
+
+
+def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
+    from folb import trial
+    from folb.experiment import plan
 
     _use_compilation_cache()
-    planned = plan(experiment)
-    directory = report.writable(options.out) if options.out is not None else None
-    with report.unfinished(directory) as checkpoints:
-        total = len(planned.algorithms) * len(experiment.seeds) * experiment.rounds
-        runs = _with_progress(total, lambda progress: run(experiment, planned, progress, checkpoints))
-        if directory:
-            report.save_results(directory, experiment, planned.federation.note, runs)
+    planned = plan(replace(experiment, records=True) if options.records else experiment)
+    if options.out is not None and not options.out:
+        raise InputError("out", options.out, "should be a directory to write to")
+    _carry_out(planned, Path(options.out) if options.out else trial.place(planned), options)
+
+
+def _carry_out(planned: Plan, path: Path, options: argparse.Namespace) -> None:
+    """Run a planned experiment in its directory unless its results are there, and show them."""
+    from folb import report, store
+
+    _complete(planned, path, options, f"folb resume {shlex.quote(str(path))}")
     if options.json:
-        document = report.document(experiment, planned.federation.note, runs)
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps(json.loads((path / store.RESULTS).read_bytes())))
         return
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(_summary(experiment, planned), highlight=False, markup=False)
-    console.print(report.table(runs, experiment.target), highlight=False)
-    if directory:
-        written = f"\nwritten to {directory}: curves.png, results.json, rounds.csv, experiment.toml"
-        console.print(written, highlight=False, markup=False)
+    console = _console()
+    console.print(_summary(planned), highlight=False, markup=False)
+    console.print(report.table(store.read(path).runs(), planned.experiment.target), highlight=False)
+    console.print(
+        f"\nin {path}: curves.png, results.json, rounds.jsonl, experiment.toml", highlight=False, markup=False
+    )
 
 
-def _summary(experiment: Experiment, planned: Any) -> str:
-    federation = planned.federation
+def _complete(planned: Plan, path: Path, options: argparse.Namespace, going: str) -> None:
+    """Run a planned experiment in its directory unless its results are there; if interrupted, `going` goes on."""
+    from folb import store, trackers, trial
+
+    if trial.finished(path, planned) and not options.again:
+        print(f"folb: {path} is finished already; --again runs it anew", file=sys.stderr)
+        return
+    trackers.check(options.track)
+    store.check_free(path)  # before the progress bar
+    options.going = going
+    _run_with_progress(planned, path, options)
+    options.going = None
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _summary(planned: Plan) -> str:
+    federation, experiment = planned.federation, planned.experiment
     note = f" ({federation.note})" if federation.note else ""
     return (
         f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
@@ -196,15 +350,115 @@ def _summary(experiment: Experiment, planned: Any) -> str:
     )
 
 
-def _with_progress(total: int, work: Callable[[Callable[[int], None]], Any]) -> Any:
-    """Do `work` under a progress bar on standard error."""
-    from rich.console import Console
+def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -> None:
+    """Run an experiment under a progress bar, in a thread of its own.
+
+    The main thread hears Ctrl-C and SIGTERM even while the compiler or a long round is at work, and then ends the
+    process at once: what is lost is the round in flight.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from folb import trackers, trial
+
+    stop = threading.Event()
+    failed: list[BaseException] = []
+    total = len(planned.algorithms) * len(planned.experiment.seeds) * planned.experiment.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("rounds", total=total)
-        return work(lambda n: bar.advance(task, n))
+    bar = Progress(*columns, console=_errors())
+    task = bar.add_task("rounds", total=total)
+
+    def work() -> None:
+        def observe(i: int, first: int, part: Run) -> None:
+            log(i, first, part)
+            bar.advance(task, len(part.seconds))
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        try:
+            with trackers.tracking(options.track, path, trial.environment(planned)["runs"]) as log:
+                trial.perform(path, planned, options.again, observe)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with bar:
+            thread.start()
+            while thread.is_alive():
+                thread.join(0.1)
+    except KeyboardInterrupt:
+        stop.set()
+        thread.join(1.5)
+        if thread.is_alive():
+            print(f"folb: interrupted{_how_to_go_on(options)}", file=sys.stderr, flush=True)
+            os._exit(130)  # an ordinary exit would wait for the round
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if failed:
+        raise failed[0]
+
+
+def _errors() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from folb import shelf
+
+    shelf.runs(_console())
+
+
+def _show(options: argparse.Namespace) -> None:
+    from folb import shelf, store
+
+    stored = store.read(store.find(options.run))
+    console = _console()
+    shelf.show(stored, console)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from folb import export, store
+
+    export.write(store.read(store.find(options.run)), options.format, options.output)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from folb import durable, page, store, view
+
+    stored = [store.read(store.find(name)) for name in options.run]
+    path = Path(options.output)
+    durable.directory(path.parent)
+    durable.replace(path, page.render(view.view(stored)).encode())
+    print(path)
+    if options.figures:
+        from folb.figures import curves
+
+        for one in stored:
+            runs = [run for run in one.runs() if len(run.evaluated_rounds)]
+            about = view.described(one)
+            for form in ("png", "svg", "pdf") if runs else ():
+                picture = path.parent / f"{one.name}.{form}"
+                drawn = curves(runs, form, target=about["target"], title=about["title"], note=about["note"])
+                durable.replace(picture, drawn)
+                print(picture)
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from folb import watch
+
+    watch.serve(options.run, options.port)
+
+
+def _remove(options: argparse.Namespace) -> None:
+    from folb import store
+
+    for path in [store.find(name) for name in options.run]:
+        store.remove(path)
+        print(f"removed {path}")
 
 
 def _use_compilation_cache() -> None:

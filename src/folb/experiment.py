@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import numpy as np
 
 from folb import data
 from folb.algorithms import ALGORITHMS, Algorithm, Common, compose, named
@@ -16,7 +22,7 @@ from folb.federation import Federation
 from folb.models import MODELS, Model
 from folb.runs import Run
 from folb.settings import OWN, Setting, from_file, read, setting, settings
-from folb.simulator import check, simulate
+from folb.simulator import Observe, check, simulate
 from folb.system import SYSTEMS
 
 BY_DATASET = "by dataset"
@@ -40,6 +46,7 @@ class Experiment:
     seeds: Sequence[int] = (0, 1, 2)  # a number n is taken as the seeds 0 .. n-1
     target: float = 0.7
     evaluate_every: int = 1
+    records: bool = False  # keep every device's weight and gamma in every round
     set: Mapping[str, Any] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -68,7 +75,9 @@ class Experiment:
         if not 0 < self.target <= 1:
             raise InputError("target", self.target, "should be more than 0 and at most 1")
         choose("objective", self.objective, ("uniform", "samples"))
+        object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))
+        object.__setattr__(self, "records", read("records", bool, self.records))
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -154,16 +163,19 @@ def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment's live objects."""
+    """An experiment's live objects, and the experiment with every setting spelt out."""
 
+    experiment: Experiment
     federation: Federation
     model: Any
     system: Any
     algorithms: list[Algorithm]
+    identity: str  # of all that the results depend on: the experiment, the data, the user's own files
 
 
 def plan(experiment: Experiment) -> Plan:
     """Resolve every name and setting, load the data and build the parts; any mistake is an `InputError`."""
+    experiment = _anywhere(experiment)
     dataset = Part(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
     model = _part("model", experiment.model, MODELS)
     system = _part("system", experiment.system, SYSTEMS)
@@ -172,15 +184,97 @@ def plan(experiment: Experiment) -> Plan:
 
     variants: list[Algorithm] = []
     for part, values in zip(algorithms, given[3:], strict=True):
-        values = _by_dataset(part, experiment.dataset) | values
-        for combination in itertools.product(*values.values()):
-            variants.append(part.make(Algorithm, **dict(zip(values, combination, strict=True))))
+        found = _by_dataset(part, experiment.dataset) | values
+        # in the order of the signature, whatever order they came in: runs keep their places when repeated
+        swept = {name: found[name] for name in part.settings if name in found}
+        for combination in itertools.product(*swept.values()):
+            variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True))))
+        values |= swept
 
     built_system = system.constructor(**given[2])
     federation = dataset.constructor(**given[0])
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every)
-    return Plan(federation, built_model, built_system, variants)
+    whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given)
+    return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation))
+
+
+def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
+    """The experiment with a value for every setting that a file can hold, under the part it is for."""
+    tables: dict[str, dict[str, Any]] = {}
+    for part, values in zip(parts, given, strict=True):
+        defaults = {name: setting.default for name, setting in part.settings.items()}
+        single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
+        tables.setdefault(part.name, {}).update(
+            {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
+        )
+    return replace(experiment, set={name: table for name, table in tables.items() if table})
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _spelt(value: Any) -> Any:
+    """The value as a file can hold it, which has no None."""
+    if isinstance(value, list | tuple):
+        return [_spelt(item) for item in value]
+    return "none" if value is None else value
+
+
+def _anywhere(experiment: Experiment) -> Experiment:
+    """The experiment with absolute paths for the user's own files: it can be repeated from any directory."""
+
+    def absolute(name: str) -> str:
+        path, _, function = name.rpartition(":")
+        return f"{os.path.abspath(path)}:{function}" if os.path.isfile(path) else name
+
+    return replace(
+        experiment,
+        dataset=data.located(experiment.dataset),
+        model=absolute(experiment.model),
+        algorithms=tuple(map(absolute, experiment.algorithms)),
+    )
+
+
+def _identity(experiment: Experiment, federation: Federation) -> str:
+    digest = hashlib.sha256(to_toml(experiment).encode())
+    for name in (experiment.model, *experiment.algorithms):
+        if ".py:" in name:
+            digest.update(Path(name.rpartition(":")[0]).read_bytes())
+    arrays = [
+        array for side in (federation.train, federation.test) for array in (side.x, side.y, side.start, side.size)
+    ]
+    for array in (*arrays, *([] if federation.table is None else [federation.table])):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def to_toml(experiment: Experiment, note: str = "") -> str:
+    """The experiment as a file that `folb run` takes."""
+    lines = ["# folb run this file to repeat the comparison", *([f"# the data: {note}"] if note else [])]
+    for field in fields(experiment):
+        if field.name != "set":
+            lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")
+    nested = {key: value for key, value in experiment.set.items() if isinstance(value, Mapping)}
+    for heading, content in [("set", {k: v for k, v in experiment.set.items() if k not in nested})] + [
+        (f"set.{_key(key)}", value) for key, value in nested.items()
+    ]:
+        if content:
+            lines += ["", f"[{heading}]", *(f"{_key(key)} = {_toml(value)}" for key, value in content.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans are alike in TOML and JSON
 
 
 def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
@@ -230,13 +324,9 @@ def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
     choose("set", name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))
 
 
-def run(
-    experiment: Experiment,
-    planned: Plan,
-    progress: Callable[[int], None] | None = None,
-    checkpoints: Path | None = None,
-) -> list[Run]:
+def run(planned: Plan, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
     """Run a planned experiment."""
+    experiment = planned.experiment
     return simulate(
         planned.federation,
         planned.model,
@@ -246,6 +336,7 @@ def run(
         system=planned.system,
         objective=experiment.objective,
         evaluate_every=experiment.evaluate_every,
-        progress=progress,
+        record=("weights", "gamma") if experiment.records else (),
+        observe=observe,
         checkpoints=checkpoints,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,22 @@ from folb.runs import Run
 def plot(
     runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "", note: str = ""
 ) -> None:
-    """Draw the median over the seeds of each algorithm as a line, and its range as a band, into a file."""
+    """Draw runs into a file, a png, svg or pdf by its name: see `curves`."""
+    form = Path(path).suffix.lstrip(".") or "png"
+    Path(path).write_bytes(curves(runs, form, target=target, title=title, note=note))
+
+
+def curves(
+    runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
+) -> bytes:
+    """The median over the seeds of each algorithm as a line, and its range as a band: a picture in that format."""
     plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for label, group in labelled(runs).items():
-        rounds = group[0].evaluated_rounds
-        accuracy = 100 * np.stack([run.test_accuracy for run in group])
-        loss = np.stack([run.train_loss for run in group])
+        length = min(len(run.evaluated_rounds) for run in group)  # some may be under way
+        rounds = group[0].evaluated_rounds[:length]
+        accuracy = 100 * np.stack([run.test_accuracy[:length] for run in group])
+        loss = np.stack([run.train_loss[:length] for run in group])
         _band(left, rounds, accuracy, label)
         _band(right, rounds, loss, label)
     if target is not None:
@@ -36,11 +46,14 @@ def plot(
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)
     seeds = len({run.seed for run in runs})
-    _finish(figure, path, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note)
+    return _finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
 
 
-def portrait(federation: Federation, path: str | Path) -> None:
-    """Draw how many samples each device has, and which labels: a column for each device, the largest first."""
+def portrait(federation: Federation, form: str = "png") -> bytes:
+    """How many samples each device has, and which labels: a column for each device, the largest first.
+
+    The bytes of a picture in that format.
+    """
     labels = federation.labels()
     labels = labels[np.argsort(-labels.sum(axis=1), kind="stable")]
     size = labels.sum(axis=1)
@@ -61,7 +74,7 @@ def portrait(federation: Federation, path: str | Path) -> None:
     below.set_xlabel("device, from the largest to the smallest")
     figure.colorbar(shares, ax=below, label="share of the device's samples")
     title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
-    _finish(figure, path, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note)
+    return _finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
 
 
 def _pyplot() -> Any:
@@ -73,10 +86,12 @@ def _pyplot() -> Any:
     return plt
 
 
-def _finish(figure: Any, path: str | Path, title: str, note: str) -> None:
+def _finished(figure: Any, title: str, note: str, form: str) -> bytes:
     figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
-    figure.savefig(path, dpi=130, format=Path(path).suffix.lstrip(".") or "png")
+    content = io.BytesIO()
+    figure.savefig(content, dpi=130, format=form)
     _pyplot().close(figure)
+    return content.getvalue()
 
 
 def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:

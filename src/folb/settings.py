@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -81,6 +81,9 @@ def _read_one_of(field: str, kinds: tuple[Any, ...], value: Any) -> Any:
     if str(value).lower() in words:
         return words[str(value).lower()]
     others = [kind for kind in kinds if kind is not type(None) and get_origin(kind) is not Literal]
+    lists = [kind for kind in others if get_origin(kind) is Sequence]
+    if lists and isinstance(value, list | tuple):
+        return [read(field, get_args(lists[0])[0], item) for item in value]
     if others in ([int], [float]):
         return _number(field, others[0], value, also="".join(f", or {word}" for word in words))
     return read(field, others[0], value) if len(others) == 1 else value

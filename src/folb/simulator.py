@@ -1,15 +1,17 @@
 """The simulator: a round is one pure function, and many rounds of many runs are one compiled program.
 
-Algorithms that differ only in numbers (mu, psi, lr) and all seeds are stacked and `vmap`ped. Rounds run in a
-compiled loop, cut into chunks of about a quarter of a second, between which progress is shown and Ctrl-C is
-heard. All randomness is a pure function of (seed, round, device), so any round can be replayed alone.
+Algorithms that differ only in numbers (mu, psi, lr) and all seeds are stacked and `vmap`ped, as many as fit into
+memory. Rounds run in a compiled loop, cut into chunks of about a quarter of a second, between which progress is
+shown and Ctrl-C is heard. All randomness is a pure function of (seed, round, device), so any round can be replayed
+alone.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -298,7 +300,7 @@ def sum_over_blocks(
     `real` leaves out.
     """
     n = len(samples.y)
-    blocks = -(-n // (HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK))
+    blocks = -(-n // _evaluation_block(model))
     size = -(-n // blocks)  # as even as can be, so that little is seen twice
 
     def turn(i: Array, total: Any) -> Any:
@@ -308,6 +310,10 @@ def sum_over_blocks(
         return jax.tree.map(jnp.add, total, part)
 
     return jax.lax.fori_loop(0, blocks, turn, zero)
+
+
+def _evaluation_block(model: Model) -> int:
+    return HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK
 
 
 CAPACITY = 128  # rounds of one chunk at most
@@ -361,6 +367,17 @@ def _advance(
     return jax.lax.fori_loop(t0, t1, turn, (states, record))
 
 
+class Job(NamedTuple):
+    """One run to be done: its place among those that `simulate` returns."""
+
+    place: int
+    algorithm: Algorithm
+    seed: int
+
+
+Observe = Callable[[int, int, Run], None]
+
+
 def simulate(
     federation: Federation,
     model: Model,
@@ -373,7 +390,7 @@ def simulate(
     evaluate_every: int = 1,
     record: Sequence[str] = (),
     abreast: bool | None = None,
-    progress: Callable[[int], None] | None = None,
+    observe: Observe | None = None,
     checkpoints: Path | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
@@ -381,30 +398,68 @@ def simulate(
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
     `abreast` is explained at `problem`.
     `seeds` are the seeds themselves, or how many, from 0.
-    `progress(n)` is called as rounds complete, with the number completed since the last call.
+    `observe(i, first, part)` is called as rounds complete: `part` is run i of those returned, from round `first` on,
+    with the rounds completed since the last call, and no model.
     `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     check(federation, algorithms, rounds, seeds, evaluate_every)
     shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast)
-    groups: dict[Any, list[int]] = {}
-    for i, algorithm in enumerate(algorithms):
-        groups.setdefault(jax.tree.structure(algorithm), []).append(i)
-    runs: dict[tuple[int, int], Run] = {}
-    for number, members in enumerate(groups.values()):
-        pairs = [(i, j) for i in members for j in range(len(seeds))]
-        batch = _run_stacked(
-            shared,
-            [algorithms[i] for i, _ in pairs],
-            [seeds[j] for _, j in pairs],
-            rounds,
-            evaluate_every,
-            progress or (lambda n: None),
-            None if checkpoints is None else checkpoints / f"{number}.npz",
-        )
-        runs.update(zip(pairs, batch, strict=True))
-    return [runs[pair] for pair in sorted(runs)]
+    groups: dict[Any, list[Job]] = {}
+    for algorithm in algorithms:
+        for seed in seeds:
+            place = sum(map(len, groups.values()))
+            groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
+    runs: dict[int, Run] = {}
+    for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs)):
+        keep = None if checkpoints is None else (checkpoints, number)
+        runs |= _run_stacked(shared, batch, rounds, evaluate_every, observe, keep)
+    return [runs[place] for place in sorted(runs)]
+
+
+def _batches(problem: Problem, jobs: list[Job]) -> list[list[Job]]:
+    """The jobs in their order, in as few parts as fit into memory, and as even."""
+    fit = 1 if len(jobs) == 1 else fitting(problem, jobs[0].algorithm, memory())
+    count = -(-len(jobs) // fit)
+    return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
+
+
+def memory() -> int:
+    """The memory that the device may use, in bytes; a CPU's is the machine's.
+
+    In whole GiB: stacks of other sizes are other programs, whose results may differ in the last digit, and a page
+    more or less should not make the difference.
+    """
+    stats = jax.devices()[0].memory_stats()
+    available = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, available >> 30) << 30
+
+
+def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
+    """How many runs stacked take half of `memory` bytes: an estimate from shapes alone, and at least 1.
+
+    A run has its state, before and after a round and in between. Abreast it also has about eight models for each of
+    its K devices (their start, update and gradients), and, twice over, what the loss keeps for its gradient of the
+    samples at work at once: a block for each device, or one of the evaluation.
+    """
+    model, train, K = problem.model, problem.train, algorithm.selection.K
+    state = jax.eval_shape(start, problem, algorithm, 0)
+    samples = max(K * max(devices.BLOCK, devices.UNROLL * algorithm.solver.batch), _evaluation_block(model))
+
+    def backward(params: Params, rows: Array) -> Any:
+        x, y = train.take(rows)
+        return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
+
+    needed = 4 * _nbytes(state)
+    if problem.abreast:
+        held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
+        needed += 8 * K * _nbytes(state.params) + 2 * _nbytes(held)
+    return max(1, memory // 2 // needed)
+
+
+def _nbytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
@@ -431,31 +486,42 @@ def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seed
 
 
 def _run_stacked(
-    problem: Problem,
-    algorithms: list[Algorithm],
-    seeds: list[int],
-    rounds: int,
-    every: int,
-    progress: Callable[[int], None],
-    kept: Path | None,
-) -> list[Run]:
-    """Runs whose algorithms differ in numbers alone, as one program."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *algorithms)
-    seed_array = np.asarray(seeds, np.uint32)
-    states = _start(problem, stacked, seed_array)
-    inputs = (problem, stacked, states, seed_array, np.int32(1), np.int32(every))
+    problem: Problem, jobs: list[Job], rounds: int, every: int, observe: Observe | None, kept: tuple[Path, int] | None
+) -> dict[int, Run]:
+    """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
+    seeds = np.asarray([job.seed for job in jobs], np.uint32)
+    states = _start(problem, stacked, seeds)
+    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every))
     shapes = jax.eval_shape(_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
+    model = sum(leaf[0].nbytes for leaf in jax.tree.leaves(states.params))
+
+    def parts(first: int, record: Measured) -> dict[int, Run]:
+        """The rounds of `record`, the earliest being `first`, as runs."""
+        return {job.place: _run(problem, job, record, r, first, every, model) for r, job in enumerate(jobs)}
+
+    def tell(first: int, record: Measured) -> None:
+        if observe is None:
+            return
+        for place, part in parts(first, record).items():
+            observe(place, first, part)
+
     mark = "" if kept is None else checkpoint.fingerprint(str(jax.make_jaxpr(_round)(*inputs)), inputs)
-    if kept is not None and (found := checkpoint.load(kept, mark, (states, record))) and found[0] <= rounds + 1:
+    if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
         at = (found[0], found[1][0], [found[1][1]])
-        progress((found[0] - 1) * len(seeds))
+        tell(1, found[1][1])
+
+    spent = 0.0  # seconds that the last checkpoint took
 
     def keep() -> None:
+        nonlocal spent
         if kept is not None:
+            begun = time.perf_counter()
             t, states, chunks = at
-            checkpoint.save(kept, mark, t, (states, _joined(chunks)))
+            checkpoint.save(*kept, mark, t, (states, _joined(chunks)))
+            spent = time.perf_counter() - begun
 
     saved, length = time.perf_counter(), 1
     try:
@@ -464,49 +530,44 @@ def _run_stacked(
             length = min(length, CAPACITY, rounds - t + 1)
             begun = time.perf_counter()
             span = (np.int32(t), np.int32(t + length), np.int32(every))
-            states, record = _advance(problem, stacked, states, seed_array, *span)
+            states, record = _advance(problem, stacked, states, seeds, *span)
             part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
             at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
-            progress(length * len(seeds))
+            tell(t, part)
             now = time.perf_counter()
             # grow slowly: the first chunk's time is compilation
             length = max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun))))
-            if now - saved > checkpoint.SECONDS:
+            if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
                 keep()
-                saved = now
+                saved = time.perf_counter()
     finally:
         keep()
     _, states, chunks = at
-    record = _joined(chunks)
     params = jax.tree.map(np.asarray, states.params)
-    return [
-        _run(
-            problem,
-            algorithm,
-            seeds[r],
-            jax.tree.map(lambda leaf, r=r: leaf[:, r], record),
-            jax.tree.map(lambda leaf, r=r: leaf[r], params),
-            every,
-        )
-        for r, algorithm in enumerate(algorithms)
-    ]
+    runs = parts(1, _joined(chunks))
+    for r, job in enumerate(jobs):
+        runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
+    return runs
 
 
 def _joined(chunks: list[Measured]) -> Measured:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
-def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, params: Params, every: int) -> Run:
-    info = jax.tree.map(np.asarray, record.info)
-    up, down = traffic(algorithm, info, len(problem.train.size), params)
-    evaluated = np.arange(1, len(info.asked) + 1) % every == 0
+def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: int) -> Run:
+    """Run r of a stacked record whose earliest round is `first`, without its model of `model` bytes."""
+    own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
+    info = own.info
+    up, down = traffic(job.algorithm, info, len(problem.train.size), model)
+    rounds = np.arange(first, first + len(info.asked))
+    evaluated = rounds % every == 0
     return Run(
-        algorithm=algorithm.name,
-        parameters=dict(algorithm.origin.settings),
-        seed=int(seed),
-        evaluated_rounds=np.flatnonzero(evaluated) + 1,
-        test_accuracy=np.asarray(record.test_accuracy)[evaluated],
-        train_loss=np.asarray(record.train_loss)[evaluated],
+        algorithm=job.algorithm.name,
+        parameters=dict(job.algorithm.origin.settings),
+        seed=int(job.seed),
+        evaluated_rounds=rounds[evaluated],
+        test_accuracy=own.test_accuracy[evaluated],
+        train_loss=own.train_loss[evaluated],
         bytes_up=up,
         bytes_down=down,
         seconds=info.seconds,
@@ -514,19 +575,17 @@ def _run(problem: Problem, algorithm: Algorithm, seed: int, record: Measured, pa
         times=info.times.astype(np.int32),
         lost=info.lost,
         updated=info.updated,
-        params=params,
         records={name: getattr(info, name) for name in problem.record},
     )
 
 
-def traffic(algorithm: Algorithm, info: Info, N: int, params: Params) -> tuple[Any, Any]:
-    """Bytes up and down in each round.
+def traffic(algorithm: Algorithm, info: Info, N: int, model: int) -> tuple[Any, Any]:
+    """Bytes up and down in each round, those of the model being `model`.
 
     Down: the model, to every distinct device asked (all N for a survey). Up: what reaches the server in time
     from each distinct device: its update; its gradient and gamma where the rule uses them; the gradient
     alone from S_2 of Algorithm 2; and to a survey, a gradient (7) or its norm from all N.
     """
-    model = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     scalar = 4
     reply = model * (2 if "grad" in algorithm.uploads else 1) + scalar * ("gamma" in algorithm.uploads)
     survey = {"direct": N * model, "norm": N * scalar}.get(algorithm.selection.sampling, 0)

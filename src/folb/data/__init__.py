@@ -71,6 +71,12 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
     return DATASETS[choose("dataset", known, DATASETS)]
 
 
+def located(name: str) -> str:
+    """The name of a dataset, or the absolute path of a user's own."""
+    known = name.lower() in DATASETS or _alpha_beta(name.lower()) is not None
+    return name if known or not os.path.exists(name) else os.path.abspath(name)
+
+
 def _alpha_beta(name: str) -> tuple[float, float] | None:
     try:
         family, alpha, beta = name.split("_")

@@ -1,0 +1,58 @@
+"""Writing so that neither a crash nor a full disk leaves half a file behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from folb.errors import InputError
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Make `content` the file's content, whole or not at all: under another name, flushed, renamed into place.
+
+    That name is always the same, so that what a killed process left is overwritten by the next.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            write(handle, content)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    _flush_directory(path.parent)
+
+
+def write(handle: int, content: bytes) -> None:
+    """All of `content`: the system may take it in pieces."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def _flush_directory(path: Path) -> None:
+    """Make a rename last; systems that cannot open a directory do so by themselves."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def directory(path: Path) -> None:
+    """Make the directory if need be, and see that a file can be written into it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError("out", str(path), f"should be a directory to write to: {error.strerror}") from error

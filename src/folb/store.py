@@ -1,0 +1,335 @@
+"""The run directory: what remains of an experiment, from its first round on.
+
+    experiment.toml    the experiment, every setting spelt out: `folb run` repeats it
+    environment.json   versions, machine, command; the runs, and the identity of all they depend on
+    rounds.jsonl       a line for every round of every run, as it happens
+    checkpoints/       while unfinished: what `folb resume` goes on from
+    results.json       once finished
+    curves.png
+    winner.toml        of a search, the experiment that runs the winner on other seeds
+    tracking/          what `--track` wrote
+    lock               held by the process that runs it
+
+Its name comes from the content of the experiment. Nothing here is ever half written but the last line of
+rounds.jsonl, which readers leave out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shlex
+import shutil
+import socket
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folb import durable, report
+from folb.errors import InputError
+from folb.federation import NDArray
+from folb.runs import Run
+
+EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
+CURVES, CHECKPOINTS, LOCK = "curves.png", "checkpoints", "lock"
+WINNER, TRACKING = "winner.toml", "tracking"
+
+
+def home() -> Path:
+    """Where run directories are: FOLB_RUNS, else `runs` in the working directory."""
+    return Path(os.environ.get("FOLB_RUNS") or "runs")
+
+
+def find(name: str) -> Path:
+    """A run directory by its path, its name in `home`, or the beginning of its name."""
+    if (Path(name) / ENVIRONMENT).is_file():
+        return Path(name)
+    known = {path.name: path for path in listed()}
+    matches = [name] if name in known else [other for other in known if name and other.startswith(name)]
+    if len(matches) == 1:
+        return known[matches[0]]
+    if matches:
+        raise InputError("run", name, f"could be any of {', '.join(sorted(matches))}")
+    raise InputError("run", name, f"there is no such run in {home()}; `folb runs` lists them")
+
+
+def listed() -> list[Path]:
+    """The run directories in `home`, the newest first."""
+    try:
+        found = [entry for entry in home().iterdir() if (entry / ENVIRONMENT).is_file()]
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run directory as it is read."""
+
+    path: Path
+    environment: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.resolve().name
+
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """What is run: the keys of an experiment file, all of them."""
+        with open(self.path / EXPERIMENT, "rb") as file:
+            return tomllib.load(file)
+
+    @property
+    def state(self) -> str:
+        """Whether it is running, finished or interrupted."""
+        if (self.path / RESULTS).is_file():
+            return "finished"
+        return "running" if holder(self.path) else "interrupted"
+
+    def rounds(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """The whole lines of rounds.jsonl from a byte offset on, and the offset after them."""
+        try:
+            with open(self.path / ROUNDS, "rb") as file:
+                file.seek(offset)
+                content = file.read()
+        except FileNotFoundError:
+            return [], offset
+        content = content[: content.rfind(b"\n") + 1]
+        return [line for line in map(_parsed, content.splitlines()) if line], offset + len(content)
+
+    def runs(self) -> list[Run]:
+        """The runs as far as they have come, without their models."""
+        lines: list[list[dict[str, Any]]] = [[] for _ in self.environment["runs"]]
+        for line in self.rounds()[0]:
+            lines[line["run"]].append(line)
+        return [as_run(about, own) for about, own in zip(self.environment["runs"], lines, strict=True)]
+
+
+def read(path: Path) -> Stored:
+    """The run directory at `path`."""
+    try:
+        environment = json.loads((path / ENVIRONMENT).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError("run", str(path), f"cannot be read: {error}") from error
+    return Stored(path, environment)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:  # damaged
+        return None
+    return value if isinstance(value, dict) and "run" in value and "round" in value else None
+
+
+def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
+    """The lines of one run, without its model."""
+    evaluated = [line for line in lines if "test_accuracy" in line]
+
+    def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
+        return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
+
+    def per_device(name: str, kind: type) -> Any:
+        """[rounds, K], a round with fewer distinct devices filled up with zeros."""
+        rows = [line.get(name, []) for line in lines]
+        filled: Any = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
+        for row, values in zip(filled, rows, strict=True):
+            row[: len(values)] = [math.nan if value is None else value for value in values]
+        return filled
+
+    devices, times = per_device("devices", np.int32), per_device("times", np.int32)
+    lost = np.zeros(devices.shape, bool)
+    for row, line in zip(lost, lines, strict=True):
+        for k in line.get("lost_devices", []):
+            row[line["devices"].index(k)] = True
+    return Run(
+        algorithm=about["name"],
+        parameters=about["parameters"],
+        seed=about["seed"],
+        evaluated_rounds=column("round", evaluated, int),
+        test_accuracy=column("test_accuracy", evaluated, np.float32),
+        train_loss=column("train_loss", evaluated, np.float32),
+        bytes_up=column("bytes_up", lines, np.int64),
+        bytes_down=column("bytes_down", lines, np.int64),
+        seconds=column("seconds", lines, np.float32),
+        devices=devices,
+        times=times,
+        lost=lost,
+        updated=column("updated", lines, bool),
+        records={name: per_device(name, np.float32) for name in ("weights", "gamma") if lines and name in lines[0]},
+    )
+
+
+def holder(path: Path) -> dict[str, Any] | None:
+    """The process that runs the experiment of this directory now, as its lock tells; None if there is none."""
+    try:
+        handle = os.open(path / LOCK, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _parsed_lock(os.read(handle, 4096))
+    finally:
+        os.close(handle)
+    return None
+
+
+def _parsed_lock(content: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(content))
+    except ValueError:
+        return {}
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Be the one process that writes to the directory; the system gives the claim up for one that is killed."""
+    handle = _locked(path)
+    try:
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": now(), "command": command()}
+        os.ftruncate(handle, 0)
+        durable.write(handle, json.dumps(who).encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path / LOCK)
+        os.close(handle)
+
+
+def _locked(path: Path) -> int:
+    """The lock, opened and held; an `InputError` names the process that holds it instead."""
+    for _ in range(20):  # it may be held for a moment by a reader that looks whether it is held
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the one before may have removed the file between our opening and our locking it
+            if os.fstat(handle).st_ino == os.stat(path / LOCK).st_ino:
+                return handle
+        other = _parsed_lock(os.read(handle, 4096))
+        os.close(handle)
+        time.sleep(0.02)
+    raise _held(path, other)
+
+
+def _held(path: Path, other: dict[str, Any]) -> InputError:
+    who = f"process {other.get('pid')} on {other.get('host')} since {other.get('since')}"
+    return InputError("run", path.name, f"is being run by {who}: {other.get('command')}")
+
+
+def check_free(path: Path) -> None:
+    """Raise an `InputError` if another process runs the experiment of this directory."""
+    if (other := holder(path)) is not None:
+        raise _held(path, other)
+
+
+def now() -> str:
+    """The time, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def command() -> str:
+    """The command line, as one would type it."""
+    return shlex.join(["folb", *sys.argv[1:]])
+
+
+def clear(path: Path) -> None:
+    """Remove what folb wrote into the directory, and nothing else; the environment last, which makes it a run."""
+    for directory in (CHECKPOINTS, TRACKING):
+        shutil.rmtree(path / directory, ignore_errors=True)
+    for name in (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT):
+        for file in (path / name, path / f".{name}.part"):
+            file.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a run; the directory goes with it unless something else lies there."""
+    with claimed(path):
+        clear(path)
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+class Recorder:
+    """Writes rounds.jsonl as rounds happen. Rounds already there, before an interruption, are not written twice."""
+
+    def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
+        self.runs = runs
+        self.last = [0] * len(runs)  # the last round recorded of each run
+        file = path / ROUNDS
+        content = file.read_bytes() if file.is_file() else b""
+        sound = b"".join(self._sound(content))
+        if sound != content:  # torn or damaged
+            durable.replace(file, sound)
+        self.handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def _sound(self, content: bytes) -> Iterator[bytes]:
+        """The lines that continue their run."""
+        for raw in content.splitlines(keepends=True):
+            line = _parsed(raw) if raw.endswith(b"\n") else None
+            if line and line["run"] in range(len(self.last)) and line["round"] == self.last[line["run"]] + 1:
+                self.last[line["run"]] += 1
+                yield raw
+
+    def add(self, i: int, first: int, part: Run) -> None:
+        """Record the rounds of `part`, which begins with round `first` of run i."""
+        skipped = max(0, self.last[i] + 1 - first)
+        lines = _lines(i, self.runs[i], first, part)[skipped:]
+        if lines:
+            durable.write(self.handle, b"".join(lines))
+            self.last[i] += len(lines)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            os.fsync(self.handle)
+        finally:
+            os.close(self.handle)
+
+
+def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
+    measured = zip(_short(part.test_accuracy), _short(part.train_loss), strict=True)
+    evaluated = dict(zip(part.evaluated_rounds.tolist(), measured, strict=True))
+    lines = []
+    for n in range(len(part.seconds)):
+        line = {"run": i, "algorithm": about["algorithm"], "seed": about["seed"], "round": first + n}
+        if first + n in evaluated:
+            line |= dict(zip(("test_accuracy", "train_loss"), evaluated[first + n], strict=True))
+        line |= {
+            "bytes_up": int(part.bytes_up[n]),
+            "bytes_down": int(part.bytes_down[n]),
+            "seconds": _short(part.seconds[n : n + 1])[0],
+            "updated": bool(part.updated[n]),
+            "lost": int(part.lost[n].sum()),
+        }
+        if part.records:
+            line |= _of_devices(part, n)
+        lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+    return lines
+
+
+def _short(values: NDArray) -> list[float | None]:
+    """Single precision in the fewest digits that tell it from all others: 0.1, and not 0.10000000149011612."""
+    return report.finite([float(str(value)) for value in values])
+
+
+def _of_devices(part: Run, n: int) -> dict[str, Any]:
+    """What round n had of each of its distinct devices."""
+    chosen = (part.times[n] > 0) | part.lost[n]
+    found: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
+    found |= {name: _short(values[n][chosen]) for name, values in part.records.items()}
+    return found | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}

@@ -1,0 +1,116 @@
+"""A trial: an experiment carried out in its run directory, from the start or from where it was left."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib.version
+import numpy as np
+
+from folb import __version__, durable, report, store
+from folb.errors import InputError
+from folb.experiment import Plan, run, to_toml
+from folb.runs import Run
+from folb.simulator import Observe, memory
+
+# what may change a result's last digit
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "memory")
+
+
+def place(planned: Plan) -> Path:
+    """The directory of an experiment: the dataset's name and the beginning of the identity."""
+    dataset = planned.experiment.dataset
+    stem = Path(dataset).stem if os.path.isabs(dataset) else dataset
+    return store.home() / f"{re.sub('[^A-Za-z0-9_.-]+', '-', stem)}-{planned.identity[:8]}"
+
+
+def perform(path: Path, planned: Plan, again: bool, observe: Observe) -> list[Run]:
+    """Run a planned experiment in its directory, or go on with it, and leave the results there."""
+    durable.directory(path)
+    with store.claimed(path):
+        prepare(path, planned, again)
+        with store.Recorder(path, store.read(path).environment["runs"]) as recorder:
+
+            def record(i: int, first: int, part: Run) -> None:
+                recorder.add(i, first, part)
+                observe(i, first, part)
+
+            try:
+                runs = run(planned, record, path / store.CHECKPOINTS)
+            except InputError:  # nothing was run: nothing is left
+                store.clear(path)
+                raise
+        finish(path, planned, runs)
+    return runs
+
+
+def finished(path: Path, planned: Plan) -> bool:
+    """Whether the results of this very experiment are in the directory."""
+    return (path / store.RESULTS).is_file() and store.read(path).environment["identity"] == planned.identity
+
+
+def prepare(path: Path, planned: Plan, again: bool = False) -> None:
+    """Make the claimed directory ready: from scratch, or for going on with what an earlier process left.
+
+    Rounds and checkpoints of other versions of the program are not gone on with: the results would be neither's.
+    """
+    now = environment(planned)
+    there = store.read(path).environment if (path / store.ENVIRONMENT).is_file() else None
+    if there and not again and there["identity"] != now["identity"]:
+        raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
+    if there is None or again or any(there.get(key) != now[key] for key in PROGRAM):
+        store.clear(path)
+        durable.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
+        durable.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
+    (path / store.CHECKPOINTS).mkdir(exist_ok=True)
+
+
+def environment(planned: Plan) -> dict[str, Any]:
+    """What a result may depend on beside the experiment, and what its runs are."""
+    seeds = planned.experiment.seeds
+    labels = report.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
+    return {
+        "folb": __version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": jax.devices()[0].device_kind,
+        "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
+        "command": store.command(),
+        "started": store.now(),
+        "note": planned.federation.note,
+        "devices": planned.federation.N,
+        "identity": planned.identity,
+        "runs": [
+            {
+                "algorithm": label,
+                "name": algorithm.name,
+                "seed": seed,
+                "parameters": {key: report.plain(value) for key, value in algorithm.origin.settings.items()},
+            }
+            for label, algorithm in zip(labels, planned.algorithms, strict=True)
+            for seed in seeds
+        ],
+    }
+
+
+def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
+    """Leave the results and the picture; what was only for going on is removed."""
+    from folb.figures import curves
+
+    experiment, note = planned.experiment, planned.federation.note
+    title = f"{experiment.dataset}, {experiment.model}"
+    durable.replace(path / store.CURVES, curves(runs, target=experiment.target, title=title, note=note))
+    text = json.dumps(report.document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
+    durable.replace(path / store.RESULTS, text.encode())
+    shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)

@@ -1,0 +1,386 @@
+"""The run directory: it survives what can happen to a process and to a disk, and says what is in it."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from folb import checkpoint, durable, simulator, store, trial
+from folb.errors import InputError
+from folb.experiment import Experiment, from_toml, plan, to_toml
+
+TINY = {"sizes": [20, 30, 40], "K": 2}
+
+
+def ignore(i, first, part):
+    """Observe nothing."""
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(Experiment("synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, records=True, set=TINY))
+
+
+@pytest.fixture(scope="module")
+def whole(planned, tmp_path_factory):
+    """The directory of a run that was left alone."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    trial.perform(path, planned, False, ignore)
+    return path
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 16, 9."""
+    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
+    monkeypatch.setattr(simulator, "CHUNK_SECONDS", 1e6)
+
+
+def heard(path, planned):
+    """Run it, and tell what was observed: run, first round, number of rounds."""
+    seen = []
+    trial.perform(path, planned, False, lambda i, first, part: seen.append((i, first, len(part.seconds))))
+    return seen
+
+
+# what is in it
+
+
+def test_a_run_directory_explains_itself(whole, planned):
+    assert sorted(p.name for p in whole.iterdir()) == [
+        "curves.png",
+        "environment.json",
+        "experiment.toml",
+        "results.json",
+        "rounds.jsonl",
+    ]
+    stored = store.read(whole)
+    assert stored.state == "finished"
+    assert stored.environment["jax"] == jax.__version__ and stored.environment["devices"] == 3
+    lines, end = stored.rounds()
+    assert end == (whole / "rounds.jsonl").stat().st_size
+    assert [line["round"] for line in lines if line["run"] == 1] == list(range(1, 31))
+    assert len(lines) * 400 + sum(60 * len(line["devices"]) for line in lines) > end  # as --help says
+
+
+def test_the_rounds_on_disk_are_those_of_the_run(whole, planned, tmp_path):
+    runs = trial.perform(tmp_path / "same", planned, False, ignore)
+    for live, kept in zip(runs, store.read(whole).runs(), strict=True):
+        assert (live.algorithm, live.parameters, live.seed) == (kept.algorithm, kept.parameters, kept.seed)
+        for name in ("evaluated_rounds", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated"):
+            np.testing.assert_array_equal(getattr(live, name), getattr(kept, name))
+        for t in range(len(live.seconds)):
+            used = live.times[t] > 0
+            weights = dict(zip(live.devices[t][used], live.records["weights"][t][used], strict=True))
+            there = kept.times[t] > 0
+            assert weights == dict(zip(kept.devices[t][there], kept.records["weights"][t][there], strict=True))
+
+
+def test_its_name_comes_from_the_content(planned, monkeypatch, tmp_path):
+    monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
+    same = plan(
+        Experiment(
+            "synthetic_1_1", algorithms=("folb",), rounds=30, seeds=[0, 1], records=True, set=TINY | {"lr": 0.01}
+        )
+    )
+    assert trial.place(same) == trial.place(planned)  # 0.01 is what lr is by default
+    other = plan(
+        Experiment("synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, records=True, set=TINY | {"lr": 0.02})
+    )
+    assert trial.place(other) != trial.place(planned)
+
+
+def test_changed_data_and_changed_files_are_other_experiments(tmp_path):
+    def identity(labels, rule):
+        np.savez(tmp_path / "mine.npz", x=np.eye(8), y=labels, device=np.arange(8) % 2)
+        (tmp_path / "own.py").write_text(
+            f"import folb\ndef own(**common):\n    return folb.algorithms.fedavg(**common)\n# {rule}"
+        )
+        algorithms = [f"{tmp_path / 'own.py'}:own"]
+        return plan(Experiment(str(tmp_path / "mine.npz"), algorithms=algorithms, rounds=1, seeds=1)).identity
+
+    labels = np.arange(8) % 2
+    first = identity(labels, "one")
+    assert identity(labels, "one") == first
+    assert identity(labels, "two") != first
+    assert identity(1 - labels, "one") != first
+
+
+def test_the_experiment_file_is_the_whole_experiment(planned, whole):
+    again = from_toml(whole / "experiment.toml")
+    assert again == planned.experiment
+    assert plan(again).identity == planned.identity
+    assert again.set["folb"]["mu"] == 0.01 and again.set["folb"]["server_lr"] == "none"
+    assert to_toml(plan(again).experiment) == to_toml(planned.experiment)
+
+
+def test_find_by_name_beginning_and_path(whole, monkeypatch):
+    monkeypatch.setenv("FOLB_RUNS", str(whole.parent))
+    assert store.find("run") == store.find("r") == whole == store.find(str(whole))
+    with pytest.raises(InputError, match="run = 'x': there is no such run"):
+        store.find("x")
+    (whole.parent / "runner").symlink_to(whole)
+    with pytest.raises(InputError, match="could be any of run, runner"):
+        store.find("r")
+    assert store.find("run") == whole
+    (whole.parent / "runner").unlink()
+
+
+# what can happen to it
+
+
+class Full:
+    """A disk on which the nth operation from now on finds no space, and all after it; a write gets half through."""
+
+    def __init__(self, patch, left):
+        self.left = left
+        for name in ("write", "fsync", "replace", "mkdir", "open"):
+            patch.setattr(os, name, self.counted(name, getattr(os, name)))
+
+    def counted(self, name, real):
+        def call(*arguments, **options):
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return real(*arguments, **options)
+            self.left -= 1
+            if self.left < 0:
+                if name == "write":
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments, **options)
+
+        return call
+
+
+def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
+    """Whichever write fails, what is there can be read, and the run goes on from there to the same results."""
+    monkeypatch.setattr("folb.figures.curves", lambda *args, **options: b"a picture takes long to draw")
+    path, n, resumed = tmp_path / "run", 0, 0
+    while True:
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Full(patch, n)
+            try:
+                trial.perform(path, planned, False, ignore)
+            except (OSError, InputError) as error:
+                assert getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+            if disk.left >= 0:
+                break
+        before = []
+        if (path / store.ENVIRONMENT).exists():
+            stored = store.read(path)
+            before = stored.rounds()[0]
+            stored.runs()
+            assert stored.state in ("interrupted", "finished")
+        seen = [(0, 1, 30)] if trial.finished(path, planned) else heard(path, planned)
+        assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+        after = [json.dumps(line) for line in store.read(path).rounds()[0]]
+        assert set(map(json.dumps, before)) <= set(after) and len(after) == 60  # no recorded round is lost
+        # what was played again is at most the chunk in flight: 16 rounds at the most
+        kept = next(length for i, first, length in seen if i == 0 and first == 1)
+        played = max((line["round"] for line in before), default=0)
+        assert played - kept <= 16
+        resumed += kept > 1
+        assert not [p.name for p in path.iterdir() if p.name.endswith(".part") or p.name == "lock"]
+        store.remove(path)
+        n += 1
+    assert n > 40 and resumed > 10, (n, resumed)
+
+
+def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
+    """No damage is loaded in silence, and the one before is used instead."""
+    tree = {"w": np.arange(60, dtype=np.float32).reshape(6, 10), "n": np.int32(3)}
+    for t in (2, 3, 4, 5):
+        checkpoint.save(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
+    assert [path.name for path in checkpoint.kept(tmp_path, 0)] == [f"0-00000000{t}.checkpoint" for t in (5, 4, 3)]
+    assert checkpoint.load(tmp_path, 0, "another simulation", tree) is None
+    last = checkpoint.kept(tmp_path, 0)[0]
+    content = last.read_bytes()
+    rng = random.Random(0)
+    for case in range(300):
+        damaged = bytearray(content)
+        at = rng.randrange(len(content))
+        match case % 6:
+            case 0:
+                damaged[at] ^= 1 << rng.randrange(8)
+            case 1:
+                del damaged[at:]
+            case 2:
+                damaged[at : at + 64] = bytes(64)
+                if damaged == content:
+                    damaged[0] ^= 1
+            case 3:
+                damaged += bytes([rng.randrange(256)])
+            case 4:
+                del damaged[at]
+            case 5:
+                damaged[at:at] = bytes([rng.randrange(256)])
+        last.write_bytes(damaged)
+        caplog.clear()
+        t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+        assert t == 4 and np.array_equal(loaded["w"], 4 * tree["w"])
+        assert "is damaged; going on from the one before" in caplog.text
+    last.write_bytes(content)
+    assert checkpoint.load(tmp_path, 0, "mark", tree)[0] == 5
+
+
+def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often, tmp_path, caplog):
+    path = tmp_path / "run"
+
+    def stop(i, first, part):
+        if first > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial.perform(path, planned, False, stop)
+    latest, *others = sorted((path / store.CHECKPOINTS).iterdir(), reverse=True)
+    assert len(others) == 2 and store.read(path).state == "interrupted"
+    latest.write_bytes(latest.read_bytes()[:-7])
+    assert heard(path, planned)[0] == (0, 1, 5) and "is damaged" in caplog.text
+    assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
+def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, tmp_path):
+    lines = (whole / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    runs = store.read(whole).environment["runs"]
+    (tmp_path / "rounds.jsonl").write_bytes(
+        b"".join(lines[:3]) + b'{"run": 0, "rou\n' + b"".join(lines[5:9]) + lines[9][:20]
+    )
+    with store.Recorder(tmp_path, runs) as recorder:
+        for i, run in enumerate(store.read(whole).runs()):
+            recorder.add(i, 1, run)
+    (tmp_path / "environment.json").write_bytes((whole / "environment.json").read_bytes())
+    written = store.read(tmp_path).runs()
+    for a, b in zip(written, store.read(whole).runs(), strict=True):
+        np.testing.assert_array_equal(a.train_loss, b.train_loss)
+
+
+def test_only_one_process_at_a_time(tmp_path):
+    with store.claimed(tmp_path):
+        assert store.holder(tmp_path)["pid"] == os.getpid()
+        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), store.claimed(tmp_path):
+            pass
+    assert store.holder(tmp_path) is None and not (tmp_path / "lock").exists()
+    (tmp_path / "lock").write_text('{"pid": 1}')  # left by one that was killed
+    assert store.holder(tmp_path) is None
+    with store.claimed(tmp_path):
+        pass
+
+
+def test_other_versions_start_over(planned, often, tmp_path):
+    path = tmp_path / "run"
+
+    def stop(i, first, part):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial.perform(path, planned, False, stop)
+    environment = json.loads((path / "environment.json").read_text())
+    durable.replace(path / "environment.json", json.dumps(environment | {"jax": "0.0.1"}).encode())
+    assert heard(path, planned)[0] == (0, 1, 1)
+    assert json.loads((path / "environment.json").read_text())["jax"] == jax.__version__
+    assert len(store.read(path).rounds()[0]) == 60
+
+
+# real processes
+
+
+def folb(*arguments, **options):
+    """A folb command in a process of its own."""
+    command = [sys.executable, "-m", "folb", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, **options)
+
+
+LONG = [
+    "compare",
+    "synthetic_1_1",
+    "--algorithms",
+    "folb",
+    "--set",
+    "server=adam",
+    "--seeds",
+    "1",
+    "--evaluate-every",
+    "5",
+]
+ROUNDS = 8000
+
+
+@pytest.fixture(scope="module")
+def long_results(tmp_path_factory):
+    """What the long run leaves if nothing happens to it; and a compilation cache, filled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        out = tmp_path_factory.mktemp("long") / "whole"
+        code, err = end(folb(*LONG, "--rounds", ROUNDS, "--out", out))
+        assert code == 0, err
+        yield (out / "results.json").read_bytes()
+
+
+def end(process):
+    """Exit code and standard error."""
+    err = process.communicate(timeout=120)[1].decode()
+    return process.returncode, err
+
+
+def size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def wait_for_rounds(process, path, beyond):
+    """Wait until more rounds are on disk."""
+    while process.poll() is None and size(path / "rounds.jsonl") <= beyond:
+        time.sleep(0.01)
+
+
+def test_killed_at_20_random_moments(long_results, tmp_path):
+    """SIGKILL while it starts, computes and writes: each time it goes on, and ends with the same bits."""
+    rng = random.Random(0)
+    path, farthest = tmp_path / "run", 0
+    for kill in range(20):
+        before = size(path / "rounds.jsonl")
+        process = folb(*LONG, "--rounds", ROUNDS, "--out", path)
+        if kill % 5 == 4:  # somewhere in the start
+            time.sleep(rng.uniform(0, 3))
+        else:
+            wait_for_rounds(process, path, before)
+            time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        assert end(process)[0] == -signal.SIGKILL, "the run ended before it could be killed"
+        if (path / "environment.json").exists():
+            stored = store.read(path)
+            rounds = [line["round"] for line in stored.rounds()[0]]
+            assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= farthest
+            assert stored.state == "interrupted"
+            farthest = len(rounds)
+    assert farthest > 300
+    code, err = end(folb("resume", path))
+    assert code == 0, err
+    assert (path / "results.json").read_bytes() == long_results
+
+
+def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, tmp_path):
+    path = tmp_path / "run"
+    process = folb(*LONG, "--rounds", ROUNDS, "--out", path)
+    wait_for_rounds(process, path, 0)
+    code, err = end(folb("resume", path))
+    assert code == 2 and f"is being run by process {process.pid} on" in err and len(err.splitlines()) == 1
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        begun = time.monotonic()
+        process.send_signal(stop)
+        code, err = end(process)
+        assert code == 130, err
+        assert time.monotonic() - begun < 4  # a second or two, on a machine that has other things to do
+        assert f"go on with: folb resume {path}" in err
+        process = folb("resume", path)
+        wait_for_rounds(process, path, size(path / "rounds.jsonl"))
+    code, err = end(process)
+    assert code == 0, err
+    assert (path / "results.json").read_bytes() == long_results

@@ -1,0 +1,286 @@
+"""The search: how points rank, what the winner is reported on, and that a grid may be cut to fit into memory."""
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from folb import algorithms, checkpoint, data, models, simulator, store, trial, tune
+from folb.cli import main
+from folb.errors import InputError
+from folb.experiment import Experiment, from_toml, plan
+from folb.runs import Run
+
+TINY = ["--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "6", "--seeds", "2"]
+OWN = f"{Path(__file__).parents[1] / 'examples' / 'my_rule.py'}:softmax"
+SEARCH = ["tune", "synthetic_1_1", "--algorithm", "folb", "--lr", "0.001,0.1,1e30", *TINY]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A compilation cache for these tests alone, shared among them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+# ranking
+
+
+def run(accuracy, loss):
+    """A run of which only accuracy and loss matter."""
+    n = len(accuracy)
+    measured = np.array(accuracy, np.float32), np.array(loss, np.float32)
+    return Run("folb", {}, 0, np.arange(1, n + 1), *measured, *(np.zeros(n) for _ in range(7)))
+
+
+def arriving(t, loss):
+    """A run of 5 rounds that reaches the target in round t, or never, with that loss all along."""
+    return run([0.9 if t and r >= t else 0.1 for r in range(1, 6)], 5 * [loss])
+
+
+def search(*points):
+    """A grid with these runs at its points, three seeds each."""
+    variants = [algorithms.folb(mu=float(i)) for i in range(len(points))]
+    experiment = SimpleNamespace(seeds=(0, 1, 2), target=0.7)
+    planned = SimpleNamespace(experiment=experiment, algorithms=variants)
+    return planned, tune.ranked(planned, [one for point in points for one in point])
+
+
+def test_points_rank_by_the_median_round_of_arrival_then_by_loss():
+    _, points = search(
+        [arriving(None, 0.5), arriving(None, 0.5), arriving(1, 0.5)],  # mu = 0: the median never arrives
+        [arriving(3, 2.0), arriving(None, 2.0), arriving(4, 2.0)],  # 1: arrives in 4; who never does comes last
+        [arriving(3, 9.0), arriving(3, 9.0), arriving(5, 9.0)],  # 2: in 3, whatever the loss
+        [arriving(4, 1.0), arriving(4, 2.0), arriving(4, 2.0)],  # 3: in 4, and with less loss than 1
+        [arriving(None, 0.4), arriving(None, 0.4), arriving(None, 0.4)],  # 4: never, but with less loss than 0
+    )
+    assert [(point.rank, point.algorithm.origin.settings["mu"]) for point in points] == [
+        (1, 2.0),
+        (2, 3.0),
+        (3, 1.0),
+        (4, 4.0),
+        (5, 0.0),
+    ]
+
+
+def test_equal_points_share_a_rank_and_the_first_of_them_wins():
+    same, digit = [arriving(2, 0.5)] * 3, [arriving(2, 0.5 + 1e-6)] * 3
+    planned, points = search([arriving(3, 0.1)] * 3, digit, same, [arriving(4, 0.1)] * 3)
+    assert [point.rank for point in points] == [1, 1, 3, 4]
+    assert points[0].algorithm.origin.settings["mu"] == 1.0
+    assert tune.verdict(planned, points, [3, 4]) == (
+        "folb mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; on seeds 3, 4:"
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_divergence_in_any_seed_is_last_whatever_came_before_it(bad):
+    diverged = [arriving(1, 0.1), arriving(1, 0.1), run(5 * [0.9], [0.1, 0.1, bad, 0.1, 0.1])]
+    planned, points = search(diverged, [arriving(None, 9.0)] * 3, diverged)
+    assert [(point.rank, point.diverged) for point in points] == [(1, False), (2, True), (2, True)]
+    rows = [list(column.cells) for column in tune.table(points, 0.7).columns]
+    assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "")
+    json.dumps(tune.document(planned_with_rounds(planned), points, [3], None), allow_nan=False)
+    with pytest.raises(InputError, match="diverged at every point"):
+        tune.winner(planned, search(diverged)[1], [3])
+
+
+def planned_with_rounds(planned):
+    planned.experiment.rounds = 5
+    return planned
+
+
+# seeds and grids
+
+
+def test_the_winner_is_reported_on_other_seeds():
+    assert tune.other_seeds((0, 1, 2), None) == [3, 4, 5]
+    assert tune.other_seeds((7, 3), 3) == [8, 9, 10]
+    assert tune.other_seeds((0, 1), [9, 4]) == [9, 4]
+    for wanted in ([5, 1], 0, [], [4, 4], [-1]):
+        with pytest.raises(InputError, match="report_seeds"):
+            tune.other_seeds((0, 1), wanted)
+
+
+def test_the_winner_has_the_best_values_and_all_else_as_it_was():
+    settings = {"sizes": [20, 30], "server_lr": ["none", 0.5], "server": "adam", "temperature": [1, 2]}
+    planned = plan(Experiment("synthetic_1_1", algorithms=[OWN], set=settings))
+    points = tune.ranked(planned, [arriving(t, 1.0) for t in (3, 2, 4, 5) for _ in range(3)])
+    chosen = plan(tune.winner(planned, points, [7, 8]))
+    (only,) = chosen.algorithms
+    assert only.origin.settings == planned.algorithms[1].origin.settings
+    assert chosen.experiment.seeds == (7, 8) and chosen.experiment.set["synthetic_1_1"]["sizes"] == [20, 30]
+    assert chosen.experiment.algorithms == planned.experiment.algorithms
+    # a list with none among its values is part of what an experiment is
+    other = plan(Experiment("synthetic_1_1", algorithms=[OWN], set=settings | {"server_lr": ["none", 0.6]}))
+    assert other.identity != planned.identity
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithm", "folb", "--psi", "1,2"], "psi = ['1', '2']: is a setting of folb_hetero"),
+        (["--algorithm", "folb"], "grid = {}: should be values of some setting"),
+        (["--algorithm", "folb", "--mu", "1,1.0"], "grid = {'mu': [1.0, 1.0]}: should be different"),
+        (["--algorithm", "folb", "--mu", "1,x"], "mu = 'x': should be a finite number"),
+        (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "1,5"], "report_seeds = [1, 5]: should be others"),
+        (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
+        (["--algorithm", "flob", "--mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
+        (["--algorithm", "folb", "--nu", "1,2"], "unrecognized arguments: --nu 1,2"),
+        (["--mu", "1,2"], "required: --algorithm"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(options, message, capsys):
+    try:
+        code = main(["tune", "synthetic_1_1", *options])
+    except SystemExit as stop:
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1
+    assert store.listed() == []
+
+
+# from end to end
+
+
+def found(capsys, *arguments):
+    """The JSON document that a command prints."""
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A search that was left alone: where its runs are, and its document."""
+    home = tmp_path_factory.mktemp("search")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOLB_RUNS", str(home))
+        patch.setattr(sys, "stdout", io.StringIO())
+        assert main([*SEARCH, "--json"]) == 0
+        return home, json.loads(sys.stdout.getvalue())
+
+
+def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsys, monkeypatch):
+    home, document = whole
+    assert (document["seeds"], document["report_seeds"]) == ([0, 1], [2, 3])
+    ranks = {point["parameters"]["lr"]: point["rank"] for point in document["points"]}
+    assert ranks == {0.1: 1, 0.001: 2, 1e30: 3}
+    assert [point["diverged"] for point in document["points"]] == [False, False, True]
+    assert [(one["seed"], one["parameters"]["lr"]) for one in document["winner"]["runs"]] == [(2, 0.1), (3, 0.1)]
+    # there are two run directories, and asked again, nothing runs
+    monkeypatch.setenv("FOLB_RUNS", str(home))
+    assert len(store.listed()) == 2
+    monkeypatch.setattr(trial, "perform", None)
+    assert found(capsys, *SEARCH) == document
+    assert main(SEARCH) == 0
+    out = capsys.readouterr().out
+    assert "folb lr=0.1: chosen on seeds 0, 1; on seeds 2, 3:" in out and "diverged" in out
+
+
+def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
+    home, document = whole
+    (file,) = home.glob(f"*/{store.WINNER}")
+    assert from_toml(file).seeds == (2, 3)
+    assert found(capsys, "run", file) == document["winner"]  # in a home of its own: it is run
+
+
+def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
+    perform = trial.perform
+
+    def interrupted(path, planned, again, observe):
+        def stop(i, first, part):
+            observe(i, first, part)
+            if i == 5:  # the last of the stacked runs
+                raise KeyboardInterrupt
+
+        return perform(path, planned, again, stop)
+
+    monkeypatch.setattr(trial, "perform", interrupted)
+    monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
+    assert main([*SEARCH, "--again"]) == 130
+    assert f"go on with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
+    monkeypatch.setattr(trial, "perform", perform)
+    loaded, load = [], checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    assert found(capsys, *SEARCH) == whole[1]
+    assert loaded[0] is not None and loaded[1] is None  # of the grid, and of the winner
+
+
+# memory
+
+FEDERATION = data.load("synthetic_1_1", sizes=[20, 30, 40])
+
+
+def leaves(runs):
+    return [leaf for run in runs for leaf in (*jax.tree.leaves(run.params), run.train_loss, run.devices)]
+
+
+def test_a_grid_cut_to_fit_gives_the_bits_of_its_parts(monkeypatch, tmp_path):
+    model = models.logistic(FEDERATION.shape, FEDERATION.classes)
+    grid = [algorithms.folb(mu=mu, K=2) for mu in (0.01, 0.1, 1.0)]
+
+    def simulated(algorithms, **options):
+        return simulator.simulate(FEDERATION, model, algorithms, rounds=5, seeds=2, **options)
+
+    whole = simulated(grid)
+    monkeypatch.setattr(simulator, "fitting", lambda *args: 2)
+    told = []
+    parts = simulated(grid, observe=lambda i, first, part: told.append(i), checkpoints=tmp_path)
+    assert sorted(set(told)) == list(range(6))
+    assert {path.name[0] for path in tmp_path.iterdir()} == {"0", "1", "2"}
+    for ours, alone in zip(leaves(parts), leaves([run for one in grid for run in simulated(one)]), strict=True):
+        np.testing.assert_array_equal(ours, alone)
+    # and, in another order of addition, those of the whole
+    for ours, together in zip(leaves(parts), leaves(whole), strict=True):
+        np.testing.assert_allclose(ours, together, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_are_few_and_even(monkeypatch):
+    monkeypatch.setattr(simulator, "fitting", lambda *args: 4)
+    jobs = [simulator.Job(i, None, 0) for i in range(10)]
+    batches = simulator._batches(None, [job._replace(algorithm=algorithms.folb()) for job in jobs])
+    assert [[job.place for job in batch] for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+
+
+def test_how_many_runs_fit_goes_with_memory_devices_and_model():
+    def fitting(make, K=10, memory=2**33, **options):
+        model = make(FEDERATION.shape, FEDERATION.classes)
+        return simulator.fitting(simulator.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
+
+    small, large = models.logistic, models.mlp
+    assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
+    assert fitting(large) < fitting(small) and fitting(large, K=100) < fitting(large)
+    assert fitting(large) < fitting(large, abreast=False)  # one after another they need little but their states
+    assert fitting(large, memory=1) == 1
+    assert simulator.memory() >= 2**30 and simulator.memory() % 2**30 == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "shape", "kind"),
+    [(models.mlp, (60,), float), (models.cnn, (28, 28), float), (models.char_lstm, (80,), int)],
+)
+def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
+    """The estimate is for half of the memory; the compiler tells what each run more really takes."""
+    n = 60
+    x = np.zeros((n, *shape), kind)
+    federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)
+    problem = simulator.problem(federation, make(shape, 10), abreast=True)
+    algorithm = algorithms.folb_hetero(K=3)
+
+    def temporary(count):
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *count * [algorithm])
+        seeds = np.arange(count, dtype=np.uint32)
+        states = jax.eval_shape(simulator._start, problem, stacked, seeds)
+        lowered = simulator._advance.lower(problem, stacked, states, seeds, *map(np.int32, (1, 2, 1)))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    each = (temporary(4) - temporary(2)) / 2
+    assert simulator.fitting(problem, algorithm, 2**36) * each <= 2**36
