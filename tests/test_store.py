@@ -384,3 +384,37 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, 
     code, err = end(process)
     assert code == 0, err
     assert (path / "results.json").read_bytes() == long_results
+
+
+SLOW = """
+import pathlib, time
+import jax
+from folb import Model, models
+
+def slow(shape, classes):
+    fast = models.logistic(shape, classes)
+
+    def wait(guess):
+        pathlib.Path(__file__).with_name("begun").touch()
+        time.sleep(60)
+        return guess
+
+    def predict(params, x):
+        guess = fast.predict(params, x)
+        return jax.pure_callback(wait, jax.ShapeDtypeStruct(guess.shape, guess.dtype), guess, vmap_method="sequential")
+
+    return Model(fast.init, fast.loss, predict)
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_long_round(tmp_path):
+    (tmp_path / "own.py").write_text(SLOW)
+    model = f"{tmp_path / 'own.py'}:slow"
+    process = folb("compare", "synthetic_1_1", "--model", model, "--algorithms", "fedavg", "--rounds", 2, "--seeds", 1)
+    while not (tmp_path / "begun").exists() and process.poll() is None:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, err = end(process)
+    assert code == 130 and "go on with: folb resume" in err and "Traceback" not in err, err
+    assert time.monotonic() - begun < 4

@@ -360,7 +360,7 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
 
     from folb import trackers, trial
 
-    stop = threading.Event()
+    stop, ended = threading.Event(), threading.Event()
     failed: list[BaseException] = []
     total = len(planned.algorithms) * len(planned.experiment.seeds) * planned.experiment.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -379,18 +379,17 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
                 trial.perform(path, planned, options.again, observe)
         except BaseException as error:
             failed.append(error)
+        ended.set()  # join() is not for waiting here: interrupted, it takes the thread for dead
 
-    thread = threading.Thread(target=work, daemon=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with bar:
-            thread.start()
-            while thread.is_alive():
-                thread.join(0.1)
+            threading.Thread(target=work, daemon=True).start()
+            while not ended.wait(0.1):
+                pass
     except KeyboardInterrupt:
         stop.set()
-        thread.join(1.5)
-        if thread.is_alive():
+        if not ended.wait(1.5):
             print(f"folb: interrupted{_how_to_go_on(options)}", file=sys.stderr, flush=True)
             os._exit(130)  # an ordinary exit would wait for the round
         raise
