@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=simple,samples
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
   folb run experiment.toml
+  folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10 --seeds 5
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
 
@@ -127,7 +128,7 @@ def _add_running(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),
-        help="log the rounds as they happen, in the run directory",
+        help="log the rounds as they happen, too, in the run directory",
     )
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
 
@@ -234,7 +235,8 @@ def _tune(options: argparse.Namespace) -> None:
     planned = plan(experiment)
     tune.check(planned)
     path, console = trial.place(planned), _console()
-    going = shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])  # to the winner, and not only
+    # `folb resume` would finish the grid, and stop short of the winner
+    going = shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
     _complete(planned, path, options, going)
     points = tune.ranked(planned, store.read(path).runs())
     if not options.json:
