@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.randomness import uniform
+from folb.shuffle import shuffled
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -67,6 +70,26 @@ def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
     else:
         # the K largest of log P + Gumbel noise are a draw without replacement from P
         _, chosen = jax.lax.top_k(jnp.log(P) - jnp.log(-jnp.log(u)), K)
+    return _multiset(chosen)
+
+
+def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
+    """K of N devices, all alike, at a cost that does not grow with N.
+
+    `words` are random: K of them, or without replacement two, the key of a permutation whose first K are taken.
+    """
+    if replacement:
+        return _multiset(jnp.minimum((uniform(words) * N).astype(jnp.int32), N - 1))
+    return _multiset(shuffled(words, 0, jnp.arange(K), N))
+
+
+def draw_by_samples(u: Array, start: Array, samples: int) -> Multiset:
+    """Devices in proportion to their samples, with replacement: the owners of random rows, device k's from start[k]."""
+    rows = jnp.minimum((u * samples).astype(jnp.int32), samples - 1)
+    return _multiset(jnp.searchsorted(start, rows, side="right") - 1)
+
+
+def _multiset(chosen: Array) -> Multiset:
     device = jnp.sort(chosen.astype(jnp.int32))
     fresh = jnp.concatenate([jnp.array([True]), device[1:] != device[:-1]])
     times = jnp.where(fresh, jnp.sum(device[:, None] == device[None, :], axis=1), 0)

@@ -129,14 +129,12 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     uploads = algorithm.uploads
     K = algorithm.selection.K
 
-    P, survey = _distribution(problem, algorithm, state.params)
-    draws = K if algorithm.selection.replacement else len(P)
-    u = randomness.uniform(randomness.words(seed, t, randomness.SERVER, 2 * draws))
-    drawn = selection.draw(u[:draws], P, K, algorithm.selection.replacement)
+    draw = _distribution(problem, algorithm, state.params)
+    luck = randomness.words(seed, t, randomness.SERVER, 2 * draw.words)
+    drawn = draw.devices(luck[: draw.words])
     words, effort = _effort(problem, algorithm, drawn, seed, t)
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
-    correction = problem.share / jnp.where(P > 0, P, 1.0)
     slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
 
     def gradients_at(stack: Params, chosen: Multiset, wanted: Array) -> Params:
@@ -150,11 +148,11 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     gamma = devices.inexactness(algorithm.solver, delta, grad, after, algorithm.clamp_gamma)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if "second" in uploads:
-        other = selection.draw(u[draws:], P, K, algorithm.selection.replacement)
+        other = draw.devices(luck[draw.words :])
         _, other_effort = _effort(problem, algorithm, other, seed, t)
         arrived = (other.times > 0) & ~other_effort.lost
         second = Gradients(
-            gradients_at(here, other, arrived), jnp.where(arrived, other.times, 0.0), correction[other.device]
+            gradients_at(here, other, arrived), jnp.where(arrived, other.times, 0.0), draw.correction(other.device)
         )
         repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
         fresh = (other.times > 0) & ~repeated
@@ -162,12 +160,12 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
         gradients_only = jnp.sum(fresh & arrived)
         wait = jnp.max(jnp.where(fresh & other_effort.lost, other_effort.seconds, 0.0))
 
-    inner = None if survey is None else survey[drawn.device]
+    inner = None if draw.survey is None else draw.survey[drawn.device]
     round = Round(
         params=state.params,
         times=times,
         size=train.size[drawn.device].astype(jnp.float32),
-        correction=correction[drawn.device],
+        correction=draw.correction(drawn.device),
         delta=delta,
         grad=grad if "grad" in uploads else None,
         gamma=gamma if "gamma" in uploads else None,
@@ -180,7 +178,7 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     params, memory = algorithm.server.apply(state.memory, round, update)
     # a round without a usable reply leaves the model, and the server's memory, as they were
     following = tree.where(updated, State(params, memory), state)
-    surveyed = jnp.int32(len(P)) if algorithm.selection.survey else jnp.sum(asked)
+    surveyed = jnp.int32(len(train.size)) if algorithm.selection.survey else jnp.sum(asked)
     info = Info(
         device=drawn.device,
         times=times,
@@ -206,17 +204,45 @@ def _check_update(update: Update, params: Params, K: int) -> None:
         raise InputError("rule: shapes", (delta, weights), expected)
 
 
-def _distribution(problem: Problem, algorithm: Algorithm, params: Params) -> tuple[Array, Array | None]:
-    """P_k^t, and the survey's exact inner products where the selection (7) needed them."""
-    sampling, size = algorithm.selection.sampling, problem.train.size
-    if sampling == "direct":
-        inner = survey_inner_products(problem, params)
-        return selection.lb_near_optimal(inner), inner
-    if sampling == "norm":
-        return selection.norm_proxy(survey_norms(problem, params, algorithm.selection.K)), None
+class Draw(NamedTuple):
+    """How devices are drawn in a round."""
+
+    words: int  # random words that a draw takes
+    devices: Callable[[Array], Multiset]
+    correction: Callable[[Array], Array]  # p_k / P_k of devices: what makes a mean over the draw one of (1)
+    survey: Array | None = None  # the exact inner products of all N devices, where the selection (7) needed them
+
+
+def _distribution(problem: Problem, algorithm: Algorithm, params: Params) -> Draw:
+    """The distribution P_k^t. Where no survey makes it, it is not written down: N may be a million."""
+    K, replacement, sampling = algorithm.selection.K, algorithm.selection.replacement, algorithm.selection.sampling
+    size, share = problem.train.size, problem.share
+    N, samples, survey = len(size), len(problem.train.y), None
+    if sampling == "uniform":
+        return Draw(
+            K if replacement else 2,
+            lambda words: selection.draw_uniform(words, N, K, replacement),
+            lambda device: share[device] * N,
+        )
+    if sampling == "samples" and replacement:
+        return Draw(
+            K,
+            lambda words: selection.draw_by_samples(randomness.uniform(words), problem.train.start, samples),
+            lambda device: share[device] * samples / size[device],
+        )
     if sampling == "samples":
-        return size / jnp.sum(size), None
-    return jnp.full(len(size), 1 / len(size)), None
+        P = size / samples
+    elif sampling == "direct":
+        survey = survey_inner_products(problem, params)
+        P = selection.lb_near_optimal(survey)
+    else:
+        P = selection.norm_proxy(survey_norms(problem, params, K))
+    return Draw(
+        K if replacement else N,
+        lambda words: selection.draw(randomness.uniform(words), P, K, replacement),
+        lambda device: share[device] / jnp.where(P[device] > 0, P[device], 1.0),
+        survey,
+    )
 
 
 def _effort(
