@@ -69,6 +69,33 @@ def test_draws_with_replacement_are_independent():
     assert abs(np.mean(times.max(axis=1) == 2) - chance) < 4 * np.sqrt(chance * (1 - chance) / 4000)
 
 
+@pytest.mark.parametrize("replacement", [True, False])
+def test_uniform_draws_that_write_no_distribution_down(replacement):
+    """Every device, and every pair, as often as it should be: chi-square under its 1 - 1e-4 quantile."""
+    N, K, number = 6, 3, 4000
+    words = np.random.default_rng(1).integers(0, 2**32, (number, K if replacement else 2), np.uint32)
+    drawn = jax.jit(jax.vmap(lambda w: selection.draw_uniform(w, N, K, replacement)))(words)
+    times = np.zeros((number, N))
+    np.add.at(times, (np.arange(number)[:, None], drawn.device), drawn.times)
+    assert np.all(times.sum(axis=1) == K) and (replacement or times.max() == 1)
+    pairs = list(combinations(range(N), 2))
+    counts = np.array([np.sum((times[:, a] > 0) & (times[:, b] > 0)) for a, b in pairs])
+    inside = 1 - 2 * (5 / 6) ** K + (4 / 6) ** K if replacement else K * (K - 1) / (N * (N - 1))
+    assert np.sum((counts - number * inside) ** 2 / (number * inside)) < chi2.ppf(1 - 1e-4, len(pairs))
+
+
+def test_draws_by_samples_that_write_no_distribution_down():
+    size = np.array([3, 1, 0, 8, 4])
+    start = np.concatenate([[0], np.cumsum(size)[:-1]])
+    u = np.random.default_rng(2).uniform(size=(4000, 2)).astype(np.float32)
+    drawn = jax.jit(jax.vmap(lambda u: selection.draw_by_samples(u, jnp.asarray(start), size.sum())))(u)
+    counts = np.bincount(np.ravel(drawn.device), np.ravel(drawn.times), minlength=5)
+    expected = 8000 * size / size.sum()
+    assert counts[2] == 0 and counts.sum() == 8000
+    there = size > 0
+    assert np.sum((counts - expected)[there] ** 2 / expected[there]) < chi2.ppf(1 - 1e-4, 3)
+
+
 @pytest.mark.parametrize("K", [1, 2, 3])
 def test_frequencies_without_replacement_are_those_of_one_draw_after_another(K):
     """P(set) is summed over the orders in which the set may be drawn, for all sets of K of 4."""
