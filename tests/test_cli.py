@@ -314,3 +314,11 @@ def test_help_takes_under_half_a_cpu_second():
     subprocess.run([sys.executable, "-m", "folb", "--help"], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does when it has seen enough
+    done = subprocess.run([sys.executable, "-m", "folb", "list"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

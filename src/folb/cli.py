@@ -339,7 +339,11 @@ def _complete(planned: Plan, path: Path, options: argparse.Namespace, going: str
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # which `main` knows not to be an error; rich would exit with 1
+
+    return Output(width=None if sys.stdout.isatty() else 160)
 
 
 def _summary(planned: Plan) -> str:
@@ -479,7 +483,7 @@ def _use_compilation_cache() -> None:
 def _list(options: argparse.Namespace) -> None:
     from folb import listing
 
-    listing.show()
+    listing.show(_console())
 
 
 def _data_list(options: argparse.Namespace) -> None:

@@ -17,9 +17,8 @@ from folb.settings import Setting, first_line, settings
 from folb.system import SYSTEMS
 
 
-def show() -> None:
+def show(console: Console) -> None:
     """Print all of them."""
-    console = Console()
     for title, registry in (
         ("Algorithms", ALGORITHMS),
         ("Datasets", DATASETS),
