@@ -214,6 +214,76 @@ def test_mistakes_in_own_files_are_named(option, name, message, tmp_path, capsys
     assert not (tmp_path / "out").exists() or not os.listdir(tmp_path / "out")
 
 
+def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
+    """Neither --out, with or without --again, nor rm touches what folb did not write."""
+    for name in ("experiment.toml", "curves.png", "lock", "environment.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "mine").write_text("precious")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for again in ([], ["--again"]):
+        code, _, err = folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path, *again)
+        assert code == 2 and "is no run of folb's; choose another directory" in err
+    code, _, err = folb(capsys, "rm", tmp_path)
+    assert code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "checkpoints" / "mine").read_text() == "precious"
+
+
+def test_divergence_is_shown_and_finishes(tmp_path, capsys):
+    run = ["compare", *TINY, "--algorithms", "folb", "--set", "lr=1e30"]
+    code, out, err = folb(capsys, *run, "--out", tmp_path / "out")
+    assert code == 0 and "(2 of 2 diverged)" in out, err
+    assert (tmp_path / "out" / "curves.png").exists()
+    assert folb(capsys, "report", tmp_path / "out", "-o", tmp_path / "r.html", "--figures")[0] == 0
+    assert (tmp_path / "out.svg").exists()
+
+
+DAMAGE = {
+    "environment.json": [b"{}", b"[]", b"", b"{"],
+    "experiment.toml": [b"a = = b", b'rounds = "x"', b""],
+    "rounds.jsonl": [b'{"run": 99, "round": 1}\n', b'{"run": "x"}\n', b"null\n", b""],
+}
+
+
+def test_a_damaged_run_is_named_and_hides_no_other(tmp_path, capsys):
+    folb(capsys, "compare", *TINY, "--algorithms", "fedavg")
+    folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--rounds", "3")
+    one, other = sorted((tmp_path / "runs").iterdir())
+    for name, contents in DAMAGE.items():
+        sound = (one / name).read_bytes()
+        for content in contents:
+            (one / name).write_bytes(content)
+            code, out, err = folb(capsys, "runs")
+            assert code == 0 and other.name in out and one.name in out, (name, content, err)
+            for command in ("show", "resume", "report"):
+                where = ["-o", tmp_path / "r.html"] if command == "report" else []
+                code, _, err = folb(capsys, command, one, *where)
+                assert code in (0, 2) and "Traceback" not in err, (name, content, err)
+        (one / name).write_bytes(sound)
+    assert folb(capsys, "show", one)[0] == 0
+
+
+def test_names_that_the_shell_or_toml_would_trip_over(tmp_path, capsys):
+    arrays = {"x": np.eye(8), "y": np.arange(8) % 2, "device": np.arange(8) % 2}
+    for name in ("-rf.npz", "数据.npz", "a\x7fb.npz", "<script>.npz", "x" * 200 + ".npz"):
+        np.savez(tmp_path / name, **arrays)
+        run = ["--algorithms", "fedavg", "--rounds", 1, "--seeds", 1]
+        code, _, err = folb(capsys, "compare", tmp_path / name, *run)
+        assert code == 0, err
+    names = [path.name for path in (tmp_path / "runs").iterdir()]
+    assert len(names) == 5 and not [name for name in names if name.startswith(("-", "."))]
+    assert folb(capsys, "runs")[0] == 0 and all(folb(capsys, "show", name)[0] == 0 for name in names)
+
+
+@pytest.mark.parametrize("where", [".", "", "/"])
+def test_outputs_that_are_no_files(where, tmp_path, capsys):
+    folb(capsys, "compare", *TINY, "--algorithms", "fedavg")
+    (run,) = (tmp_path / "runs").iterdir()
+    code, _, err = folb(capsys, "report", run, "-o", where)
+    assert code == 2 and "should be a file to write to" in err and len(err.splitlines()) == 1
+
+
 def test_what_lies_in_the_output_directory_stays(tmp_path, capsys):
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "notes").write_text("precious")

@@ -188,7 +188,7 @@ def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
         played = max((line["round"] for line in before), default=0)
         assert played - kept <= 16
         resumed += kept > 1
-        assert not [p.name for p in path.iterdir() if p.name.endswith(".part") or p.name == "lock"]
+        assert not [p.name for p in path.iterdir() if p.name.endswith(".part") or p.name == store.LOCK]
         store.remove(path)
         n += 1
     assert n > 40 and resumed > 10, (n, resumed)
@@ -262,13 +262,25 @@ def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, t
         np.testing.assert_array_equal(a.train_loss, b.train_loss)
 
 
+def test_altered_lines_are_set_right(planned, whole, tmp_path):
+    path = tmp_path / "run"
+    trial.perform(path, planned, False, ignore)
+    lines = (path / "rounds.jsonl").read_bytes()
+    altered = lines.replace(b'"round": 3, "test_accuracy": ', b'"round": 3, "test_accuracy": 0.123, "was": ')
+    assert altered != lines
+    (path / "rounds.jsonl").write_bytes(altered)
+    (path / "results.json").unlink()
+    trial.perform(path, planned, False, ignore)
+    assert sorted((path / "rounds.jsonl").read_bytes().splitlines()) == sorted(lines.splitlines())
+
+
 def test_only_one_process_at_a_time(tmp_path):
     with store.claimed(tmp_path):
         assert store.holder(tmp_path)["pid"] == os.getpid()
         with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), store.claimed(tmp_path):
             pass
-    assert store.holder(tmp_path) is None and not (tmp_path / "lock").exists()
-    (tmp_path / "lock").write_text('{"pid": 1}')  # left by one that was killed
+    assert store.holder(tmp_path) is None and not (tmp_path / store.LOCK).exists()
+    (tmp_path / store.LOCK).write_text('{"pid": 1}')  # left by one that was killed
     assert store.holder(tmp_path) is None
     with store.claimed(tmp_path):
         pass

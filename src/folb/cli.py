@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -115,9 +116,11 @@ def _add_tune(commands: Any, tuning: bool) -> None:
 
 
 DISK = """
-On disk a run takes at most 300 bytes for each of its rounds (with --records 400, and 60 for each device chosen), and
-while it runs three checkpoints: for each run, the model, the server's memory, and for each round so far 50 bytes and
-9 for each device chosen (with --records 17). Run directories are in FOLB_RUNS, else in ./runs.
+On disk a run takes at most 250 bytes and the algorithm's label for each of its rounds (with --records 100 more, and 60
+for each device chosen), and 1 MB for settings, results and the picture; results.json has another 50 bytes for each
+evaluation. While it runs there are three checkpoints: for each run, the model, the server's memory, and for each round
+so far 50 bytes and 9 for each device chosen (with --records 17). What --track leaves comes on top. Run directories are
+in FOLB_RUNS, else in ./runs.
 """
 
 
@@ -290,8 +293,9 @@ def _resume(options: argparse.Namespace) -> None:
     path = store.find(options.run)
     _use_compilation_cache()
     planned = plan(from_toml(path / store.EXPERIMENT))
-    if planned.identity != store.read(path).environment["identity"]:
-        raise InputError("run", path.name, "its data or the user's own files are not what they were; run it anew")
+    if planned.identity != store.read(path).environment["identity"] and not options.again:
+        changed = f"its {store.EXPERIMENT}, its data or the user's own files are not what they were"
+        raise InputError("run", path.name, f"{changed}; --again runs it anew")
     _carry_out(planned, path, options)
 
 
@@ -395,7 +399,9 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
                 pass
     except KeyboardInterrupt:
         stop.set()
-        if not ended.wait(1.5):
+        with contextlib.suppress(KeyboardInterrupt):  # again: at once
+            ended.wait(1.5)
+        if not ended.is_set():
             print(f"folb: interrupted{_how_to_go_on(options)}", file=sys.stderr, flush=True)
             os._exit(130)  # an ordinary exit would wait for the round
         raise
@@ -434,21 +440,21 @@ def _export(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from folb import durable, page, store, view
 
-    stored = [store.read(store.find(name)) for name in options.run]
+    stored = [store.read(store.find(name)) for name in dict.fromkeys(options.run)]
     path = Path(options.output)
-    durable.directory(path.parent)
-    durable.replace(path, page.render(view.view(stored)).encode())
+    durable.output(path, page.render(view.view(stored)).encode())
     print(path)
     if options.figures:
         from folb.figures import curves
 
-        for one in stored:
+        for n, one in enumerate(stored, start=1):
             runs = [run for run in one.runs() if len(run.evaluated_rounds)]
             about = view.described(one)
+            stem = one.name if [other.name for other in stored].count(one.name) == 1 else f"{one.name}-{n}"
             for form in ("png", "svg", "pdf") if runs else ():
-                picture = path.parent / f"{one.name}.{form}"
+                picture = path.parent / f"{stem}.{form}"
                 drawn = curves(runs, form, target=about["target"], title=about["title"], note=about["note"])
-                durable.replace(picture, drawn)
+                durable.output(picture, drawn)
                 print(picture)
 
 
@@ -461,7 +467,7 @@ def _watch(options: argparse.Namespace) -> None:
 def _remove(options: argparse.Namespace) -> None:
     from folb import store
 
-    for path in [store.find(name) for name in options.run]:
+    for path in dict.fromkeys(store.find(name) for name in options.run):
         store.remove(path)
         print(f"removed {path}")
 

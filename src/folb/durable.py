@@ -56,3 +56,14 @@ def directory(path: Path) -> None:
             pass
     except OSError as error:
         raise InputError("out", str(path), f"should be a directory to write to: {error.strerror}") from error
+
+
+def output(path: Path, content: bytes) -> None:
+    """Write a file that a user named: whole or not at all, unless it is a pipe, a device or a link."""
+    if not path.name or path.is_dir():
+        raise InputError("output", str(path), "should be a file to write to")
+    directory(path.parent)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(content)
+    else:
+        replace(path, content)

@@ -55,6 +55,10 @@ class Experiment:
         for field in ("dataset", "model", "system", "objective"):
             if not isinstance(getattr(self, field), str):
                 raise InputError(field, getattr(self, field), "should be a name")
+            try:
+                getattr(self, field).encode()
+            except UnicodeEncodeError:
+                raise InputError(field, getattr(self, field), "should be in UTF-8") from None
         if self.model == BY_DATASET:
             object.__setattr__(self, "model", data.defaults(self.dataset).model)
         if not isinstance(self.algorithms, list | tuple) or not self.algorithms:
@@ -274,7 +278,8 @@ def _key(name: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans are alike in TOML and JSON
+    # strings, numbers and booleans are alike in TOML and JSON, but for one character
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:

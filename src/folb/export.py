@@ -141,7 +141,7 @@ def write(stored: Stored, form: str, output: str | None) -> None:
         sys.stdout.write(content.decode())
         return
     try:
-        durable.replace(Path(output), content)
+        durable.output(Path(output), content)
     except OSError as error:
         raise InputError("output", output, f"cannot be written: {error.strerror}") from error
     print(f"written to {output}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ def curves(
         left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
     left.set_ylabel("test accuracy (%)")
     right.set_ylabel("training loss")
-    right.set_yscale("log")
-    left.legend(frameon=False, fontsize="small", loc="lower right")
+    if any(np.any(run.train_loss > 0) for run in runs):  # not if all is NaN
+        right.set_yscale("log")
+    for text in left.legend(frameon=False, fontsize="small", loc="lower right").get_texts():
+        text.set_parse_math(False)
     for axes in (left, right):
         axes.set_xlabel("round")
         axes.spines[["top", "right"]].set_visible(False)
@@ -89,7 +92,9 @@ def _pyplot() -> Any:
 def _finished(figure: Any, title: str, note: str, form: str) -> bytes:
     figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
     content = io.BytesIO()
-    figure.savefig(content, dpi=130, format=form)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        figure.savefig(content, dpi=130, format=form)
     _pyplot().close(figure)
     return content.getvalue()
 

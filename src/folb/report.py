@@ -42,6 +42,7 @@ def _short(value: Any) -> str:
 
 def table(runs: Sequence[Run], target: float) -> Table:
     """One line for each algorithm: medians and means over the seeds."""
+    from rich.markup import escape
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
@@ -50,7 +51,7 @@ def table(runs: Sequence[Run], target: float) -> Table:
     for heading in others:
         shown.add_column(heading, justify="right")
     for row in rows(runs, target):
-        shown.add_row(*row)
+        shown.add_row(*map(escape, row))
     return shown
 
 
@@ -73,10 +74,12 @@ def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
     """The table's cells, a row for each algorithm."""
     for label, group in labelled(runs).items():
         finals = [run.final for run in group]
+        diverged = sum(not math.isfinite(run.train_loss[-1]) for run in group)
         yield (
             label,
             arrival([run.rounds_to(target) for run in group]),
-            f"{100 * mean(finals):.1f} ± {100 * pstdev(finals):.1f} %",
+            f"{100 * mean(finals):.1f} ± {100 * pstdev(finals):.1f} %"
+            + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
             f"{100 * mean(run.best for run in group):.1f} %",
             f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
             f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from folb import report, store
@@ -69,7 +68,7 @@ def show(stored: Stored, console: Console) -> None:
     if stored.state == "running" and (holder := store.holder(stored.path)):
         lines.append(f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}")
     if stored.state == "interrupted":
-        lines.append(f"go on with: folb resume {shlex.quote(stored.name)}")
+        lines.append(f"go on with: folb resume {stored.handle}")
     console.print("\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     under_way = [run for run in stored.runs() if len(run.evaluated_rounds)]
     if under_way:

@@ -8,7 +8,7 @@
     curves.png
     winner.toml        of a search, the experiment that runs the winner on other seeds
     tracking/          what `--track` wrote
-    lock               held by the process that runs it
+    .folb-lock         held by the process that runs it
 
 Its name comes from the content of the experiment. Nothing here is ever half written but the last line of
 rounds.jsonl, which readers leave out.
@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import json
 import math
+import operator
 import os
 import shlex
 import shutil
@@ -42,7 +43,7 @@ from folb.federation import NDArray
 from folb.runs import Run
 
 EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
-CURVES, CHECKPOINTS, LOCK = "curves.png", "checkpoints", "lock"
+CURVES, CHECKPOINTS, LOCK = "curves.png", "checkpoints", ".folb-lock"
 WINNER, TRACKING = "winner.toml", "tracking"
 
 
@@ -53,7 +54,7 @@ def home() -> Path:
 
 def find(name: str) -> Path:
     """A run directory by its path, its name in `home`, or the beginning of its name."""
-    if (Path(name) / ENVIRONMENT).is_file():
+    if is_run(Path(name)):
         return Path(name)
     known = {path.name: path for path in listed()}
     matches = [name] if name in known else [other for other in known if name and other.startswith(name)]
@@ -66,10 +67,12 @@ def find(name: str) -> Path:
 
 def listed() -> list[Path]:
     """The run directories in `home`, the newest first."""
+    if not home().exists():
+        return []
     try:
         found = [entry for entry in home().iterdir() if (entry / ENVIRONMENT).is_file()]
-    except OSError:
-        return []
+    except OSError as error:
+        raise InputError("FOLB_RUNS", str(home()), f"should be a directory: {error.strerror}") from error
     return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
 
 
@@ -85,11 +88,25 @@ class Stored:
         """The directory's name."""
         return self.path.resolve().name
 
+    @property
+    def handle(self) -> str:
+        """What a command finds it by: its name, if it is in `home`."""
+        at_home = self.path.resolve().parent == home().resolve()
+        return shlex.quote(self.path.name if at_home else str(self.path.resolve()))
+
     @cached_property
     def experiment(self) -> dict[str, Any]:
         """What is run: the keys of an experiment file, all of them."""
-        with open(self.path / EXPERIMENT, "rb") as file:
-            return tomllib.load(file)
+        try:
+            with open(self.path / EXPERIMENT, "rb") as file:
+                found = tomllib.load(file)
+        except (OSError, ValueError) as error:
+            raise InputError("run", str(self.path), f"{EXPERIMENT} cannot be read: {error}") from error
+        kinds = {"dataset": str, "model": str, "rounds": int, "seeds": list, "target": int | float, "records": bool}
+        for key, kind in kinds.items():
+            if not isinstance(found.get(key), kind):
+                raise InputError(f"{self.path / EXPERIMENT}: {key}", found.get(key), "is not what folb wrote")
+        return found
 
     @property
     def state(self) -> str:
@@ -107,7 +124,8 @@ class Stored:
         except FileNotFoundError:
             return [], offset
         content = content[: content.rfind(b"\n") + 1]
-        return [line for line in map(_parsed, content.splitlines()) if line], offset + len(content)
+        runs = len(self.environment["runs"])
+        return [line for raw in content.splitlines() if (line := _parsed(raw, runs))], offset + len(content)
 
     def runs(self) -> list[Run]:
         """The runs as far as they have come, without their models."""
@@ -123,15 +141,42 @@ def read(path: Path) -> Stored:
         environment = json.loads((path / ENVIRONMENT).read_bytes())
     except (OSError, ValueError) as error:
         raise InputError("run", str(path), f"cannot be read: {error}") from error
+    if not _is_environment(environment):
+        raise InputError("run", str(path), f"is no run: folb did not write its {ENVIRONMENT}")
     return Stored(path, environment)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def is_run(path: Path) -> bool:
+    """Whether folb made this directory."""
+    with contextlib.suppress(InputError):
+        return bool(read(path))
+    return False
+
+
+def _is_environment(found: Any) -> bool:
+    texts = ("folb", "jax", "device", "command", "started", "note", "identity")
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in texts):
+        return False
+    runs = found.get("runs")
+    return isinstance(found.get("devices"), int) and isinstance(runs, list) and all(map(_is_about, runs))
+
+
+def _is_about(run: Any) -> bool:
+    kinds = {"algorithm": str, "name": str, "seed": int, "parameters": dict}
+    return isinstance(run, dict) and all(isinstance(run.get(key), kind) for key, kind in kinds.items())
+
+
+NUMBERS = ("round", "bytes_up", "bytes_down", "seconds", "updated", "lost")
+
+
+def _parsed(raw: bytes, runs: int) -> dict[str, Any] | None:
+    """A line of rounds.jsonl, unless it is damaged."""
     try:
-        value = json.loads(line)
-    except ValueError:  # damaged
+        line = json.loads(raw)
+        sound = line["run"] in range(runs) and all(isinstance(line[key], int | float) for key in NUMBERS)
+    except (ValueError, TypeError, KeyError):
         return None
-    return value if isinstance(value, dict) and "run" in value and "round" in value else None
+    return line if sound else None
 
 
 def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
@@ -245,17 +290,35 @@ def command() -> str:
     return shlex.join(["folb", *sys.argv[1:]])
 
 
+DIRECTORIES = (CHECKPOINTS, TRACKING)
+FILES = (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT)
+
+
 def clear(path: Path) -> None:
     """Remove what folb wrote into the directory, and nothing else; the environment last, which makes it a run."""
-    for directory in (CHECKPOINTS, TRACKING):
+    for directory in DIRECTORIES:
         shutil.rmtree(path / directory, ignore_errors=True)
-    for name in (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT):
+    for name in FILES:
         for file in (path / name, path / f".{name}.part"):
             file.unlink(missing_ok=True)
 
 
+def check_own(path: Path, again: bool) -> None:
+    """Raise an `InputError` if the directory is no run, but has what could be taken for a part of one.
+
+    With `again` a damaged run may be replaced: one that is nothing but parts of a run.
+    """
+    present = {entry.name for entry in path.iterdir()} - {LOCK}
+    names = {*DIRECTORIES, *FILES}
+    if (alike := sorted(present & names)) and (not again or present - names):
+        raise InputError("out", str(path), f"has {alike[0]}, and is no run of folb's; choose another directory")
+
+
 def remove(path: Path) -> None:
     """Remove a run; the directory goes with it unless something else lies there."""
+    read(path)  # or it is none
+    if path.is_symlink():
+        raise InputError("run", str(path), "is a link; remove what it points to")
     with claimed(path):
         clear(path)
     with contextlib.suppress(OSError):
@@ -266,8 +329,9 @@ class Recorder:
     """Writes rounds.jsonl as rounds happen. Rounds already there, before an interruption, are not written twice."""
 
     def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
-        self.runs = runs
-        self.last = [0] * len(runs)  # the last round recorded of each run
+        self.path, self.runs = path, runs
+        self.known: list[list[int]] = [[] for _ in runs]  # a hash of each line recorded of each run
+        self.altered = False  # a line was there that is not what the round gave
         file = path / ROUNDS
         content = file.read_bytes() if file.is_file() else b""
         sound = b"".join(self._sound(content))
@@ -278,18 +342,25 @@ class Recorder:
     def _sound(self, content: bytes) -> Iterator[bytes]:
         """The lines that continue their run."""
         for raw in content.splitlines(keepends=True):
-            line = _parsed(raw) if raw.endswith(b"\n") else None
-            if line and line["run"] in range(len(self.last)) and line["round"] == self.last[line["run"]] + 1:
-                self.last[line["run"]] += 1
+            line = _parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
+            if line and line["round"] == len(self.known[line["run"]]) + 1:
+                self.known[line["run"]].append(hash(raw))
                 yield raw
 
     def add(self, i: int, first: int, part: Run) -> None:
         """Record the rounds of `part`, which begins with round `first` of run i."""
-        skipped = max(0, self.last[i] + 1 - first)
-        lines = _lines(i, self.runs[i], first, part)[skipped:]
-        if lines:
-            durable.write(self.handle, b"".join(lines))
-            self.last[i] += len(lines)
+        known, lines = self.known[i], _lines(i, self.runs[i], first, part)
+        new = lines[max(0, len(known) + 1 - first) :]
+        self.altered |= any(map(operator.ne, known[first - 1 :], map(hash, lines)))
+        if new:
+            durable.write(self.handle, b"".join(new))
+            known.extend(map(hash, new))
+
+    def finish(self, runs: Sequence[Run]) -> None:
+        """Set right what was altered since it was recorded."""
+        if self.altered:
+            whole = [line for i, run in enumerate(runs) for line in _lines(i, self.runs[i], 1, run)]
+            durable.replace(self.path / ROUNDS, b"".join(whole))
 
     def __enter__(self) -> Recorder:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -29,7 +30,8 @@ def place(planned: Plan) -> Path:
     """The directory of an experiment: the dataset's name and the beginning of the identity."""
     dataset = planned.experiment.dataset
     stem = Path(dataset).stem if os.path.isabs(dataset) else dataset
-    return store.home() / f"{re.sub('[^A-Za-z0-9_.-]+', '-', stem)}-{planned.identity[:8]}"
+    word = re.sub("[^A-Za-z0-9_.-]+", "-", stem).strip(".-")[:60]
+    return store.home() / f"{word or 'data'}-{planned.identity[:8]}"
 
 
 def perform(path: Path, planned: Plan, again: bool, observe: Observe) -> list[Run]:
@@ -45,6 +47,7 @@ def perform(path: Path, planned: Plan, again: bool, observe: Observe) -> list[Ru
 
             try:
                 runs = run(planned, record, path / store.CHECKPOINTS)
+                recorder.finish(runs)
             except InputError:  # nothing was run: nothing is left
                 store.clear(path)
                 raise
@@ -53,8 +56,13 @@ def perform(path: Path, planned: Plan, again: bool, observe: Observe) -> list[Ru
 
 
 def finished(path: Path, planned: Plan) -> bool:
-    """Whether the results of this very experiment are in the directory."""
-    return (path / store.RESULTS).is_file() and store.read(path).environment["identity"] == planned.identity
+    """Whether the results of this very experiment are in the directory, and whole."""
+    if not store.is_run(path) or store.read(path).environment["identity"] != planned.identity:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        json.loads((path / store.RESULTS).read_bytes())
+        return all(len(run.seconds) == planned.experiment.rounds for run in store.read(path).runs())
+    return False
 
 
 def prepare(path: Path, planned: Plan, again: bool = False) -> None:
@@ -63,13 +71,16 @@ def prepare(path: Path, planned: Plan, again: bool = False) -> None:
     Rounds and checkpoints of other versions of the program are not gone on with: the results would be neither's.
     """
     now = environment(planned)
-    there = store.read(path).environment if (path / store.ENVIRONMENT).is_file() else None
+    there = store.read(path).environment if store.is_run(path) else None
+    if there is None:
+        store.check_own(path, again)
     if there and not again and there["identity"] != now["identity"]:
         raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
     if there is None or again or any(there.get(key) != now[key] for key in PROGRAM):
         store.clear(path)
-        durable.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
         durable.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
+    durable.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
+    (path / store.RESULTS).unlink(missing_ok=True)  # if it is there, it is damaged
     (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
 
@@ -110,7 +121,7 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
 
     experiment, note = planned.experiment, planned.federation.note
     title = f"{experiment.dataset}, {experiment.model}"
-    durable.replace(path / store.CURVES, curves(runs, target=experiment.target, title=title, note=note))
     text = json.dumps(report.document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
     durable.replace(path / store.RESULTS, text.encode())
+    durable.replace(path / store.CURVES, curves(runs, target=experiment.target, title=title, note=note))
     shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)

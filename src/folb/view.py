@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shlex
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -158,8 +157,8 @@ def described(stored: Stored) -> dict[str, Any]:
             ["The same experiment once more, from the file above:", f"folb run {EXPERIMENT}"],
             *(
                 []
-                if state == "finished"
-                else [["To go on where it was interrupted:", f"folb resume {shlex.quote(stored.name)}"]]
+                if state != "interrupted"
+                else [["To go on where it was interrupted:", f"folb resume {stored.handle}"]]
             ),
         ],
     }
