@@ -59,6 +59,8 @@ def write(
     environment = {
         "folb": "0.1.0",
         "python": "3.13.0",
+        "jax": "0.10.2",
+        "device": "cpu",
         "command": "folb compare synthetic_1_1",
         "started": started,
         "note": note,

@@ -106,7 +106,7 @@ def test_a_run_that_has_hardly_begun(done, tmp_path):
     path = rundirectory.write(tmp_path, done=done, finished=False)
     (experiment,) = view.view([store.read(path)])["experiments"]
     assert experiment["state"] == "interrupted" and len(experiment["table"]["rows"]) == (3 if done else 0)
-    assert experiment["again"][1][1] == "folb resume synthetic_1_1-0123abcd"
+    assert experiment["again"][1][1] == f"folb resume {path}"  # not in the home of runs
     assert page.render(view.view([store.read(path)]))
 
 
