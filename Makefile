@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check bench bench-networks bench-search clean
+.PHONY: demo test test-slow check bench bench-networks bench-search bench-growth clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -27,6 +27,9 @@ bench-networks: .venv/.bench  ## the networks' speed against a plain PyTorch loo
 
 bench-search: .venv/.run  ## the search as one program against its points one by one
 	$(BIN)/python benchmarks/search.py
+
+bench-growth: .venv/.run  ## how the cost of a round grows with devices, choices, parameters and runs
+	$(BIN)/python benchmarks/growth.py
 
 clean:
 	rm -rf .venv demo build src/*.egg-info

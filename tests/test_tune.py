@@ -59,14 +59,14 @@ def test_points_rank_by_the_median_round_of_arrival_then_by_loss():
         [arriving(3, 2.0), arriving(None, 2.0), arriving(4, 2.0)],  # 1: arrives in 4; who never does comes last
         [arriving(3, 9.0), arriving(3, 9.0), arriving(5, 9.0)],  # 2: in 3, whatever the loss
         [arriving(4, 1.0), arriving(4, 2.0), arriving(4, 2.0)],  # 3: in 4, and with less loss than 1
-        [arriving(None, 0.4), arriving(None, 0.4), arriving(None, 0.4)],  # 4: never, but with less loss than 0
+        [arriving(None, 0.4), arriving(None, 0.4), arriving(None, 0.4)],  # 4: not even with one seed, as 0 does
     )
     assert [(point.rank, point.algorithm.origin.settings["mu"]) for point in points] == [
         (1, 2.0),
         (2, 3.0),
         (3, 1.0),
-        (4, 4.0),
-        (5, 0.0),
+        (4, 0.0),
+        (5, 4.0),
     ]
 
 
@@ -284,3 +284,10 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
 
     each = (temporary(4) - temporary(2)) / 2
     assert simulator.fitting(problem, algorithm, 2**36) * each <= 2**36
+
+
+def test_a_seed_that_never_arrives_counts_before_the_loss():
+    def point(reached, loss):
+        return tune.Point("", None, reached, loss, 0.5, False)
+
+    assert point([10, 13, 16], 1.3).merit < point([10, 13, None], 1.2).merit < point([10, 14, 15], 1.0).merit

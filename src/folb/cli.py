@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,7 +59,9 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
 
     compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
     compare.add_argument("dataset", metavar="DATASET", help=DATASET)
-    compare.add_argument("--algorithms", metavar="A,B", help="names of `folb list`, or my_file.py:function")
+    compare.add_argument(
+        "--algorithms", metavar="A,B", help="names of `folb list`, or my_file.py:function (folb,fedprox,fedavg)"
+    )
     _add_experiment(compare)
     compare.set_defaults(handle=_compare)
 
@@ -81,8 +84,8 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
 def _add_experiment(command: argparse.ArgumentParser) -> None:
     """The experiment's choices but for the algorithms."""
     command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    command.add_argument("--system", help="a system model of `folb list`")
-    command.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n)")
+    command.add_argument("--system", help="a system model of `folb list` (uniform)")
+    command.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
     command.add_argument("--target", type=float, help="accuracy for 'rounds to target' (0.7)")
@@ -136,7 +139,7 @@ def _add_running(command: argparse.ArgumentParser) -> None:
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
 
 
-RUN = "a run's name, the beginning of it, or its directory"
+RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
 
 
 def _add_runs(commands: Any) -> None:
@@ -331,7 +334,8 @@ def _complete(planned: Plan, path: Path, options: argparse.Namespace, going: str
     from folb import store, trackers, trial
 
     if trial.finished(path, planned) and not options.again:
-        print(f"folb: {path} is finished already; --again runs it anew", file=sys.stderr)
+        tracked = f" and tells {options.track}" if options.track else ""
+        print(f"folb: {path} is finished already; --again runs it anew{tracked}", file=sys.stderr)
         return
     trackers.check(options.track)
     store.check_free(path)  # before the progress bar
@@ -356,8 +360,12 @@ def _summary(planned: Plan) -> str:
     return (
         f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
-        f"{experiment.rounds} rounds; {len(experiment.seeds)} seeds\n"
+        f"{experiment.rounds} rounds; {_count(experiment.seeds)}\n"
     )
+
+
+def _count(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 
 def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import mean, median, pstdev
+from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from folb.runs import Run
@@ -78,7 +78,7 @@ def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
         yield (
             label,
             arrival([run.rounds_to(target) for run in group]),
-            f"{100 * mean(finals):.1f} ± {100 * pstdev(finals):.1f} %"
+            f"{100 * mean(finals):.1f}{spread(finals)} %"
             + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
             f"{100 * mean(run.best for run in group):.1f} %",
             f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
@@ -87,6 +87,11 @@ def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
             f"{mean(float(run.seconds.sum()) for run in group):.0f}",
             f"{mean(int((~run.updated).sum()) for run in group):.0f}",
         )
+
+
+def spread(shares: Sequence[float]) -> str:
+    """The standard deviation over the seeds, if there are several."""
+    return f" ± {100 * stdev(shares):.1f}" if len(shares) > 1 else ""
 
 
 def arrival(reached: Sequence[float | None], form: str = "g") -> str:

@@ -53,10 +53,13 @@ def home() -> Path:
 
 
 def find(name: str) -> Path:
-    """A run directory by its path, its name in `home`, or the beginning of its name."""
+    """A run directory by its path, its name in `home` or the beginning of it; "last" is the newest."""
     if is_run(Path(name)):
         return Path(name)
-    known = {path.name: path for path in listed()}
+    found = listed()
+    if name == "last" and found:
+        return found[0]
+    known = {path.name: path for path in found}
     matches = [name] if name in known else [other for other in known if name and other.startswith(name)]
     if len(matches) == 1:
         return known[matches[0]]
@@ -308,6 +311,8 @@ def check_own(path: Path, again: bool) -> None:
 
     With `again` a damaged run may be replaced: one that is nothing but parts of a run.
     """
+    if path.resolve() == home().resolve():
+        raise InputError("out", str(path), "is where run directories are; choose one within it")
     present = {entry.name for entry in path.iterdir()} - {LOCK}
     names = {*DIRECTORIES, *FILES}
     if (alike := sorted(present & names)) and (not again or present - names):

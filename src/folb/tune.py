@@ -36,14 +36,16 @@ class Point:
     rank: int = 0
 
     @property
-    def merit(self) -> tuple[bool, float, float]:
-        """What points are ranked by, the smallest first: rounds to the target, then loss, and divergence last of all.
+    def merit(self) -> tuple[bool, float, int, float]:
+        """What points are ranked by, the smallest first: rounds to the target, seeds that never arrive, then loss.
 
-        Losses that agree to four digits are equal: what lies beyond is the order in which a compiler adds.
+        Divergence comes last of all. Losses that agree to four digits are equal: what lies beyond is the order in
+        which a compiler adds.
         """
         if self.diverged:
-            return True, math.inf, math.inf
-        return False, report.median_round(self.reached), float(f"{self.loss:.4g}")
+            return True, math.inf, len(self.reached), math.inf
+        missed = list(self.reached).count(None)
+        return False, report.median_round(self.reached), missed, float(f"{self.loss:.4g}")
 
 
 def sweepable() -> dict[str, str]:

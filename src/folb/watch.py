@@ -31,7 +31,12 @@ ADDRESS = "127.0.0.1"
 TAIL = 4096  # bytes before a cursor that have to be as they were
 
 
-def serve(name: str | None = None, port: int = PORT, announce: Callable[[str], object] = print) -> None:
+def say(text: str) -> None:
+    """Print at once: whoever reads it through a pipe waits for the address."""
+    print(text, flush=True)
+
+
+def serve(name: str | None = None, port: int = PORT, announce: Callable[[str], object] = say) -> None:
     """Serve the page of one run, or of all runs, until Ctrl-C."""
     with bound(name, port) as server, contextlib.suppress(KeyboardInterrupt):
         announce(f"http://{ADDRESS}:{server.server_port}/ shows {name or 'all runs'}; Ctrl-C ends it")
