@@ -54,7 +54,8 @@ def cost(data: Federation, model: Model, K: int, runs: int) -> tuple[float, floa
         return (time.perf_counter() - begun) / rounds
 
     rounds = max(1, min(100, int(0.5 / chunk(1))))
-    return median(chunk(rounds) for _ in range(3)), program.memory_analysis().temp_size_in_bytes / 1e6
+    memory: Any = program.memory_analysis()
+    return median(chunk(rounds) for _ in range(3)), memory.temp_size_in_bytes / 1e6
 
 
 def sweeps(largest: int) -> Iterator[tuple[str, int, Federation, Model, int, int]]:
@@ -82,8 +83,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}\n{'':16}{'':>12}{'ms a round':>12}{'MB':>10}")
     found: dict[str, list[tuple[int, float, float]]] = {}
-    for name, value, *work in sweeps(options.largest):
-        seconds, megabytes = cost(*work)
+    for name, value, data, model, K, runs in sweeps(options.largest):
+        seconds, megabytes = cost(data, model, K, runs)
         found.setdefault(name, []).append((value, 1000 * seconds, megabytes))
         print(f"{name:16}{value:12,}{1000 * seconds:12.2f}{megabytes:10.1f}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
