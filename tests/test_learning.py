@@ -19,7 +19,7 @@ def learned(dataset, **settings):
         dataset, algorithms=["fedavg"], system="fixed", seeds=1, rounds=20, evaluate_every=20, set=settings
     )
     planned = plan(experiment)
-    (result,) = run(experiment, planned)
+    (result,) = run(planned)
     counts = np.bincount(planned.federation.test.y)
     majority = counts.max() / counts.sum()
     accuracy, loss = result.final, float(result.train_loss[-1])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   folb compare synthetic_1_1
-  folb compare synthetic_iid --algorithms folb,fedavg --rounds 200 --seeds 5 --target 0.8
+  folb compare synthetic_1_1 --algorithms folb,fedavg --rounds 200 --seeds 5 --target 0.8
   folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=simple,samples
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
   folb run experiment.toml
