@@ -1,0 +1,61 @@
+"""The work on this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from work import BATCH, K, Scores, Work, measure, task
+
+from folb import Federation, Model, __version__, algorithms, models, simulate, system
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "mclr": models.logistic,
+    "folb": models.logistic,
+    "cnn": models.cnn,
+    "lstm": models.char_lstm,
+}
+
+
+def federation(work: Work) -> Federation:
+    """The data; the test samples are pooled, whatever their device."""
+    x, y = np.concatenate([work.x, work.x_test]), np.concatenate([work.y, work.y_test])
+    device = np.concatenate([np.repeat(np.arange(work.N), work.size), np.zeros(len(work.y_test), int)])
+    test = np.arange(len(y)) >= len(work.y)
+    return Federation.from_arrays(work.name, x, y, device, test)
+
+
+def model(work: Work, shape: tuple[int, ...], classes: int) -> Model:
+    """The network, from the start that all libraries share."""
+    start: dict[str, Any] = {}
+    for name, value in work.initial.items():
+        *layer, leaf = name.split(".")
+        (start.setdefault(layer[0], {}) if layer else start)[leaf] = value
+    return MODELS[work.name](shape, classes)._replace(init=lambda key: start)
+
+
+def main() -> None:
+    """Measure it."""
+    asked = task()
+    work, settings = asked.work, asked.work.settings
+    data = federation(work)
+    network = model(work, data.shape, data.classes)
+    common: dict[str, Any] = {"K": K, "replacement": False, "batch": BATCH, "lr": settings.lr}
+    if work.name == "folb":
+        algorithm = algorithms.folb(mu=settings.mu, **common)
+    else:
+        algorithm = algorithms.fedavg(averaging="samples", **common)
+    steps = system.fixed(work=settings.steps)
+
+    def run(rounds: int, every: int) -> Scores:
+        (found,) = simulate(
+            data, network, algorithm, rounds=rounds, evaluate_every=every, seeds=[asked.seed], system=steps
+        )
+        return Scores(float(found.train_loss[-1]), found.final)
+
+    measure(asked, run, __version__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What the runs of all libraries come to: tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+Results = dict[str, Any]
+
+
+class Range(NamedTuple):
+    """The median, the least and the greatest over the turns."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def over_turns(values: Iterable[float]) -> Range:
+    """The range of a value for each turn."""
+    values = list(values)
+    return Range(median(values), min(values), max(values))
+
+
+class Row(NamedTuple):
+    """A library's figures for a work."""
+
+    title: str
+    per_cpu_second: Range
+    per_second: Range
+    cpu_ratio: Range  # how many times as fast folb was in the same turn, by CPU time
+    ratio: Range  # and by the clock
+    test_accuracy: Range
+    train_loss: Range
+    warm_up_seconds: Range
+
+
+def row(results: Results, work: str, name: str) -> Row | None:
+    """The figures of a library that ran."""
+    runs = {run["turn"]: run for run in results["runs"] if (run["work"], run["library"]) == (work, name)}
+    ours = {run["turn"]: run for run in results["runs"] if (run["work"], run["library"]) == (work, "folb")}
+    if not runs or not ours.keys() & runs.keys():
+        return None
+
+    def speed(key: str) -> Range:
+        return over_turns(run["rounds"] / run[key] for run in runs.values())
+
+    def ratio(key: str) -> Range:
+        return over_turns(runs[turn][key] / ours[turn][key] for turn in runs.keys() & ours.keys())
+
+    def value(key: str) -> Range:
+        return over_turns(run[key] for run in runs.values())
+
+    version = next(iter(runs.values()))["version"]
+    return Row(
+        f"{results['libraries'][name]} {version}",
+        *(speed("cpu_seconds"), speed("seconds"), ratio("cpu_seconds"), ratio("seconds")),
+        *(value("test_accuracy"), value("train_loss"), value("warm_up_seconds")),
+    )
+
+
+def table(results: Results) -> str:
+    """A table for each work."""
+    lines = [
+        f"{results['machine']}, {_cores(results)}. Medians of {results['turns']} turns (least .. greatest).",
+        "The ratios are folb's speed over the library's, turn by turn. The warm-up is one round, with compilation.",
+    ]
+    heads = "{:25}{:>11}{:>22}{:>9}{:>22}{:>24}{:>10}{:>10}"
+    for work, settings in results["works"].items():
+        every = "each round" if settings["every"] == 1 else f"every {settings['every']} rounds"
+        lines += [
+            f"\n{work}: {settings['rounds']} rounds of {settings['steps']} steps, evaluated {every}",
+            heads.format("", "rounds per", "", "rounds", "", "test", "training", ""),
+            heads.format("", "CPU-second", "ratio", "per s", "ratio", "accuracy", "loss", "warm-up"),
+        ]
+        for name, title in results["libraries"].items():
+            found = row(results, work, name)
+            if found is None:
+                reason = results["failures"].get(name) or results["failures"].get(f"{name} {work}")
+                lines.append(f"{title:25}" + (f"  failed: {reason}" if reason else f"{'-':>11}"))
+                continue
+            lines.append(
+                heads.format(
+                    found.title,
+                    f"{found.per_cpu_second.middle:.3g}",
+                    _times(name, found.cpu_ratio),
+                    f"{found.per_second.middle:.3g}",
+                    _times(name, found.ratio),
+                    "{:.3f} ({:.3f} .. {:.3f})".format(*found.test_accuracy),
+                    f"{found.train_loss.middle:.3f}",
+                    f"{found.warm_up_seconds.middle:.1f} s",
+                )
+            )
+    return "\n".join(lines)
+
+
+def _times(name: str, ratio: Range) -> str:
+    return "" if name == "folb" else "{:.3g}x ({:.3g} .. {:.3g})".format(*ratio)
+
+
+def _cores(results: Results) -> str:
+    return "one core" if results["cores"] == 1 else f"{results['cores']} cores"
+
+
+def draw(results: Results, path: Path) -> None:
+    """Rounds per CPU-second of each library, a panel for each work, folb's ratio beside each bar."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = {work: [row(results, work, name) for name in results["libraries"]] for work in results["works"]}
+    panels = {work: [one for one in reversed(rows) if one is not None] for work, rows in found.items()}
+    heights = [1 + len(rows) for rows in panels.values()]
+    size = (8, 0.6 + 0.34 * sum(heights))
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
+    )
+    for panel, (work, rows) in zip(axes[:, 0], panels.items(), strict=True):
+        speeds = [one.per_cpu_second for one in rows]
+        own = [one.title.startswith("folb") for one in rows]
+        bars = panel.barh(
+            [one.title for one in rows],
+            [speed.middle for speed in speeds],
+            color=["C0" if mine else "0.75" for mine in own],
+            xerr=[[speed.middle - speed.low for speed in speeds], [speed.high - speed.middle for speed in speeds]],
+        )
+        ratios = ["" if mine else f"  ({one.cpu_ratio.middle:.3g}x)" for mine, one in zip(own, rows, strict=True)]
+        texts = [f"{speed.middle:.3g}{ratio}" for speed, ratio in zip(speeds, ratios, strict=True)]
+        panel.bar_label(bars, texts, fontsize="small", padding=6)
+        panel.margins(x=0.15)
+        panel.set_title(work, loc="left", fontsize="medium")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+    axes[-1, 0].set_xlabel(f"rounds per CPU-second on {_cores(results)} (and how many times as many folb does)")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
