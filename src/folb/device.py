@@ -109,9 +109,9 @@ def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Sl
     def in_groups(data: Samples, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
         """Slots with about as many steps, side by side: none waits long for another."""
         count = len(slots.device)
-        size = group_size(solver, count, abreast)
+        groups = -(-count // group_size(solver, count, abreast))
+        size = -(-count // groups)  # as even as can be
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
-        groups = -(-count // size)
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
         def group(chosen: Array) -> Params:
@@ -125,7 +125,7 @@ def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Sl
 
 
 def group_size(solver: Solver, slots: int, abreast: bool) -> int:
-    """How many slots are computed side by side."""
+    """How many slots are computed side by side, at most."""
     if not abreast:
         return 1
     if jax.default_backend() != "cpu":
