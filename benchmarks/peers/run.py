@@ -4,6 +4,8 @@ Each peer gets a virtual environment of its own under .venv-peers/, with the ver
 for each library does the work (see work.py) in a process of its own and prints one line. The libraries take turns, so
 that a noisy moment does not favour one of them, and a turn is a draw: its number is the seed. A library that cannot be
 installed, or does not run, is put down with the reason.
+
+With --gpu, the libraries built on JAX, which is to be installed here with all that they need, on the one GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from typing import Any, NamedTuple
 
 import federations
 from table import draw, table
-from work import WORKS, Settings
+from work import WORKS, Settings, load
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ENVIRONMENTS = ROOT / ".venv-peers"
 FEDAVG = ("mclr", "cnn", "lstm")
+ON_GPU = ("folb", "fedjax")
 LIMIT = 3600.0  # seconds that a process may take
 
 
@@ -51,9 +54,9 @@ class Failure(Exception):  # noqa: N818
     """Why a library has no figures, in one line."""
 
 
-def python(name: str) -> str:
+def python(name: str, gpu: bool) -> str:
     """The interpreter of a library's environment, which is made if it is not there as pinned."""
-    if name == "folb":
+    if name == "folb" or gpu:
         return sys.executable
     home, pins = ENVIRONMENTS / name, HERE / f"requirements-{name}.txt"
     interpreter, installed = str(home / "bin" / "python"), home / "installed.txt"
@@ -80,12 +83,11 @@ def call(*command: str, environment: dict[str, str] | None = None) -> str:
     return lines[-1] if lines else ""
 
 
-def measured(name: str, work: str, path: Path, rounds: int, seed: int, cores: int) -> dict[str, Any]:
-    """One run of a library's script."""
+def script(name: str, file: str, *arguments: str, cores: int, gpu: bool) -> dict[str, Any]:
+    """What a script of this directory prints in a library's environment."""
     threads = {f"{library}_NUM_THREADS": str(cores) for library in ("OMP", "OPENBLAS", "MKL")}
-    environment = os.environ | threads | {"JAX_PLATFORMS": "cpu"}
-    script = [python(name), str(HERE / f"on_{name}.py"), work, str(path)]
-    line = call(*script, "--rounds", str(rounds), "--seed", str(seed), environment=environment)
+    environment = os.environ | ({} if gpu else threads | {"JAX_PLATFORMS": "cpu"})
+    line = call(python(name, gpu), str(HERE / file), *arguments, environment=environment)
     try:
         return json.loads(line)
     except ValueError:
@@ -109,32 +111,39 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def take_turns(works: dict[str, Settings], names: list[str], turns: int, cores: int) -> dict[str, Any]:
-    """The figures of each run, and why there are none: by library, or by library and work."""
+def take_turns(works: dict[str, Settings], names: list[str], turns: int, cores: int, gpu: bool) -> dict[str, Any]:
+    """The figures of each run, and why there are none: by library, or by library and work; and the matrix rate."""
     failures: dict[str, str] = {}
     runs: list[dict[str, Any]] = []
+    operations: dict[str, float] = {}
     for name in names:
         try:
-            python(name)
+            python(name, gpu)
         except Failure as failure:
             failures[name] = f"not installed: {failure}"
-    pin(cores)  # installing may use them all
+    if not gpu:
+        python("torch", gpu)
+        pin(cores)  # installing may use them all
+    limit = script("torch", "rate.py", *["--gpu"] * gpu, cores=cores, gpu=gpu)
     with tempfile.TemporaryDirectory() as directory:
         for work, settings in works.items():
             path = Path(directory) / f"{work}.npz"
             federations.write(work, path)
+            operations[work] = load(work, str(path)).operations
             for turn, name in itertools.product(range(turns), names):
                 if work not in LIBRARIES[name].works or failures.keys() & {name, f"{name} {work}"}:
                     continue
                 try:
-                    found = measured(name, work, path, settings.rounds, turn, cores)
+                    asked = ["--rounds", str(settings.rounds), "--seed", str(turn)]
+                    found = script(name, f"on_{name}.py", work, str(path), *asked, cores=cores, gpu=gpu)
                 except Failure as failure:
                     failures[f"{name} {work}"] = said = str(failure)
                 else:
                     runs.append({"work": work, "library": name, "turn": turn, **found})
-                    said = f"{found['rounds'] / found['cpu_seconds']:.3g} rounds per CPU-second"
+                    speed = found["rounds"] / found["seconds" if gpu else "cpu_seconds"]
+                    said = f"{speed:.3g} rounds per {'second' if gpu else 'CPU-second'}"
                 say(f"{work}, turn {turn + 1}, {LIBRARIES[name].title}: {said}")
-    return {"failures": failures, "runs": runs}
+    return {**limit, "operations": operations, "failures": failures, "runs": runs}
 
 
 def main() -> None:
@@ -145,9 +154,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="times that each library does each work (3)")
     parser.add_argument("--rounds", type=int, help="rounds of a run, in place of each work's own number")
     parser.add_argument("--cores", type=int, default=1, help="cores to run on (1)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks", help="where peers.json and .png go")
+    parser.add_argument("--gpu", action="store_true", help="run folb and FedJAX on the GPU, as installed here")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "docs" / "benchmarks",
+        help="where peers.json and .png go, or peers-gpu.json and .png",
+    )
     asked = parser.parse_args()
     chosen, names = asked.works.split(","), list(dict.fromkeys(["folb", *asked.peers.split(",")]))
+    if asked.gpu:
+        names = [name for name in names if name in ON_GPU]
     for value, known in [(work, WORKS) for work in chosen] + [(name, LIBRARIES) for name in names]:
         if value not in known:
             parser.error(f"{value}: should be one of {', '.join(known)}")
@@ -163,12 +180,13 @@ def main() -> None:
         "turns": asked.turns,
         "works": {work: settings._asdict() for work, settings in works.items()},
         "libraries": {name: LIBRARIES[name].title for name in names},
-        **take_turns(works, names, asked.turns, asked.cores),
+        **take_turns(works, names, asked.turns, asked.cores, asked.gpu),
     }
     print(table(results))
     asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, asked.out / "peers.png")
+    stem = "peers-gpu" if asked.gpu else "peers"
+    (asked.out / f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, asked.out / f"{stem}.png")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Row(NamedTuple):
     per_second: Range
     cpu_ratio: Range  # how many times as fast folb was in the same turn, by CPU time
     ratio: Range  # and by the clock
+    share: Range  # of the time that the products alone would take at the matrix rate
     test_accuracy: Range
     train_loss: Range
     warm_up_seconds: Range
@@ -53,27 +54,33 @@ def row(results: Results, work: str, name: str) -> Row | None:
     def value(key: str) -> Range:
         return over_turns(run[key] for run in runs.values())
 
+    timed = "seconds" if "gpu" in results else "cpu_seconds"
+    least = results["operations"][work] / results["rate"]
+    share = over_turns(least * run["rounds"] / run[timed] for run in runs.values())
     version = next(iter(runs.values()))["version"]
     return Row(
         f"{results['libraries'][name]} {version}",
         *(speed("cpu_seconds"), speed("seconds"), ratio("cpu_seconds"), ratio("seconds")),
-        *(value("test_accuracy"), value("train_loss"), value("warm_up_seconds")),
+        *(share, value("test_accuracy"), value("train_loss"), value("warm_up_seconds")),
     )
 
 
 def table(results: Results) -> str:
     """A table for each work."""
     lines = [
-        f"{results['machine']}, {_cores(results)}. Medians of {results['turns']} turns (least .. greatest).",
+        f"{results.get('gpu', results['machine'])}, {_cores(results)}. "
+        f"Medians of {results['turns']} turns (least .. greatest).",
         "The ratios are folb's speed over the library's, turn by turn. The warm-up is one round, with compilation.",
+        "The limit is the time that the round's matrix products would take at the rate of large ones, "
+        f"{results['rate'] / 1e9:.3g} GFLOP/s.",
     ]
-    heads = "{:25}{:>11}{:>22}{:>9}{:>22}{:>24}{:>10}{:>10}"
+    heads = "{:25}{:>11}{:>22}{:>9}{:>22}{:>9}{:>24}{:>10}{:>10}"
     for work, settings in results["works"].items():
         every = "each round" if settings["every"] == 1 else f"every {settings['every']} rounds"
         lines += [
             f"\n{work}: {settings['rounds']} rounds of {settings['steps']} steps, evaluated {every}",
-            heads.format("", "rounds per", "", "rounds", "", "test", "training", ""),
-            heads.format("", "CPU-second", "ratio", "per s", "ratio", "accuracy", "loss", "warm-up"),
+            heads.format("", "rounds per", "", "rounds", "", "of the", "test", "training", ""),
+            heads.format("", "CPU-second", "ratio", "per s", "ratio", "limit", "accuracy", "loss", "warm-up"),
         ]
         for name, title in results["libraries"].items():
             found = row(results, work, name)
@@ -88,6 +95,7 @@ def table(results: Results) -> str:
                     _times(name, found.cpu_ratio),
                     f"{found.per_second.middle:.3g}",
                     _times(name, found.ratio),
+                    f"{100 * found.share.middle:.2g} %",
                     "{:.3f} ({:.3f} .. {:.3f})".format(*found.test_accuracy),
                     f"{found.train_loss.middle:.3f}",
                     f"{found.warm_up_seconds.middle:.1f} s",
@@ -101,16 +109,19 @@ def _times(name: str, ratio: Range) -> str:
 
 
 def _cores(results: Results) -> str:
+    if "gpu" in results:
+        return "one GPU"
     return "one core" if results["cores"] == 1 else f"{results['cores']} cores"
 
 
 def draw(results: Results, path: Path) -> None:
-    """Rounds per CPU-second of each library, a panel for each work, folb's ratio beside each bar."""
+    """Rounds per CPU-second of each library (on a GPU, per second), a panel for each work, folb's ratio beside."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    on_gpu = "gpu" in results
     found = {work: [row(results, work, name) for name in results["libraries"]] for work in results["works"]}
     panels = {work: [one for one in reversed(rows) if one is not None] for work, rows in found.items()}
     heights = [1 + len(rows) for rows in panels.values()]
@@ -119,7 +130,7 @@ def draw(results: Results, path: Path) -> None:
         len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
     )
     for panel, (work, rows) in zip(axes[:, 0], panels.items(), strict=True):
-        speeds = [one.per_cpu_second for one in rows]
+        speeds = [one.per_second if on_gpu else one.per_cpu_second for one in rows]
         own = [one.title.startswith("folb") for one in rows]
         bars = panel.barh(
             [one.title for one in rows],
@@ -127,13 +138,16 @@ def draw(results: Results, path: Path) -> None:
             color=["C0" if mine else "0.75" for mine in own],
             xerr=[[speed.middle - speed.low for speed in speeds], [speed.high - speed.middle for speed in speeds]],
         )
-        ratios = ["" if mine else f"  ({one.cpu_ratio.middle:.3g}x)" for mine, one in zip(own, rows, strict=True)]
+        times = [one.ratio if on_gpu else one.cpu_ratio for one in rows]
+        ratios = ["" if mine else f"  ({ratio.middle:.3g}x)" for mine, ratio in zip(own, times, strict=True)]
         texts = [f"{speed.middle:.3g}{ratio}" for speed, ratio in zip(speeds, ratios, strict=True)]
         panel.bar_label(bars, texts, fontsize="small", padding=6)
         panel.margins(x=0.15)
         panel.set_title(work, loc="left", fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(axis="y", length=0)
-    axes[-1, 0].set_xlabel(f"rounds per CPU-second on {_cores(results)} (and how many times as many folb does)")
+    axes[-1, 0].set_xlabel(
+        f"rounds per {'second' if on_gpu else 'CPU-second'} on {_cores(results)} (and how many times as many folb does)"
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)

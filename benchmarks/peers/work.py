@@ -68,6 +68,28 @@ class Work(NamedTuple):
         """Where device k's samples are."""
         return slice(int(self.start[k]), int(self.start[k] + self.size[k]))
 
+    @property
+    def operations(self) -> float:
+        """Additions and multiplications in the matrix products that a round cannot do without, on average.
+
+        Forward, one product for each weight; back, one for the weight's gradient and, but for what the data itself
+        enters, one for its input's.
+        """
+        forward, of_data = _products(self.name)
+        steps = K * self.settings.steps * BATCH * (3 * forward - of_data)
+        gradients = K * len(self.y) / self.N * (3 * forward - of_data) if self.name == "folb" else 0.0
+        return steps + gradients + forward * (len(self.y) + len(self.y_test)) / self.settings.every
+
+
+def _products(name: str) -> tuple[float, float]:
+    """Operations of a sample's forward pass, and those among them that the data enters."""
+    if name == "cnn":
+        first, second = 2 * 28 * 28 * 9 * 32, 2 * 14 * 14 * 9 * 32 * 64
+        return first + second + 2 * (7 * 7 * 64 * 128 + 128 * 62), first
+    if name == "lstm":
+        return 80 * 2 * ((8 + 256) + (256 + 256)) * 4 * 256 + 2 * 256 * 80, 0.0
+    return 2 * 60 * 10, 2 * 60 * 10
+
 
 def load(name: str, path: str) -> Work:
     """A work as `federations` wrote it."""
