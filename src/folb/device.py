@@ -1,7 +1,7 @@
 """What one round asks of the chosen devices: the proximal solve, the gradient, the inexactness.
 
 Every function takes the devices of a round as K slots and answers with stacks. With `abreast` the slots are
-computed side by side; one after another suits a large network on a CPU.
+computed side by side; one after another suits a large network on a CPU. The accelerators of a `mesh` share the slots.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh
 
-from folb import tree
+from folb import accelerators, tree
 from folb.federation import Expand
 from folb.models import Model
 from folb.shuffle import shuffled
@@ -79,12 +80,12 @@ def unit_cost(solver: Solver, size: Array) -> Array:
     return -(-size // solver.batch)
 
 
-def over_slots(f: Callable[..., Params]) -> Callable[..., Params]:
-    """f(data, *arrays), whose arrays have an entry for each slot, as it is.
+def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Params]:
+    """f(data, *arrays), whose arrays have an entry for each slot, as it is, or in parts on the accelerators of `mesh`.
 
     Under `vmap` over stacked runs, f sees the slots of all runs in one row, and can share its lanes among them.
     """
-    whole: Any = jax.custom_batching.custom_vmap(f)
+    whole: Any = jax.custom_batching.custom_vmap(accelerators.over_parts(f, mesh))
 
     def rule(runs: int, batched: Any, data: Samples, *arrays: Any) -> tuple[Params, Any]:
         def in_a_row(value: Array, own: bool) -> Array:
@@ -99,10 +100,18 @@ def over_slots(f: Callable[..., Params]) -> Callable[..., Params]:
     return whole
 
 
-def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool) -> Params:
+def solve(
+    model: Model,
+    data: Samples,
+    solver: Solver,
+    params: Params,
+    slots: Slots,
+    abreast: bool,
+    mesh: Mesh | None = None,
+) -> Params:
     """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
     if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, params, slots, abreast)
+        return _gradient_descent(model, data, solver, params, slots, abreast, mesh)
     K = len(slots.device)
     here, lr, mu = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (params, solver.lr, solver.mu))
 
@@ -121,7 +130,7 @@ def solve(model: Model, data: Samples, solver: Solver, params: Params, slots: Sl
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups)(data, here, lr, mu, slots)
+    return over_slots(in_groups, mesh)(data, here, lr, mu, slots)
 
 
 def group_size(solver: Solver, slots: int, abreast: bool) -> int:
@@ -192,13 +201,13 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
 
 
 def _gradient_descent(
-    model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool
+    model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool, mesh: Mesh | None
 ) -> Params:
     """Full-gradient steps on h_k, all slots abreast."""
 
     def turn(s: Array, delta: Params) -> Params:
         w = jax.tree.map(lambda d, v: d + v, delta, params)
-        g = gradients(model, data, w, slots.device, slots.work > s, abreast)
+        g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
 
         def descend(d: Array, g: Array) -> Array:
             active = (slots.work > s).reshape((-1,) + (1,) * (d.ndim - 1))
@@ -210,7 +219,15 @@ def _gradient_descent(
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, zero)
 
 
-def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted: Array, abreast: bool) -> Params:
+def gradients(
+    model: Model,
+    data: Samples,
+    stack: Params,
+    device: Array,
+    wanted: Array,
+    abreast: bool,
+    mesh: Mesh | None = None,
+) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device.
 
     Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
@@ -241,7 +258,7 @@ def gradients(model: Model, data: Samples, stack: Params, device: Array, wanted:
         zero = jax.tree.map(jnp.zeros_like, stack)
         return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
 
-    return over_slots(queue)(data, stack, device, wanted)
+    return over_slots(queue, mesh)(data, stack, device, wanted)
 
 
 def inexactness(solver: Solver, delta: Params, grad: Params, grad_after: Params, clamp: bool = True) -> Array:

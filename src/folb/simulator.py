@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
-from folb import checkpoint, randomness, selection, tree
+from folb import accelerators, checkpoint, randomness, selection, tree
 from folb import device as devices
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
@@ -75,6 +76,7 @@ class Problem:
     model: Model = field(metadata={"static": True})
     record: tuple[str, ...] = field(metadata={"static": True})
     abreast: bool = field(metadata={"static": True})
+    mesh: Mesh | None = field(metadata={"static": True})
 
 
 def problem(
@@ -85,11 +87,13 @@ def problem(
     objective: str = "uniform",
     record: Sequence[str] = (),
     abreast: bool | None = None,
+    mesh: Mesh | None = None,
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 
     `abreast` says whether devices and runs are computed side by side. Left open, they are unless the model is
-    heavy and this is a CPU, on which one large product after another is faster than many at once.
+    heavy and this is a CPU, on which one large product after another is faster than many at once. The accelerators
+    of `mesh` share the devices of a round.
     """
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
@@ -99,21 +103,22 @@ def problem(
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size
-    table = None if federation.table is None else jnp.asarray(federation.table)
+    table = None if federation.table is None else accelerators.put(federation.table, mesh)
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
     return Problem(
-        train=_samples(federation, federation.train, table),
-        test=_samples(federation, federation.test, table),
-        share=jnp.asarray(share, jnp.float32),
+        train=_samples(federation, federation.train, table, mesh),
+        test=_samples(federation, federation.test, table, mesh),
+        share=accelerators.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,
         record=tuple(record),
         abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
+        mesh=mesh,
     )
 
 
-def _samples(federation: Federation, split: Split, table: Array | None) -> Samples:
-    x, y, start, size = (jnp.asarray(a) for a in (split.x, split.y, split.start, split.size))
+def _samples(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None) -> Samples:
+    x, y, start, size = (accelerators.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
     return Samples(x, y, start, size, table, federation.expand)
 
 
@@ -138,11 +143,11 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
 
     def gradients_at(stack: Params, chosen: Multiset, wanted: Array) -> Params:
-        return devices.gradients(model, train, stack, chosen.device, wanted, problem.abreast)
+        return devices.gradients(model, train, stack, chosen.device, wanted, problem.abreast, problem.mesh)
 
     # What nobody uses below is not computed: the compiler drops it.
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *v.shape)), state.params)
-    delta = devices.solve(model, train, algorithm.solver, state.params, slots, problem.abreast)
+    delta = devices.solve(model, train, algorithm.solver, state.params, slots, problem.abreast, problem.mesh)
     grad = gradients_at(here, drawn, usable)
     after = gradients_at(jax.tree.map(jnp.add, here, delta), drawn, usable)
     gamma = devices.inexactness(algorithm.solver, delta, grad, after, algorithm.clamp_gamma)
@@ -263,13 +268,13 @@ def survey_inner_products(problem: Problem, params: Params) -> Array:
     def gradient_block(x: Array, y: Array, rows: Array, real: Array) -> Params:
         return jax.grad(lambda w: jnp.sum(jnp.where(real, weight[rows], 0.0) * loss(w, x, y)))(params)
 
-    g = sum_over_blocks(gradient_block, train, problem.model, jax.tree.map(jnp.zeros_like, params))
+    g = sum_over_blocks(problem, gradient_block, train, jax.tree.map(jnp.zeros_like, params))
 
     def slope_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         slope = jax.jvp(lambda w: loss(w, x, y), (params,), (g,))[1]
         return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
 
-    return sum_over_blocks(slope_block, train, problem.model, jnp.zeros(len(train.size))) / train.size
+    return sum_over_blocks(problem, slope_block, train, jnp.zeros(len(train.size))) / train.size
 
 
 def owners(problem: Problem) -> tuple[Array, Array]:
@@ -287,7 +292,13 @@ def survey_norms(problem: Problem, params: Params, group: int) -> Array:
     def norms(first: Array) -> Array:
         device = first + jnp.arange(group)
         g = devices.gradients(
-            problem.model, problem.train, stack, jnp.minimum(device, N - 1), device < N, problem.abreast
+            problem.model,
+            problem.train,
+            stack,
+            jnp.minimum(device, N - 1),
+            device < N,
+            problem.abreast,
+            problem.mesh,
         )
         return tree.norms(g)
 
@@ -304,8 +315,8 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     def hits_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(real & (_one_each("predict", model.predict(params, x), y) == y))
 
-    loss = sum_over_blocks(loss_block, train, model, jnp.float32(0)) / len(train.y)
-    hits = sum_over_blocks(hits_block, test, model, jnp.int32(0)) / len(test.y)
+    loss = sum_over_blocks(problem, loss_block, train, jnp.float32(0)) / len(train.y)
+    hits = sum_over_blocks(problem, hits_block, test, jnp.int32(0)) / len(test.y)
     return loss, hits
 
 
@@ -318,15 +329,15 @@ def _one_each(name: str, values: Array, y: Array) -> Array:
 
 
 def sum_over_blocks(
-    block: Callable[[Array, Array, Array, Array], Any], samples: Samples, model: Model, zero: Any
+    problem: Problem, block: Callable[[Array, Array, Array, Array], Any], samples: Samples, zero: Any
 ) -> Any:
     """The sum of block(x, y, rows, real) over all rows, as many at a time as suits the model.
 
     Blocks are slices, which cost far less than gathers: the last reaches back over rows already seen, which
     `real` leaves out.
     """
-    n = len(samples.y)
-    blocks = -(-n // _evaluation_block(model))
+    n, parts = len(samples.y), 1 if problem.mesh is None else problem.mesh.size
+    blocks = -(-n // (_evaluation_block(problem.model) * parts)) * parts
     size = -(-n // blocks)  # as even as can be, so that little is seen twice
 
     def turn(i: Array, total: Any) -> Any:
@@ -335,7 +346,10 @@ def sum_over_blocks(
         part = block(*samples.slice(first, size), rows, rows >= i * size)
         return jax.tree.map(jnp.add, total, part)
 
-    return jax.lax.fori_loop(0, blocks, turn, zero)
+    def span(first: Any, last: Any) -> Any:
+        return jax.lax.fori_loop(first, last, turn, zero)
+
+    return accelerators.sum_of_spans(span, blocks, problem.mesh)
 
 
 def _evaluation_block(model: Model) -> int:
@@ -374,7 +388,8 @@ def _round(
     def skip(params: Params) -> tuple[Array, Array]:
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
 
-    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
+    measured = Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
+    return accelerators.everywhere((states, measured), problem.mesh)
 
 
 @jax.jit
@@ -416,13 +431,15 @@ def simulate(
     evaluate_every: int = 1,
     record: Sequence[str] = (),
     abreast: bool | None = None,
+    mesh: Mesh | None = None,
     observe: Observe | None = None,
     checkpoints: Path | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
-    `abreast` is explained at `problem`.
+    `abreast` is explained at `problem`. The accelerators of `mesh`, made by `accelerators.mesh`, share the devices of
+    a round; the results agree with those of one accelerator to rounding.
     `seeds` are the seeds themselves, or how many, from 0.
     `observe(i, first, part)` is called as rounds complete: `part` is run i of those returned, from round `first` on,
     with the rounds completed since the last call, and no model.
@@ -431,7 +448,7 @@ def simulate(
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     check(federation, algorithms, rounds, seeds, evaluate_every)
-    shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast)
+    shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast, mesh=mesh)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:
@@ -457,7 +474,7 @@ def memory() -> int:
     In whole GiB: stacks of other sizes are other programs, whose results may differ in the last digit, and a page
     more or less should not make the difference.
     """
-    stats = jax.devices()[0].memory_stats()
+    stats = jax.local_devices()[0].memory_stats()
     available = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, available >> 30) << 30
 
@@ -538,6 +555,7 @@ def _run_stacked(
     if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
+    at = accelerators.shared(at)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -562,7 +580,7 @@ def _run_stacked(
             tell(t, part)
             now = time.perf_counter()
             # grow slowly: the first chunk's time is compilation
-            length = max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun))))
+            length = accelerators.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
             if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
                 keep()
                 saved = time.perf_counter()

@@ -59,7 +59,7 @@ def objective(problem: Problem, params: Params) -> Array:
     def block(x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(jnp.where(real, weight[rows] * problem.model.loss(params, x, y), 0.0))
 
-    return sum_over_blocks(block, problem.train, problem.model, jnp.float32(0))
+    return sum_over_blocks(problem, block, problem.train, jnp.float32(0))
 
 
 @jax.jit
@@ -102,7 +102,7 @@ def curvature(problem: Problem, params: Params, iterations: Array | int) -> tupl
 
         def gradients(w: Params) -> Params:
             everyone = jnp.full(group, True)
-            return devices.gradients(problem.model, problem.train, w, device, everyone, problem.abreast)
+            return devices.gradients(problem.model, problem.train, w, device, everyone, problem.abreast, problem.mesh)
 
         def iterate(shift: Array, sign: Array) -> tuple[Array, tuple[Array, Array]]:
             def turn(_: Array, carry: tuple[Params, Array, Array]) -> tuple[Params, Array, Array]:

@@ -49,7 +49,7 @@ def cnn(
         x = jax.nn.relu(dense.apply(params["hidden"], x.reshape(len(x), -1)))
         return dense.apply(params["scores"], x)
 
-    return classifier(start, scores, heavy=True)
+    return classifier(start, scores, heavy=True, block=8)
 
 
 def layer(key: Array, channels: int, outputs: int) -> Params:

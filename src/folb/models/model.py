@@ -18,22 +18,34 @@ class Model(NamedTuple):
     init(key) -> params; loss(params, x, y) -> the loss of each sample of a batch; predict(params, x) -> labels.
 
     A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated
-    on fewer samples at once, and on a CPU the devices of a round run one after another.
+    on fewer samples at once, and on a CPU the devices of a round run one after another. `block` is how many samples a
+    CPU should take at once, at most: what they need in between should stay in its cache.
     """
 
     init: Callable[[Array], Params]
     loss: Callable[[Params, Array, Array], Array]
     predict: Callable[[Params, Array], Array]
     heavy: bool = False
+    block: int | None = None
+
+    def at_once(self, most: int) -> int:
+        """How many samples to take at once, `most` being what suits other accelerators and models."""
+        return min(most, self.block) if self.block is not None and jax.default_backend() == "cpu" else most
 
 
-def classifier(init: Callable[[Array], Params], scores: Callable[[Params, Array], Array], heavy: bool = False) -> Model:
+def classifier(
+    init: Callable[[Array], Params],
+    scores: Callable[[Params, Array], Array],
+    heavy: bool = False,
+    block: int | None = None,
+) -> Model:
     """The model of class scores(params, x): [batch, classes], with the cross-entropy for a loss."""
     return Model(
         init=init,
         loss=lambda params, x, y: cross_entropy(scores(params, x), y),
         predict=lambda params, x: scores(params, x).argmax(axis=1),
         heavy=heavy,
+        block=block,
     )
 
 

@@ -1,0 +1,111 @@
+"""The accelerators that share the work of a round: those of this machine, and those of other processes.
+
+Each holds all the data and computes the updates and gradients of an equal part of the round's slots, and evaluates an
+equal part of the samples. Where several processes take part, each plays the same rounds: what one of them decides
+(when to stop a chunk, where to go on from) is told to the others.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from folb.errors import InputError
+
+T = TypeVar("T")
+
+AXIS = "accelerators"
+REPLICATED, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
+
+
+def mesh(count: int | str = 1) -> Mesh | None:
+    """The first `count` accelerators, or all of every process with "auto"; None if one computes alone."""
+    found = jax.devices()
+    if count != "auto" and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(found)):
+        raise InputError("devices", count, f"should be auto, or a number from 1 to the {len(found)} that are here")
+    if jax.process_count() > 1 and count not in ("auto", len(found)):
+        raise InputError(
+            "devices", count, f"should be auto, or all {len(found)} of the {jax.process_count()} processes"
+        )
+    chosen = found if count == "auto" else found[: int(count)]
+    return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
+
+
+def join(coordinator: str, processes: int, process: int) -> None:
+    """Become one of several processes, the first of which listens at `coordinator`, HOST:PORT."""
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 listens")
+    if processes < 2:
+        raise InputError("processes", processes, "should be at least 2")
+    if not 0 <= process < processes:
+        raise InputError("process", process, f"should be a number from 0 to {processes - 1}")
+    jax.distributed.initialize(coordinator, processes, process)
+
+
+def put(value: Any, mesh: Mesh | None) -> Array:
+    """An array on every accelerator."""
+    if mesh is None:
+        return jnp.asarray(value)
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, NamedSharding(mesh, REPLICATED), lambda index: host[index])
+
+
+def everywhere(values: T, mesh: Mesh | None) -> T:
+    """Values of a compiled program as each accelerator, and so each process, has them whole."""
+    return values if mesh is None else jax.lax.with_sharding_constraint(values, NamedSharding(mesh, REPLICATED))
+
+
+def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """f(data, *arrays), whose arrays and result have an entry for each slot, with an equal part on each accelerator.
+
+    Where the slots do not divide evenly the last is computed again.
+    """
+    if mesh is None:
+        return f
+
+    def own(data: Any, arrays: Any) -> Any:
+        return f(data, *arrays)
+
+    part: Any = jax.shard_map(own, mesh=mesh, in_specs=(REPLICATED, SPLIT), out_specs=SPLIT, check_vma=False)
+
+    def whole(data: Any, *arrays: Any) -> Any:
+        slots = len(jax.tree.leaves(arrays)[0])
+        index = jnp.minimum(jnp.arange(-(-slots // mesh.size) * mesh.size), slots - 1)
+        result = part(data, jax.tree.map(lambda v: v[index], arrays))
+        return jax.tree.map(lambda v: v[:slots], result)
+
+    return whole
+
+
+def sum_of_spans(span: Callable[[Any, Any], Any], count: int, mesh: Mesh | None) -> Any:
+    """The sum of span(first, last) over parts of range(count), one for each accelerator."""
+    if mesh is None:
+        return span(0, count)
+
+    def part() -> Any:
+        i = jax.lax.axis_index(AXIS)
+        return jax.lax.psum(span(i * count // mesh.size, (i + 1) * count // mesh.size), AXIS)
+
+    return jax.shard_map(part, mesh=mesh, in_specs=(), out_specs=REPLICATED, check_vma=False)()
+
+
+def shared(value: T) -> T:
+    """What process 0 has for `value`."""
+    if jax.process_count() == 1:
+        return value
+    on_host = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Array) else leaf, value)
+    packed = np.frombuffer(pickle.dumps(on_host), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int64(len(packed))))
+    own = np.zeros(size, np.uint8)
+    if jax.process_index() == 0:
+        own[:] = packed
+    return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
