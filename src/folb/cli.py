@@ -72,6 +72,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
         command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME, by the experiment's content)")
         command.add_argument("--records", action="store_true", help="keep every device's weight and gamma, too")
         _add_running(command)
+        _add_processes(command)
     _add_tune(commands, tuning)
     _add_runs(commands)
 
@@ -136,7 +137,23 @@ def _add_running(command: argparse.ArgumentParser) -> None:
         choices=("tensorboard", "mlflow", "wandb"),
         help="log the rounds as they happen, too, in the run directory",
     )
+    command.add_argument(
+        "--devices",
+        default="1",
+        metavar="auto|N",
+        help="accelerators that share the devices of a round: all there are, or how many (1)",
+    )
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
+
+
+def _add_processes(command: argparse.ArgumentParser) -> None:
+    """For accelerators that several processes have."""
+    command.add_argument(
+        "--process",
+        metavar="I/N",
+        help="this is process I (from 0) of N that run the same command; process 0 keeps the run directory",
+    )
+    command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
 
 
 RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
@@ -165,6 +182,7 @@ def _add_runs(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run that was interrupted")
     resume.add_argument("run", metavar="RUN", help=RUN)
     _add_running(resume)
+    _add_processes(resume)
     resume.set_defaults(handle=_resume)
     remove = commands.add_parser("rm", help="remove runs")
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
@@ -194,17 +212,25 @@ def main(arguments: list[str] | None = None) -> int:
         options.handle(options)
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
-        return 2
+        return _leave(options, 2)
     except KeyboardInterrupt:
         print(f"folb: interrupted{_how_to_go_on(options)}", file=sys.stderr)
-        return 130
+        return _leave(options, 130)
     except BrokenPipeError:
         # the reader of our output has gone (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (MemoryError, OSError) as error:
         print(f"folb: error: {type(error).__name__}: {error}{_how_to_go_on(options)}", file=sys.stderr)
-        return 2
+        return _leave(options, 2)
     return 0
+
+
+def _leave(options: argparse.Namespace, code: int) -> int:
+    """The exit code; but one of several processes ends at once, for the others wait for it in vain."""
+    if getattr(options, "process", None) is not None:
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _how_to_go_on(options: argparse.Namespace) -> str:
@@ -238,6 +264,7 @@ def _tune(options: argparse.Namespace) -> None:
     wanted = None if options.report_seeds is None else _seeds(options.report_seeds, "report_seeds")
     seeds = tune.other_seeds(experiment.seeds, wanted)
     _use_compilation_cache()
+    options.accelerators = _accelerators(options)
     planned = plan(experiment)
     tune.check(planned)
     path, console = trial.place(planned), _console()
@@ -295,6 +322,7 @@ def _resume(options: argparse.Namespace) -> None:
 
     path = store.find(options.run)
     _use_compilation_cache()
+    options.accelerators = _accelerators(options)
     planned = plan(from_toml(path / store.EXPERIMENT))
     if planned.identity != store.read(path).environment["identity"] and not options.again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files are not what they were"
@@ -307,6 +335,7 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
     from folb.experiment import plan
 
     _use_compilation_cache()
+    options.accelerators = _accelerators(options)
     planned = plan(replace(experiment, records=True) if options.records else experiment)
     if options.out is not None and not options.out:
         raise InputError("out", options.out, "should be a directory to write to")
@@ -315,8 +344,13 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
 
 def _carry_out(planned: Plan, path: Path, options: argparse.Namespace) -> None:
     """Run a planned experiment in its directory unless its results are there, and show them."""
-    from folb import report, store
+    from folb import parallel, report, store
+    from folb.experiment import run
 
+    if not parallel.leads():  # the first process alone keeps the directory
+        if parallel.shared(None):
+            run(planned, accelerators=options.accelerators)
+        return
     _complete(planned, path, options, f"folb resume {shlex.quote(str(path))}")
     if options.json:
         print(json.dumps(json.loads((path / store.RESULTS).read_bytes())))
@@ -331,14 +365,16 @@ def _carry_out(planned: Plan, path: Path, options: argparse.Namespace) -> None:
 
 def _complete(planned: Plan, path: Path, options: argparse.Namespace, going: str) -> None:
     """Run a planned experiment in its directory unless its results are there; if interrupted, `going` goes on."""
-    from folb import store, trackers, trial
+    from folb import parallel, store, trackers, trial
 
     if trial.finished(path, planned) and not options.again:
         tracked = f" and tells {options.track}" if options.track else ""
         print(f"folb: {path} is finished already; --again runs it anew{tracked}", file=sys.stderr)
+        parallel.shared(False)
         return
     trackers.check(options.track)
     store.check_free(path)  # before the progress bar
+    parallel.shared(True)
     options.going = going
     _run_with_progress(planned, path, options)
     options.going = None
@@ -393,8 +429,10 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
                 raise KeyboardInterrupt
 
         try:
-            with trackers.tracking(options.track, path, trial.environment(planned)["runs"]) as log:
-                trial.perform(path, planned, options.again, observe)
+            with trackers.tracking(
+                options.track, path, trial.environment(planned, options.accelerators)["runs"]
+            ) as log:
+                trial.perform(path, planned, options.again, observe, options.accelerators)
         except BaseException as error:
             failed.append(error)
         ended.set()  # join() is not for waiting here: interrupted, it takes the thread for dead
@@ -478,6 +516,28 @@ def _remove(options: argparse.Namespace) -> None:
     for path in dict.fromkeys(store.find(name) for name in options.run):
         store.remove(path)
         print(f"removed {path}")
+
+
+def _accelerators(options: argparse.Namespace) -> int | str:
+    """How many are to share the work: checked, once this process has joined the others if there are any."""
+    from folb import parallel
+
+    process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
+    if process is not None and coordinator is not None:
+        _keep_output_apart()
+        parallel.join(coordinator, process)
+    elif process is not None or coordinator is not None:
+        raise InputError("process", process, "should be given together with --coordinator")
+    count = int(options.devices) if options.devices.isdigit() else options.devices
+    parallel.mesh(count)
+    return count
+
+
+def _keep_output_apart() -> None:
+    """What JAX's collectives print on standard output goes to standard error: the former is for results."""
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
 
 
 def _use_compilation_cache() -> None:

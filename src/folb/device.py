@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from folb import accelerators, tree
+from folb import parallel, tree
 from folb.federation import Expand
 from folb.models import Model
 from folb.shuffle import shuffled
@@ -85,7 +85,7 @@ def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Par
 
     Under `vmap` over stacked runs, f sees the slots of all runs in one row, and can share its lanes among them.
     """
-    whole: Any = jax.custom_batching.custom_vmap(accelerators.over_parts(f, mesh))
+    whole: Any = jax.custom_batching.custom_vmap(parallel.over_parts(f, mesh))
 
     def rule(runs: int, batched: Any, data: Samples, *arrays: Any) -> tuple[Params, Any]:
         def in_a_row(value: Array, own: bool) -> Array:
@@ -238,17 +238,17 @@ def gradients(
         return jnp.sum(weight * model.loss(w, x, y))
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
-        slots = len(device)
+        slots, block = len(device), model.at_once(BLOCK)
         lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
         start, size = data.start[device], jnp.where(wanted, data.size[device], 0)
-        blocks = -(-size // BLOCK)
+        blocks = -(-size // block)
         last = jnp.cumsum(blocks)
         first = last - blocks
 
         def turn(i: Array, total: Params) -> Params:
             b = i * lanes + jnp.arange(lanes)
             k = jnp.minimum(jnp.searchsorted(last, b, side="right"), slots - 1)
-            row = ((b - first[k]) * BLOCK)[:, None] + jnp.arange(BLOCK)
+            row = ((b - first[k]) * block)[:, None] + jnp.arange(block)
             weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
             rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
             w = jax.tree.map(lambda v: v[k], stack)

@@ -329,7 +329,12 @@ def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
     choose("set", name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))
 
 
-def run(planned: Plan, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
+def run(
+    planned: Plan,
+    observe: Observe | None = None,
+    checkpoints: Path | None = None,
+    accelerators: int | str = 1,
+) -> list[Run]:
     """Run a planned experiment."""
     experiment = planned.experiment
     return simulate(
@@ -342,6 +347,7 @@ def run(planned: Plan, observe: Observe | None = None, checkpoints: Path | None 
         objective=experiment.objective,
         evaluate_every=experiment.evaluate_every,
         record=("weights", "gamma") if experiment.records else (),
+        accelerators=accelerators,
         observe=observe,
         checkpoints=checkpoints,
     )

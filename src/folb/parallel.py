@@ -39,16 +39,15 @@ def mesh(count: int | str = 1) -> Mesh | None:
     return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
 
 
-def join(coordinator: str, processes: int, process: int) -> None:
-    """Become one of several processes, the first of which listens at `coordinator`, HOST:PORT."""
+def join(coordinator: str, process: str) -> None:
+    """Become one of several processes: "0/2" is the first of two, which listens at `coordinator`, HOST:PORT."""
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
-        raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 listens")
-    if processes < 2:
-        raise InputError("processes", processes, "should be at least 2")
-    if not 0 <= process < processes:
-        raise InputError("process", process, f"should be a number from 0 to {processes - 1}")
-    jax.distributed.initialize(coordinator, processes, process)
+        raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 is to listen")
+    number, _, count = process.partition("/")
+    if not (number.isdigit() and count.isdigit() and 0 <= int(number) < int(count)):
+        raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
+    jax.distributed.initialize(coordinator, int(count), int(number))
 
 
 def put(value: Any, mesh: Mesh | None) -> Array:
@@ -86,16 +85,21 @@ def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     return whole
 
 
-def sum_of_spans(span: Callable[[Any, Any], Any], count: int, mesh: Mesh | None) -> Any:
-    """The sum of span(first, last) over parts of range(count), one for each accelerator."""
+def sum_of_spans(span: Callable[..., Any], count: int, values: Any, mesh: Mesh | None) -> Any:
+    """The sum of span(first, last, *values) over parts of range(count), one for each accelerator."""
     if mesh is None:
-        return span(0, count)
+        return span(0, count, *values)
 
-    def part() -> Any:
+    def part(values: Any) -> Any:
         i = jax.lax.axis_index(AXIS)
-        return jax.lax.psum(span(i * count // mesh.size, (i + 1) * count // mesh.size), AXIS)
+        return jax.lax.psum(span(i * count // mesh.size, (i + 1) * count // mesh.size, *values), AXIS)
 
-    return jax.shard_map(part, mesh=mesh, in_specs=(), out_specs=REPLICATED, check_vma=False)()
+    return jax.shard_map(part, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)(values)
+
+
+def leads() -> bool:
+    """Whether this is the only process, or the first."""
+    return jax.process_index() == 0
 
 
 def shared(value: T) -> T:
@@ -106,6 +110,6 @@ def shared(value: T) -> T:
     packed = np.frombuffer(pickle.dumps(on_host), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int64(len(packed))))
     own = np.zeros(size, np.uint8)
-    if jax.process_index() == 0:
+    if leads():
         own[:] = packed
     return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())

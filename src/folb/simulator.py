@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from folb import accelerators, checkpoint, randomness, selection, tree
+from folb import checkpoint, parallel, randomness, selection, tree
 from folb import device as devices
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
@@ -103,12 +103,12 @@ def problem(
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size
-    table = None if federation.table is None else accelerators.put(federation.table, mesh)
+    table = None if federation.table is None else parallel.put(federation.table, mesh)
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
     return Problem(
         train=_samples(federation, federation.train, table, mesh),
         test=_samples(federation, federation.test, table, mesh),
-        share=accelerators.put(share.astype(np.float32), mesh),
+        share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,
         record=tuple(record),
@@ -118,7 +118,7 @@ def problem(
 
 
 def _samples(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None) -> Samples:
-    x, y, start, size = (accelerators.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
+    x, y, start, size = (parallel.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
     return Samples(x, y, start, size, table, federation.expand)
 
 
@@ -265,16 +265,19 @@ def survey_inner_products(problem: Problem, params: Params) -> Array:
     train, loss = problem.train, problem.model.loss
     owner, weight = owners(problem)
 
-    def gradient_block(x: Array, y: Array, rows: Array, real: Array) -> Params:
+    def gradient_block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Params:
+        params, weight = given
         return jax.grad(lambda w: jnp.sum(jnp.where(real, weight[rows], 0.0) * loss(w, x, y)))(params)
 
-    g = sum_over_blocks(problem, gradient_block, train, jax.tree.map(jnp.zeros_like, params))
+    g = sum_over_blocks(problem, gradient_block, (params, weight), train, jax.tree.map(jnp.zeros_like, params))
 
-    def slope_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+    def slope_block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
+        params, g, owner = given
         slope = jax.jvp(lambda w: loss(w, x, y), (params,), (g,))[1]
         return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
 
-    return sum_over_blocks(problem, slope_block, train, jnp.zeros(len(train.size))) / train.size
+    slopes = sum_over_blocks(problem, slope_block, (params, g, owner), train, jnp.zeros(len(train.size)))
+    return slopes / train.size
 
 
 def owners(problem: Problem) -> tuple[Array, Array]:
@@ -309,14 +312,14 @@ def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     """Training loss and test accuracy, each sample counting once whatever its device."""
     train, test, model = problem.train, problem.test, problem.model
 
-    def loss_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+    def loss_block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(jnp.where(real, _one_each("loss", model.loss(params, x, y), y), 0.0))
 
-    def hits_block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+    def hits_block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Array:
         return jnp.sum(real & (_one_each("predict", model.predict(params, x), y) == y))
 
-    loss = sum_over_blocks(problem, loss_block, train, jnp.float32(0)) / len(train.y)
-    hits = sum_over_blocks(problem, hits_block, test, jnp.int32(0)) / len(test.y)
+    loss = sum_over_blocks(problem, loss_block, params, train, jnp.float32(0)) / len(train.y)
+    hits = sum_over_blocks(problem, hits_block, params, test, jnp.int32(0)) / len(test.y)
     return loss, hits
 
 
@@ -328,10 +331,8 @@ def _one_each(name: str, values: Array, y: Array) -> Array:
     return values
 
 
-def sum_over_blocks(
-    problem: Problem, block: Callable[[Array, Array, Array, Array], Any], samples: Samples, zero: Any
-) -> Any:
-    """The sum of block(x, y, rows, real) over all rows, as many at a time as suits the model.
+def sum_over_blocks(problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any) -> Any:
+    """The sum of block(given, x, y, rows, real) over all rows, as many at a time as suits the model.
 
     Blocks are slices, which cost far less than gathers: the last reaches back over rows already seen, which
     `real` leaves out.
@@ -340,20 +341,20 @@ def sum_over_blocks(
     blocks = -(-n // (_evaluation_block(problem.model) * parts)) * parts
     size = -(-n // blocks)  # as even as can be, so that little is seen twice
 
-    def turn(i: Array, total: Any) -> Any:
-        first = jnp.minimum(i * size, n - size)
-        rows = first + jnp.arange(size)
-        part = block(*samples.slice(first, size), rows, rows >= i * size)
-        return jax.tree.map(jnp.add, total, part)
+    def span(first: Any, last: Any, samples: Samples, given: Any) -> Any:
+        def turn(i: Array, total: Any) -> Any:
+            begin = jnp.minimum(i * size, n - size)
+            rows = begin + jnp.arange(size)
+            part = block(given, *samples.slice(begin, size), rows, rows >= i * size)
+            return jax.tree.map(jnp.add, total, part)
 
-    def span(first: Any, last: Any) -> Any:
         return jax.lax.fori_loop(first, last, turn, zero)
 
-    return accelerators.sum_of_spans(span, blocks, problem.mesh)
+    return parallel.sum_of_spans(span, blocks, (samples, given), problem.mesh)
 
 
 def _evaluation_block(model: Model) -> int:
-    return HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK
+    return model.at_once(HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK)
 
 
 CAPACITY = 128  # rounds of one chunk at most
@@ -389,7 +390,7 @@ def _round(
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
 
     measured = Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
-    return accelerators.everywhere((states, measured), problem.mesh)
+    return parallel.everywhere((states, measured), problem.mesh)
 
 
 @jax.jit
@@ -431,15 +432,16 @@ def simulate(
     evaluate_every: int = 1,
     record: Sequence[str] = (),
     abreast: bool | None = None,
-    mesh: Mesh | None = None,
+    accelerators: int | str = 1,
     observe: Observe | None = None,
     checkpoints: Path | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
-    `abreast` is explained at `problem`. The accelerators of `mesh`, made by `accelerators.mesh`, share the devices of
-    a round; the results agree with those of one accelerator to rounding.
+    `abreast` is explained at `problem`.
+    `accelerators` share the devices of a round: how many, or "auto" for all that JAX knows of, in all processes. The
+    results agree with those of one to rounding.
     `seeds` are the seeds themselves, or how many, from 0.
     `observe(i, first, part)` is called as rounds complete: `part` is run i of those returned, from round `first` on,
     with the rounds completed since the last call, and no model.
@@ -448,7 +450,15 @@ def simulate(
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     check(federation, algorithms, rounds, seeds, evaluate_every)
-    shared = problem(federation, model, system=system, objective=objective, record=record, abreast=abreast, mesh=mesh)
+    shared = problem(
+        federation,
+        model,
+        system=system,
+        objective=objective,
+        record=record,
+        abreast=abreast,
+        mesh=parallel.mesh(accelerators),
+    )
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:
@@ -555,7 +565,7 @@ def _run_stacked(
     if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
-    at = accelerators.shared(at)
+    at = parallel.shared(at)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -580,7 +590,7 @@ def _run_stacked(
             tell(t, part)
             now = time.perf_counter()
             # grow slowly: the first chunk's time is compilation
-            length = accelerators.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
+            length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
             if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
                 keep()
                 saved = time.perf_counter()

@@ -56,10 +56,11 @@ def objective(problem: Problem, params: Params) -> Array:
     """(1): f(w) = sum_k p_k F_k(w)."""
     _, weight = owners(problem)
 
-    def block(x: Array, y: Array, rows: Array, real: Array) -> Array:
+    def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
+        params, weight = given
         return jnp.sum(jnp.where(real, weight[rows] * problem.model.loss(params, x, y), 0.0))
 
-    return sum_over_blocks(problem, block, problem.train, jnp.float32(0))
+    return sum_over_blocks(problem, block, (params, weight), problem.train, jnp.float32(0))
 
 
 @jax.jit

@@ -16,14 +16,14 @@ import jax
 import jaxlib.version
 import numpy as np
 
-from folb import __version__, durable, report, store
+from folb import __version__, durable, parallel, report, store
 from folb.errors import InputError
 from folb.experiment import Plan, run, to_toml
 from folb.runs import Run
 from folb.simulator import Observe, memory
 
 # what may change a result's last digit
-PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "memory")
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "accelerators", "memory")
 
 
 def place(planned: Plan) -> Path:
@@ -34,11 +34,11 @@ def place(planned: Plan) -> Path:
     return store.home() / f"{word or 'data'}-{planned.identity[:8]}"
 
 
-def perform(path: Path, planned: Plan, again: bool, observe: Observe) -> list[Run]:
+def perform(path: Path, planned: Plan, again: bool, observe: Observe, accelerators: int | str = 1) -> list[Run]:
     """Run a planned experiment in its directory, or go on with it, and leave the results there."""
     durable.directory(path)
     with store.claimed(path):
-        prepare(path, planned, again)
+        prepare(path, planned, again, accelerators)
         with store.Recorder(path, store.read(path).environment["runs"]) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:
@@ -46,7 +46,7 @@ def perform(path: Path, planned: Plan, again: bool, observe: Observe) -> list[Ru
                 observe(i, first, part)
 
             try:
-                runs = run(planned, record, path / store.CHECKPOINTS)
+                runs = run(planned, record, path / store.CHECKPOINTS, accelerators)
                 recorder.finish(runs)
             except InputError:  # nothing was run: nothing is left
                 store.clear(path)
@@ -65,12 +65,12 @@ def finished(path: Path, planned: Plan) -> bool:
     return False
 
 
-def prepare(path: Path, planned: Plan, again: bool = False) -> None:
+def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | str = 1) -> None:
     """Make the claimed directory ready: from scratch, or for going on with what an earlier process left.
 
     Rounds and checkpoints of other versions of the program are not gone on with: the results would be neither's.
     """
-    now = environment(planned)
+    now = environment(planned, accelerators)
     there = store.read(path).environment if store.is_run(path) else None
     if there is None:
         store.check_own(path, again)
@@ -84,9 +84,10 @@ def prepare(path: Path, planned: Plan, again: bool = False) -> None:
     (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
 
-def environment(planned: Plan) -> dict[str, Any]:
+def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on beside the experiment, and what its runs are."""
     seeds = planned.experiment.seeds
+    mesh = parallel.mesh(accelerators)
     labels = report.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
     return {
         "folb": __version__,
@@ -96,6 +97,7 @@ def environment(planned: Plan) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "device": jax.devices()[0].device_kind,
+        "accelerators": 1 if mesh is None else mesh.size,
         "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
         "command": store.command(),
         "started": store.now(),

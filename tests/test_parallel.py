@@ -1,0 +1,165 @@
+"""Several accelerators, and several processes, share the devices of a round."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from folb import parallel
+from folb.errors import InputError
+
+# one program for each number of accelerators: a run each of what is stacked, and a survey of all devices
+SCRIPT = """
+import json, sys
+import jax, numpy as np
+from folb import algorithms, data, models, simulate, system
+
+federation = data.load("synthetic_1_1", sizes=[20, 50, 200, 30, 90])
+model = models.logistic(federation.shape, federation.classes)
+tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.folb_two_set(K=3)]
+tried += [algorithms.fednu_direct(K=3)]
+found = {}
+for count in (1, 2, 8):
+    runs = simulate(
+        federation, model, tried, rounds=4, seeds=2, system=system.fixed(work=5), accelerators=count, record=["gamma"]
+    )
+    found[count] = [
+        {
+            "model": [float(v) for leaf in jax.tree.leaves(run.params) for v in leaf.reshape(-1)],
+            "train_loss": run.train_loss.tolist(),
+            "test_accuracy": run.test_accuracy.tolist(),
+            "devices": run.devices.tolist(),
+            "gamma": run.records["gamma"].tolist(),
+        }
+        for run in runs
+    ]
+print(json.dumps(found))
+"""
+EXPERIMENT = """
+dataset = "synthetic_1_1"
+algorithms = ["folb"]
+rounds = 12
+seeds = 2
+[set]
+sizes = [20, 50, 200, 30, 90]
+K = 3
+"""
+TOLERANCE = 1e-6  # of what is of the order of 1
+
+
+def environment(tmp_path, accelerators):
+    flags = f"--xla_force_host_platform_device_count={accelerators}"
+    return os.environ | {"XLA_FLAGS": flags, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+
+
+def folb(tmp_path, *arguments, accelerators=1):
+    return subprocess.Popen(
+        [sys.executable, "-m", "folb", *arguments],
+        env=environment(tmp_path, accelerators),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_one_two_and_eight_accelerators_give_the_same_result(tmp_path):
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment(tmp_path, 8), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for count in ("2", "8"):
+        for alone, together in zip(found["1"], found[count], strict=True):
+            assert together["devices"] == alone["devices"]
+            for key in ("model", "train_loss", "test_accuracy"):
+                np.testing.assert_allclose(together[key], alone[key], rtol=0, atol=TOLERANCE)
+            # a ratio of gradients, of which some are next to nothing
+            np.testing.assert_allclose(together["gamma"], alone["gamma"], rtol=0, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    path = tmp_path_factory.mktemp("experiment") / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    return str(path)
+
+
+def test_two_processes_give_the_same_result_as_one(tmp_path, experiment):
+    alone = folb(tmp_path, "run", experiment, "--out", str(tmp_path / "alone"), "--json")
+    expected, errors = alone.communicate(timeout=600)
+    assert alone.returncode == 0, errors
+
+    shared = ("--devices", "auto", "--coordinator", f"127.0.0.1:{free_port()}")
+
+    def both(*more):
+        """Both processes to their end: what the first prints."""
+        processes = [
+            folb(tmp_path, "run", experiment, "--json", *shared, "--process", f"{i}/2", *more, accelerators=2)
+            for i in range(2)
+        ]
+        ended = [process.communicate(timeout=600) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], ended
+        assert ended[1][0] == ""  # the first alone tells
+        return ended[0]
+
+    out = str(tmp_path / "together")
+    together = json.loads(both("--out", out)[0])
+    for one, other in zip(json.loads(expected)["runs"], together["runs"], strict=True):
+        for key in ("train_loss", "test_accuracy"):
+            np.testing.assert_allclose(other[key], one[key], rtol=0, atol=TOLERANCE)
+    with open(os.path.join(out, "environment.json")) as file:
+        assert json.load(file)["accelerators"] == 4
+    assert "finished already" in both("--out", out)[1]
+
+
+def test_if_the_first_process_fails_the_other_ends(tmp_path, experiment):
+    taken = tmp_path / "a file"
+    taken.write_text("")
+    shared = ("--devices", "auto", "--coordinator", f"127.0.0.1:{free_port()}")
+    first = folb(tmp_path, "run", experiment, *shared, "--process", "0/2", "--out", str(taken))
+    second = folb(tmp_path, "run", experiment, *shared, "--process", "1/2")
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 2
+    assert "out" in errors
+    assert "Traceback" not in errors
+    second.communicate(timeout=120)
+    assert second.returncode != 0
+
+
+@pytest.mark.parametrize("count", [0, 2, True, "many", 1.0])
+def test_a_number_of_accelerators_that_are_not_there_is_refused(count):
+    with pytest.raises(InputError, match=r"^devices = .*should be auto, or a number from 1 to the 1 "):
+        parallel.mesh(count)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "process", "named"),
+    [
+        ("somewhere", "0/2", "coordinator"),
+        (":1234", "0/2", "coordinator"),
+        ("localhost:port", "0/2", "coordinator"),
+        ("localhost:1234", "2/2", "process"),
+        ("localhost:1234", "2", "process"),
+        ("localhost:1234", "a/b", "process"),
+        ("localhost:1234", "-1/2", "process"),
+    ],
+)
+def test_processes_that_cannot_be_joined_are_refused(coordinator, process, named):
+    with pytest.raises(InputError, match=f"^{named} = "):
+        parallel.join(coordinator, process)
+
+
+def test_a_process_needs_a_coordinator(tmp_path, experiment):
+    process = folb(tmp_path, "run", experiment, "--process", "0/2")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "--coordinator" in errors
