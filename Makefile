@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check bench bench-networks bench-search bench-peers bench-growth clean
+.PHONY: demo test test-slow check bench bench-networks bench-search bench-peers bench-gpu bench-growth clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -33,6 +33,10 @@ bench-growth: .venv/.run  ## how the cost of a round grows with devices, choices
 
 bench-peers: .venv/.run  ## the same work on FedJAX, pfl, Flower, FedLab and a PyTorch loop, each in its own environment
 	$(BIN)/python benchmarks/peers/run.py
+
+bench-gpu: .venv/.run  ## on a GPU: FedJAX on the same work, and a large search (install jax[cuda12] and FedJAX in .venv first)
+	$(BIN)/python benchmarks/peers/run.py --gpu
+	$(BIN)/python benchmarks/search.py --epochs --out docs/benchmarks/search-gpu.json
 
 clean:
 	rm -rf .venv .venv-peers demo build src/*.egg-info

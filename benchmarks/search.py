@@ -4,21 +4,27 @@ The work: heterogeneity-aware FOLB (18) on Synthetic_1_1, logistic 60 -> 10, K =
 {1e-4, ..., 1} times psi in {0.1, 1, 10, 100}, 20 points with 5 seeds each, 50 rounds, training loss and test accuracy
 after every round. In one process, everything compiled beforehand; and as commands, each a process of its own that
 finds its program in the compilation cache.
+
+With --epochs, a larger search instead: 140 points, each 200 rounds of 1 to 20 epochs, as one program on one seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import jax
+import numpy as np
 
 from folb import algorithms, data, models, simulate
 from folb.algorithms import Algorithm
@@ -52,6 +58,20 @@ def ways() -> dict[str, Callable[[], None]]:
         "point by point, 5 seeds stacked": by_point,
         "run by run": by_run,
     }
+
+
+def of_epochs() -> dict[str, Any]:
+    """The larger search: what it takes the first time, with compilation, and the second."""
+    federation = data.load("synthetic_1_1")
+    model = models.logistic(federation.shape, federation.classes)
+    mu, psi = np.geomspace(1e-4, 1, 14), np.geomspace(0.1, 100, 10)
+    grid = [algorithms.folb_hetero(mu=m, psi=p, unit="epoch") for m, p in itertools.product(mu, psi)]
+
+    def search() -> None:
+        assert len(simulate(federation, model, grid, rounds=200)) == 140
+
+    times = {"with compilation": seconds(search), "compiled": median(seconds(search) for _ in range(TURNS))}
+    return {"device": jax.devices()[0].device_kind, "points": len(grid), "rounds": 200, "seconds": times}
 
 
 def seconds(go: Callable[[], object]) -> float:
@@ -115,7 +135,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="The search as one program against its points one by one.")
     parser.add_argument("--processes", type=int, default=4, metavar="N", help="points run as commands (4); 0: none")
-    count = parser.parse_args().processes
+    parser.add_argument("--epochs", action="store_true", help="the larger search of epochs, and nothing else")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the figures of --epochs go, as JSON")
+    asked = parser.parse_args()
+    if asked.epochs:
+        found = of_epochs()
+        print(json.dumps(found))
+        if asked.out:
+            asked.out.write_text(json.dumps(found, indent=1) + "\n")
+        return
+    count = asked.processes
     print(
         f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores; {len(POINTS)} points, {SEEDS} seeds, {ROUNDS} rounds"
     )
