@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 """
 
 
-DATASET = "a dataset of `folb list`, a LEAF directory, an .npz, a .csv or a .parquet"
+DATASET = "a dataset of `folb list`, a LEAF directory, one of .npy files, an .npz, a .csv or a .parquet"
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,6 +135,11 @@ def _add_running(command: argparse.ArgumentParser) -> None:
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),
         help="log the rounds as they happen, too, in the run directory",
+    )
+    command.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        help="keep the samples on the host, a round's devices travel (if they take half of the accelerator's memory)",
     )
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
 
@@ -238,7 +243,7 @@ def _tune(options: argparse.Namespace) -> None:
     wanted = None if options.report_seeds is None else _seeds(options.report_seeds, "report_seeds")
     seeds = tune.other_seeds(experiment.seeds, wanted)
     _use_compilation_cache()
-    planned = plan(experiment)
+    planned = plan(experiment, options.stream)
     tune.check(planned)
     path, console = trial.place(planned), _console()
     # `folb resume` would finish the grid, and stop short of the winner
@@ -248,7 +253,7 @@ def _tune(options: argparse.Namespace) -> None:
     if not options.json:
         console.print(_summary(planned), highlight=False, markup=False)
         console.print(tune.table(points, planned.experiment.target), highlight=False)
-    chosen = plan(tune.winner(planned, points, seeds))
+    chosen = plan(tune.winner(planned, points, seeds), options.stream)
     durable.replace(path / store.WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
     home = trial.place(chosen)
     _complete(chosen, home, options, going)
@@ -295,8 +300,11 @@ def _resume(options: argparse.Namespace) -> None:
 
     path = store.find(options.run)
     _use_compilation_cache()
-    planned = plan(from_toml(path / store.EXPERIMENT))
-    if planned.identity != store.read(path).environment["identity"] and not options.again:
+    there = store.read(path).environment
+    planned = plan(
+        from_toml(path / store.EXPERIMENT), there.get("stream") if options.stream is None else options.stream
+    )
+    if planned.identity != there["identity"] and not options.again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files are not what they were"
         raise InputError("run", path.name, f"{changed}; --again runs it anew")
     _carry_out(planned, path, options)
@@ -307,7 +315,7 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
     from folb.experiment import plan
 
     _use_compilation_cache()
-    planned = plan(replace(experiment, records=True) if options.records else experiment)
+    planned = plan(replace(experiment, records=True) if options.records else experiment, options.stream)
     if options.out is not None and not options.out:
         raise InputError("out", options.out, "should be a directory to write to")
     _carry_out(planned, Path(options.out) if options.out else trial.place(planned), options)

@@ -23,7 +23,7 @@ from folb.runs import Run
 from folb.simulator import Observe, memory
 
 # what may change a result's last digit
-PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "memory")
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "memory", "stream")
 
 
 def place(planned: Plan) -> Path:
@@ -97,6 +97,7 @@ def environment(planned: Plan) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": jax.devices()[0].device_kind,
         "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
+        "stream": planned.stream,
         "command": store.command(),
         "started": store.now(),
         "note": planned.federation.note,

@@ -141,9 +141,9 @@ def _sizes(sizes: str | int | Sequence[int], published: str, devices: int | None
         rng = np.random.default_rng([draw, 2])
         return [int(n) + 50 for n in rng.lognormal(4, 2, devices or 30)]
     try:
-        if isinstance(sizes, Integral):
-            sizes = [int(sizes)]
-        if isinstance(sizes, str):
+        if isinstance(sizes, int | np.integer):
+            counts = [int(sizes)]
+        elif isinstance(sizes, str):
             counts = PUBLISHED[published] if sizes == "published" else [int(n) for n in sizes.split(",")]
         else:
             counts = [int(n) if isinstance(n, str) else n for n in sizes]
