@@ -40,14 +40,13 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(stream, "BLOCK", 30_000)
 
 
+OPTIONS = {"rounds": 6, "seeds": (1, 2), "evaluate_every": 3, "system": system.uniform(high=4, dropout=0.2)}
+
+
 def both(federation, model, contenders, **options):
-    options = {
-        "rounds": 6,
-        "seeds": (1, 2),
-        "evaluate_every": 3,
-        "system": system.uniform(high=4, dropout=0.2),
-    } | options
-    return [simulate(federation, model, contenders, stream=streamed, **options) for streamed in (False, True)]
+    return [
+        simulate(federation, model, contenders, stream=streamed, **OPTIONS, **options) for streamed in (False, True)
+    ]
 
 
 def assert_alike(resident, streamed):
@@ -88,8 +87,7 @@ def streaming():
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
     """Windows that were on their way are dropped, and no thread is left."""
-    options = {"rounds": 6, "seeds": (1, 2), "evaluate_every": 3, "system": system.uniform(high=4, dropout=0.2)}
-    options |= {"record": ("weights",), "stream": True}
+    options = OPTIONS | {"record": ("weights",), "stream": True}
     whole = simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
 
     def interrupt(i, first, part):
@@ -115,33 +113,22 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
-    made = {t: threading.Event() for t in range(1, 8)}
-    window, play = stream.window, simulator._play
-    numbers = iter(made)
+    made = [threading.Event() for _ in range(6)]
+    begun, window, play = iter(made), stream.window, simulator._play
 
-    def count(*args):
-        made[next(numbers)].set()
-        return window(*args)
+    def note(split, known, chosen):
+        if chosen.size:  # what a problem begins with is empty
+            next(begun).set()
+        return window(split, known, chosen)
 
     def wait(problem, algorithms, states, seeds, t, chosen):
-        assert t == 6 or made[int(t) + 1].wait(60)  # the result of round t does not exist yet
+        assert t == len(made) or made[t].wait(60)  # that of round t + 1; round t has no result yet
         return play(problem, algorithms, states, seeds, t, chosen)
 
-    options = {"rounds": 6, "seeds": (1, 2), "evaluate_every": 6, "record": ("weights",), "stream": True}
-    options |= {"system": system.uniform(high=4, dropout=0.2)}
-    nothing = stream.nothing
-    monkeypatch.setattr(stream, "nothing", lambda *args: nothing(*args))
+    monkeypatch.setattr(stream, "window", note)
     monkeypatch.setattr(simulator, "_play", wait)
-    shared = simulator.problem  # makes two empty windows of its own, before any round
-
-    def after_the_problem(*args, **settings):
-        built = shared(*args, **settings)
-        monkeypatch.setattr(stream, "window", count)
-        return built
-
-    monkeypatch.setattr(simulator, "problem", after_the_problem)
-    simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
-    assert made[6].is_set() and not made[7].is_set()
+    simulate(FEDERATION, MODEL, CONTENDERS["samples"], **OPTIONS, record=("weights",), stream=True)
+    assert made[-1].is_set()
 
 
 def test_what_fails_in_the_thread_fails_in_the_run():
@@ -295,6 +282,7 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
 def test_the_command_line_streams(tmp_path, monkeypatch, capsys):
     """It is the same experiment, in the same place; a resumed run goes on as it began."""
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     FEDERATION.save(tmp_path / "mine")
     command = ["compare", str(tmp_path / "mine"), "--algorithms", "fedavg", "--rounds", "2", "--seeds", "1", "--json"]
     assert cli.main([*command, "--stream"]) == 0

@@ -66,7 +66,8 @@ class Samples:
 
 def bring(federation: Federation, split: Split, table: Array | None) -> Samples:
     """All samples of a split, on the accelerator."""
-    x, y, start, size = (jnp.asarray(a) for a in (split.x, split.y, split.start, split.size))
+    # jnp.asarray would hold a third copy for a while
+    x, y, start, size = jax.device_put((split.x, split.y, split.start, split.size))
     return Samples(x, y, start, size, table, federation.expand)
 
 

@@ -72,5 +72,5 @@ def blocks(split: Split) -> list[tuple[int, int, int]]:
 
 def block(split: Split, known: Samples, first: int, size: int) -> Samples:
     """Some rows, whatever their devices."""
-    x, y = jax.device_put((np.array(split.x[first : first + size]), split.y[first : first + size]))
+    x, y = jax.device_put((np.asarray(split.x[first : first + size]), split.y[first : first + size]))
     return replace(known, x=x, y=y)

@@ -122,11 +122,11 @@ def _gather(
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.
     kept = np.array([int(0.9 * n) for n in counts], np.int32)
     train, test = _empty(kept), _empty(np.array(counts, np.int32) - kept)
-    for k, n in enumerate(counts):
+    places = zip(counts, kept.tolist(), train.start.tolist(), test.start.tolist(), strict=True)
+    for k, (n, m, i, j) in enumerate(places):
         x, y = sample(k, n)
-        for side, rows in ((train, slice(0, kept[k])), (test, slice(kept[k], n))):
-            to = slice(side.start[k], side.start[k] + side.size[k])
-            side.x[to], side.y[to] = x[rows], y[rows]
+        train.x[i : i + m], train.y[i : i + m] = x[:m], y[:m]
+        test.x[j : j + n - m], test.y[j : j + n - m] = x[m:], y[m:]
     return Federation(name, train, test, CLASSES)
 
 
