@@ -496,8 +496,8 @@ def _advance_streamed(
 ) -> tuple[State, Measured]:
     """Rounds t0 .. t1 - 1, each in a window of its own.
 
-    A step's result is awaited only when the next step is on its way, so that the accelerator is never idle; and
-    not later, so that few windows are there at once.
+    A round's result is awaited only when the next round is on its way, so that the accelerator has work; and not
+    later, so that few windows are there at once.
     """
     record: list[Measured] = []
     for t in range(t0, t1):
@@ -681,7 +681,7 @@ def check(
         if not algorithm.selection.replacement and K > federation.N:
             raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
         if streamed and algorithm.selection.survey:
-            reason = "a survey reads all samples in every round, and they stream from the host; see `stream`"
+            reason = "a survey reads all samples in every round, and these stream from the host (unless stream=False)"
             expected = f"should be an algorithm that samples devices uniformly or by samples: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
     if len(federation.test.y) == 0:
