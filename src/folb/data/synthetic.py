@@ -118,7 +118,7 @@ def _gather(
     if sum(counts) >= 2**31:
         raise InputError("sizes", sum(counts), "should sum to less than 2^31, for samples are numbered in 32 bits")
     if len(counts) >= MANY:
-        log.warning("%s: drawing %d devices takes about %.0f seconds", name, len(counts), len(counts) * 8e-5)
+        log.warning("%s: drawing %d devices takes about %.0f seconds", name, len(counts), len(counts) * 1e-4)
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.
     kept = np.array([int(0.9 * n) for n in counts], np.int32)
     train, test = _empty(kept), _empty(np.array(counts, np.int32) - kept)
