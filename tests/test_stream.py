@@ -127,7 +127,8 @@ def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
 
     monkeypatch.setattr(stream, "window", note)
     monkeypatch.setattr(simulator, "_play", wait)
-    simulate(FEDERATION, MODEL, CONTENDERS["samples"], **OPTIONS, record=("weights",), stream=True)
+    options = OPTIONS | {"evaluate_every": 6, "record": ("weights",), "stream": True}  # no evaluation in between
+    simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
     assert made[-1].is_set()
 
 
