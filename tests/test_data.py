@@ -316,7 +316,8 @@ SYNTHETIC = ("synthetic", "synthetic_iid", "synthetic_1_1")
         *((name, {"devices": n}, "devices") for name in SYNTHETIC for n in (0, -3, 10**12, 2.0)),
         ("synthetic_iid", {"sizes": "normal"}, "sizes"),
         ("synthetic_iid", {"sizes": ""}, "sizes"),
-        ("synthetic_iid", {"sizes": 40}, "sizes"),
+        ("synthetic_iid", {"sizes": 1}, "sizes"),
+        ("synthetic_iid", {"sizes": 40.5}, "sizes"),
         ("synthetic_iid", {"sizes": [50, 80], "devices": 3}, "sizes"),
         ("synthetic_iid", {"sizes": "published", "devices": 29}, "sizes"),
         ("synthetic_iid", {"sizes": [50, 1], "devices": 2}, "sizes"),
@@ -328,6 +329,12 @@ def test_bad_settings_are_refused(name, settings, field):
     with pytest.raises(InputError) as error:
         data.load(name, **settings)
     assert error.value.field == field
+
+
+@pytest.mark.parametrize("size", [20, "20", [20]])
+def test_one_size_is_for_all_devices(size):
+    federation = data.load("synthetic_1_1", devices=3, sizes=size)
+    np.testing.assert_array_equal(federation.train.size, [18, 18, 18])
 
 
 def test_sizes_may_be_an_array():

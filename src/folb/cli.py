@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 """
 
 
-DATASET = "a dataset of `folb list`, a LEAF directory, an .npz, a .csv or a .parquet"
+DATASET = "a dataset of `folb list`, a LEAF directory, one of .npy files, an .npz, a .csv or a .parquet"
 
 
 class Parser(argparse.ArgumentParser):
@@ -142,6 +142,11 @@ def _add_running(command: argparse.ArgumentParser) -> None:
         default="1",
         metavar="auto|N",
         help="accelerators that share the devices of a round: all there are, or how many (1)",
+    )
+    command.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        help="keep the samples on the host, a round's devices travel (if they take half of the accelerator's memory)",
     )
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
 
@@ -265,7 +270,7 @@ def _tune(options: argparse.Namespace) -> None:
     seeds = tune.other_seeds(experiment.seeds, wanted)
     _use_compilation_cache()
     options.accelerators = _accelerators(options)
-    planned = plan(experiment)
+    planned = plan(experiment, options.stream)
     tune.check(planned)
     path, console = trial.place(planned), _console()
     # `folb resume` would finish the grid, and stop short of the winner
@@ -275,7 +280,7 @@ def _tune(options: argparse.Namespace) -> None:
     if not options.json:
         console.print(_summary(planned), highlight=False, markup=False)
         console.print(tune.table(points, planned.experiment.target), highlight=False)
-    chosen = plan(tune.winner(planned, points, seeds))
+    chosen = plan(tune.winner(planned, points, seeds), options.stream)
     durable.replace(path / store.WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
     home = trial.place(chosen)
     _complete(chosen, home, options, going)
@@ -323,8 +328,11 @@ def _resume(options: argparse.Namespace) -> None:
     path = store.find(options.run)
     _use_compilation_cache()
     options.accelerators = _accelerators(options)
-    planned = plan(from_toml(path / store.EXPERIMENT))
-    if planned.identity != store.read(path).environment["identity"] and not options.again:
+    there = store.read(path).environment
+    planned = plan(
+        from_toml(path / store.EXPERIMENT), there.get("stream") if options.stream is None else options.stream
+    )
+    if planned.identity != there["identity"] and not options.again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files are not what they were"
         raise InputError("run", path.name, f"{changed}; --again runs it anew")
     _carry_out(planned, path, options)
@@ -336,7 +344,7 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> None:
 
     _use_compilation_cache()
     options.accelerators = _accelerators(options)
-    planned = plan(replace(experiment, records=True) if options.records else experiment)
+    planned = plan(replace(experiment, records=True) if options.records else experiment, options.stream)
     if options.out is not None and not options.out:
         raise InputError("out", options.out, "should be a directory to write to")
     _carry_out(planned, Path(options.out) if options.out else trial.place(planned), options)

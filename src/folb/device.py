@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from folb import parallel, tree
-from folb.federation import Expand
+from folb.federation import Expand, Federation, Split
 from folb.models import Model
 from folb.shuffle import shuffled
 from folb.tree import Params
@@ -29,7 +29,10 @@ UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Samples:
-    """A federation's split on the accelerator: device k owns rows start[k] : start[k] + size[k]."""
+    """A federation's split on the accelerator: device k owns rows start[k] : start[k] + size[k].
+
+    In a window the rows are those of the devices `present` alone, in ascending order, each from its row `placed`.
+    """
 
     x: Array
     y: Array
@@ -37,6 +40,14 @@ class Samples:
     size: Array
     table: Array | None = None
     expand: Expand | None = field(default=None, metadata={"static": True})
+    present: Array | None = None
+    placed: Array | None = None
+
+    def first(self, device: Array) -> Array:
+        """The first row of each device."""
+        if self.present is None or self.placed is None:
+            return self.start[device]
+        return self.placed[jnp.searchsorted(self.present, device)]
 
     def take(self, rows: Array) -> tuple[Array, Array]:
         """Inputs and labels of some rows."""
@@ -52,6 +63,12 @@ class Samples:
             return x
         flat = self.expand(self.table, x.reshape(-1, *self.x.shape[1:]))
         return flat.reshape(*x.shape[: x.ndim - self.x.ndim + 1], *flat.shape[1:])
+
+
+def bring(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
+    """All samples of a split, on the accelerator, or on each of `mesh`."""
+    x, y, start, size = (parallel.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
+    return Samples(x, y, start, size, table, federation.expand)
 
 
 @jax.tree_util.register_dataclass
@@ -149,7 +166,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, lr: Array, m
     With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
     "step" batches run on from one pass into the next.
     """
-    start, size = data.start[slots.device], data.size[slots.device]
+    start, size = data.first(slots.device), data.size[slots.device]
     per_epoch = -(-size // solver.batch)
     steps = slots.work * unit_cost(solver, size)
     offset = jnp.arange(solver.batch)
@@ -240,7 +257,7 @@ def gradients(
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
         slots, block = len(device), model.at_once(BLOCK)
         lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
-        start, size = data.start[device], jnp.where(wanted, data.size[device], 0)
+        start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
         blocks = -(-size // block)
         last = jnp.cumsum(blocks)
         first = last - blocks

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from folb.errors import InputError
@@ -27,6 +29,29 @@ def replace(path: Path, content: bytes) -> None:
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
+        raise
+    _flush_directory(path.parent)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A directory to fill, which takes the name `path` when all in it is flushed; else nothing is left of it."""
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    directory(part)
+    try:
+        yield part
+        for folder, _, names in os.walk(part):
+            for name in names:
+                handle = os.open(os.path.join(folder, name), os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+            _flush_directory(Path(folder))
+        os.rename(part, path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
         raise
     _flush_directory(path.parent)
 

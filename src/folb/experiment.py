@@ -13,8 +13,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from folb import data
 from folb.algorithms import ALGORITHMS, Algorithm, Common, compose, named
 from folb.errors import InputError, choose
@@ -22,7 +20,7 @@ from folb.federation import Federation
 from folb.models import MODELS, Model
 from folb.runs import Run
 from folb.settings import OWN, Setting, from_file, read, setting, settings
-from folb.simulator import Observe, check, simulate
+from folb.simulator import Observe, check, simulate, streams
 from folb.system import SYSTEMS
 
 BY_DATASET = "by dataset"
@@ -175,10 +173,14 @@ class Plan:
     system: Any
     algorithms: list[Algorithm]
     identity: str  # of all that the results depend on: the experiment, the data, the user's own files
+    stream: bool = False  # whether the samples stay on the host
 
 
-def plan(experiment: Experiment) -> Plan:
-    """Resolve every name and setting, load the data and build the parts; any mistake is an `InputError`."""
+def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
+    """Resolve every name and setting, load the data and build the parts; any mistake is an `InputError`.
+
+    `stream` is explained at `simulate`.
+    """
     experiment = _anywhere(experiment)
     dataset = Part(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
     model = _part("model", experiment.model, MODELS)
@@ -198,9 +200,10 @@ def plan(experiment: Experiment) -> Plan:
     built_system = system.constructor(**given[2])
     federation = dataset.constructor(**given[0])
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
-    check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every)
+    streamed = streams(federation, stream)
+    check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given)
-    return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation))
+    return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
 
 def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
@@ -248,11 +251,7 @@ def _identity(experiment: Experiment, federation: Federation) -> str:
     for name in (experiment.model, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
-    arrays = [
-        array for side in (federation.train, federation.test) for array in (side.x, side.y, side.start, side.size)
-    ]
-    for array in (*arrays, *([] if federation.table is None else [federation.table])):
-        digest.update(np.ascontiguousarray(array).data)
+    digest.update(federation.digest.encode())
     return digest.hexdigest()
 
 
@@ -350,4 +349,5 @@ def run(
         accelerators=accelerators,
         observe=observe,
         checkpoints=checkpoints,
+        stream=planned.stream,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,6 +14,8 @@ import numpy as np
 from folb.errors import InputError, check_whole
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
+
+BLOCK = 1 << 26  # bytes of an array that may be mapped from a file, looked at at once
 
 HoldoutSeed = Annotated[
     int | None, "which random tenth of each device's samples to test on, if the data does not say; 0 if not set"
@@ -61,12 +66,36 @@ class Federation:
             return self.train.x.shape[1:]
         return self.expand(self.table, self.train.x[:1]).shape[1:]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all samples."""
+        return sum(array.nbytes for side in (self.train, self.test) for array in (side.x, side.y))
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells these samples from others: a SHA-256 over all of them."""
+        digest = hashlib.sha256()
+        sides = [array for side in (self.train, self.test) for array in (side.x, side.y, side.start, side.size)]
+        for array in (*sides, *([] if self.table is None else [self.table])):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            for _, block in blocks(array):
+                digest.update(np.ascontiguousarray(block).data)
+        return digest.hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the samples into a new directory that `data.load` maps, and does not read as a whole."""
+        from folb.data import mapped
+
+        mapped.save(self, path)
+
     def labels(self) -> NDArray:
         """How many samples of each label each device has, train and test together: [N, classes]."""
-        counts = np.zeros((self.N, self.classes), dtype=np.int64)
+        cells = self.N * self.classes
+        counts = np.zeros(cells, dtype=np.int64)
         for side in (self.train, self.test):
-            np.add.at(counts, (np.repeat(np.arange(self.N), side.size), side.y), 1)
-        return counts
+            first = np.repeat(np.arange(0, cells, self.classes), side.size)
+            counts += np.bincount(first + side.y, minlength=cells)
+        return counts.reshape(self.N, self.classes)
 
     @staticmethod
     def from_arrays(
@@ -89,7 +118,7 @@ class Federation:
         x = features(name, _array(f"{name}: x", x))
         y, device = _array(f"{name}: y", y), _array(f"{name}: device", device)
         for field, values in (("y", y), ("device", device)):
-            _check_one_per_sample(name, field, values, x)
+            check_one_per_sample(name, field, values, x)
         if len(x) == 0:
             raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
         if classes is not None and classes < 2:
@@ -104,7 +133,7 @@ class Federation:
             raise InputError("holdout_seed", holdout_seed, f"should not be set: {name} says what to test on")
         else:
             split = _array(f"{name}: split", split)
-            _check_one_per_sample(name, "split", split, x)
+            check_one_per_sample(name, "split", split, x)
             test = _is_test(name, split)
         N = len(ids)
         empty = np.flatnonzero(np.bincount(k[~test], minlength=N) == 0)
@@ -116,8 +145,18 @@ class Federation:
         return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
 
 
-def features(name: str, x: NDArray) -> NDArray:
-    """x as models take it: float32, int32 or, as images have them, bytes; finite, and something in every sample."""
+def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:
+    """The array in parts of at most `BLOCK` bytes (or one row), each with the number of its first row."""
+    rows = max(1, BLOCK * len(array) // max(1, array.nbytes))
+    for first in range(0, len(array), rows):
+        yield first, array[first : first + rows]
+
+
+def features(name: str, x: NDArray, first: int = 0) -> NDArray:
+    """x as models take it: float32, int32 or, as images have them, bytes; finite, and something in every sample.
+
+    `first` is the number of its first sample, where x is but a part.
+    """
     if x.dtype.kind not in "biuf":
         raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
     if x.ndim == 0 or 0 in x.shape[1:]:
@@ -126,11 +165,12 @@ def features(name: str, x: NDArray) -> NDArray:
         return x
     if x.dtype.kind in "iu":
         whole = x.astype(np.int32, copy=False)
-        _check_each(name, "x", x, whole == x, "should fit into 32 bits")
+        _check_each(name, "x", x, whole == x, "should fit into 32 bits", first)
         return whole
     with np.errstate(over="ignore"):  # what is too large for 32 bits turns infinite, and is refused as such
         single = x.astype(np.float32, copy=False)
-    _check_each(name, "x", x, np.isfinite(single), "should be a finite number (no NaN, no infinity), in 32 bits")
+    expected = "should be a finite number (no NaN, no infinity), in 32 bits"
+    _check_each(name, "x", x, np.isfinite(single), expected, first)
     return single
 
 
@@ -156,17 +196,18 @@ def _array(field: str, values: Any) -> NDArray:
         raise InputError(field, values, "should be an array, its rows of one length") from None
 
 
-def _check_one_per_sample(name: str, field: str, values: NDArray, x: NDArray) -> None:
+def check_one_per_sample(name: str, field: str, values: NDArray, x: NDArray) -> None:
+    """Raise unless there is a value for each sample of x."""
     if values.ndim != 1:
         raise InputError(f"{name}: shape of {field}", values.shape, "should be one-dimensional, a value per sample")
     if len(values) != len(x):
         raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
 
 
-def _check_each(name: str, field: str, values: NDArray, good: NDArray, expected: str) -> None:
+def _check_each(name: str, field: str, values: NDArray, good: NDArray, expected: str, first: int = 0) -> None:
     if not good.all():
         where = np.unravel_index(int(np.argmin(good)), good.shape)
-        index = ", ".join(str(i) for i in where)
+        index = ", ".join(str(i) for i in (first + where[0], *where[1:]))
         raise InputError(f"{name}: {field}[{index}]", values[where].item(), expected)
 
 

@@ -14,6 +14,8 @@ from folb.federation import Federation
 from folb.report import labelled
 from folb.runs import Run
 
+COLUMNS = 4000  # of a portrait, at most: more than its pixels
+
 
 def plot(
     runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "", note: str = ""
@@ -55,22 +57,29 @@ def curves(
 def portrait(federation: Federation, form: str = "png") -> bytes:
     """How many samples each device has, and which labels: a column for each device, the largest first.
 
-    The bytes of a picture in that format.
+    The bytes of a picture in that format. Devices beyond its pixels share columns.
     """
     labels = federation.labels()
-    labels = labels[np.argsort(-labels.sum(axis=1), kind="stable")]
     size = labels.sum(axis=1)
+    edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
+    shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
     figure, (above, below) = _pyplot().subplots(
         2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3), layout="constrained"
     )
-    above.stairs(size, np.arange(federation.N + 1), fill=True, baseline=0.5)
+    above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5)
     above.set_yscale("log")
     above.set_ylim(size.min() / 2, 1.3 * size.max())
     above.set_ylabel("samples")
     above.spines[["top", "right"]].set_visible(False)
     extent = (0, federation.N, -0.5, federation.classes - 0.5)
     shares = below.imshow(
-        labels.T / size, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, origin="lower", extent=extent
+        shown.T / shown.sum(axis=1),
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Blues",
+        vmin=0,
+        origin="lower",
+        extent=extent,
     )
     below.yaxis.get_major_locator().set_params(integer=True)
     below.set_ylabel("label")

@@ -53,7 +53,7 @@ def join(coordinator: str, process: str) -> None:
 def put(value: Any, mesh: Mesh | None) -> Array:
     """An array on every accelerator."""
     if mesh is None:
-        return jnp.asarray(value)
+        return jax.device_put(value)  # jnp.asarray would hold a copy more for a while
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, NamedSharding(mesh, REPLICATED), lambda index: host[index])
 

@@ -83,7 +83,7 @@ def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
     return _multiset(shuffled(words, 0, jnp.arange(K), N))
 
 
-def draw_by_samples(u: Array, start: Array, samples: int) -> Multiset:
+def draw_by_samples(u: Array, start: Array, samples: Array | int) -> Multiset:
     """Devices in proportion to their samples, with replacement: the owners of random rows, device k's from start[k]."""
     rows = jnp.minimum((u * samples).astype(jnp.int32), samples - 1)
     return _multiset(jnp.searchsorted(start, rows, side="right") - 1)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from folb import checkpoint, parallel, randomness, selection, tree
+from folb import checkpoint, parallel, randomness, selection, stream, tree
 from folb import device as devices
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
@@ -78,6 +79,11 @@ class Problem:
     abreast: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
 
+    @property
+    def streamed(self) -> bool:
+        """Whether the samples stay on the host, but for a window of them."""
+        return self.train.present is not None
+
 
 def problem(
     federation: Federation,
@@ -88,8 +94,11 @@ def problem(
     record: Sequence[str] = (),
     abreast: bool | None = None,
     mesh: Mesh | None = None,
+    streamed: bool = False,
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
+
+    With `streamed`, what is known of its devices, and none of its samples yet.
 
     `abreast` says whether devices and runs are computed side by side. Left open, they are unless the model is
     heavy and this is a CPU, on which one large product after another is faster than many at once. The accelerators
@@ -103,11 +112,12 @@ def problem(
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size
-    table = None if federation.table is None else parallel.put(federation.table, mesh)
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
+    bring = stream.nothing if streamed else devices.bring
+    table = None if federation.table is None else parallel.put(federation.table, mesh)
     return Problem(
-        train=_samples(federation, federation.train, table, mesh),
-        test=_samples(federation, federation.test, table, mesh),
+        train=bring(federation, federation.train, table, mesh),
+        test=bring(federation, federation.test, table, mesh),
         share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,
@@ -117,26 +127,30 @@ def problem(
     )
 
 
-def _samples(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None) -> Samples:
-    x, y, start, size = (parallel.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
-    return Samples(x, y, start, size, table, federation.expand)
-
-
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int) -> State:
     """The state before the first round: a function of the model and the seed alone."""
     params = problem.model.init(jax.random.key(seed))
     return State(params, algorithm.server.init(params))
 
 
-def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int, t: Array | int) -> tuple[State, Info]:
-    """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step."""
+def play(
+    problem: Problem,
+    algorithm: Algorithm,
+    state: State,
+    seed: Array | int,
+    t: Array | int,
+    chosen: Chosen | None = None,
+) -> tuple[State, Info]:
+    """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step.
+
+    The devices may have been `chosen` before, for their samples to be here.
+    """
     model, train = problem.model, problem.train
     uploads = algorithm.uploads
     K = algorithm.selection.K
 
     draw = _distribution(problem, algorithm, state.params)
-    luck = randomness.words(seed, t, randomness.SERVER, 2 * draw.words)
-    drawn = draw.devices(luck[: draw.words])
+    drawn, other = draw.sets(algorithm, seed, t) if chosen is None else chosen
     words, effort = _effort(problem, algorithm, drawn, seed, t)
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
@@ -152,8 +166,7 @@ def play(problem: Problem, algorithm: Algorithm, state: State, seed: Array | int
     after = gradients_at(jax.tree.map(jnp.add, here, delta), drawn, usable)
     gamma = devices.inexactness(algorithm.solver, delta, grad, after, algorithm.clamp_gamma)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
-    if "second" in uploads:
-        other = draw.devices(luck[draw.words :])
+    if other is not None:
         _, other_effort = _effort(problem, algorithm, other, seed, t)
         arrived = (other.times > 0) & ~other_effort.lost
         second = Gradients(
@@ -209,6 +222,9 @@ def _check_update(update: Update, params: Params, K: int) -> None:
         raise InputError("rule: shapes", (delta, weights), expected)
 
 
+Chosen = tuple[Multiset, Multiset | None]  # S_1, and S_2 of Algorithm 2
+
+
 class Draw(NamedTuple):
     """How devices are drawn in a round."""
 
@@ -217,12 +233,19 @@ class Draw(NamedTuple):
     correction: Callable[[Array], Array]  # p_k / P_k of devices: what makes a mean over the draw one of (1)
     survey: Array | None = None  # the exact inner products of all N devices, where the selection (7) needed them
 
+    def sets(self, algorithm: Algorithm, seed: Array | int, t: Array | int) -> Chosen:
+        """The devices of round t."""
+        luck = randomness.words(seed, t, randomness.SERVER, 2 * self.words)
+        second = self.devices(luck[self.words :]) if "second" in algorithm.uploads else None
+        return self.devices(luck[: self.words]), second
+
 
 def _distribution(problem: Problem, algorithm: Algorithm, params: Params) -> Draw:
     """The distribution P_k^t. Where no survey makes it, it is not written down: N may be a million."""
     K, replacement, sampling = algorithm.selection.K, algorithm.selection.replacement, algorithm.selection.sampling
     size, share = problem.train.size, problem.share
-    N, samples, survey = len(size), len(problem.train.y), None
+    samples = problem.train.start[-1] + size[-1]  # of all devices, even where y is a window
+    N, survey = len(size), None
     if sampling == "uniform":
         return Draw(
             K if replacement else 2,
@@ -310,17 +333,30 @@ def survey_norms(problem: Problem, params: Params, group: int) -> Array:
 
 def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     """Training loss and test accuracy, each sample counting once whatever its device."""
-    train, test, model = problem.train, problem.test, problem.model
+    train, test = problem.train, problem.test
+    return total_loss(problem, train, params) / len(train.y), total_hits(problem, test, params) / len(test.y)
 
-    def loss_block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Array:
-        return jnp.sum(jnp.where(real, _one_each("loss", model.loss(params, x, y), y), 0.0))
 
-    def hits_block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Array:
-        return jnp.sum(real & (_one_each("predict", model.predict(params, x), y) == y))
+def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
+    """The sum of the samples' losses, but for the first `seen` of them."""
+    model = problem.model
 
-    loss = sum_over_blocks(problem, loss_block, params, train, jnp.float32(0)) / len(train.y)
-    hits = sum_over_blocks(problem, hits_block, params, test, jnp.int32(0)) / len(test.y)
-    return loss, hits
+    def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
+        params, seen = given
+        return jnp.sum(jnp.where(real & (rows >= seen), _one_each("loss", model.loss(params, x, y), y), 0.0))
+
+    return sum_over_blocks(problem, block, (params, seen), samples, jnp.float32(0))
+
+
+def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
+    """How many samples the model gets right, the first `seen` of them left out."""
+    model = problem.model
+
+    def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
+        params, seen = given
+        return jnp.sum(real & (rows >= seen) & (_one_each("predict", model.predict(params, x), y) == y))
+
+    return sum_over_blocks(problem, block, (params, seen), samples, jnp.int32(0))
 
 
 def _one_each(name: str, values: Array, y: Array) -> Array:
@@ -375,22 +411,35 @@ def _start(problem: Problem, algorithms: Algorithm, seeds: Array) -> State:
     return jax.vmap(start, in_axes=(None, 0, 0))(problem, algorithms, seeds)
 
 
+def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
+    """f over the runs, stacked."""
+    return jax.vmap(f) if problem.abreast else partial(jax.lax.map, f)
+
+
+@jax.jit
+def _play(
+    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, chosen: Chosen | None = None
+) -> tuple[State, Info]:
+    """Round t of all runs, stacked."""
+    runs = (algorithms, states, seeds, chosen)
+    played = _each(problem, lambda run: play(problem, run[0], run[1], run[2], t, run[3]))(runs)
+    return parallel.everywhere(played, problem.mesh)
+
+
 @jax.jit
 def _round(
     problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, every: Array
 ) -> tuple[State, Measured]:
     """Round t of all runs, stacked, and its evaluation where `every` divides t."""
-    each = jax.vmap if problem.abreast else lambda f: partial(jax.lax.map, f)
-    states, info = each(lambda run: play(problem, run[0], run[1], run[2], t))((algorithms, states, seeds))
+    states, info = _play(problem, algorithms, states, seeds, t)
 
     def measure(params: Params) -> tuple[Array, Array]:
-        return each(partial(evaluate, problem))(params)
+        return _each(problem, partial(evaluate, problem))(params)
 
     def skip(params: Params) -> tuple[Array, Array]:
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
 
-    measured = Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
-    return parallel.everywhere((states, measured), problem.mesh)
+    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
 
 
 @jax.jit
@@ -407,6 +456,116 @@ def _advance(
     shapes = jax.eval_shape(_round, problem, algorithms, states, seeds, t0, every)[1]
     record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
     return jax.lax.fori_loop(t0, t1, turn, (states, record))
+
+
+@jax.jit
+def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array) -> Chosen:
+    """The devices of some rounds of all runs, stacked: they do not depend on the models."""
+
+    def of_run(algorithm: Algorithm, seed: Array, t: Array) -> Chosen:
+        return _distribution(problem, algorithm, None).sets(algorithm, seed, t)
+
+    chosen = jax.lax.map(lambda t: jax.vmap(of_run, in_axes=(0, 0, None))(algorithms, seeds, t), rounds)
+    return parallel.everywhere(chosen, problem.mesh)
+
+
+@jax.jit
+def _losses(problem: Problem, params: Params, seen: Array) -> Array:
+    return _each(problem, lambda w: total_loss(problem, problem.train, w, seen))(params)
+
+
+@jax.jit
+def _hits(problem: Problem, params: Params, seen: Array) -> Array:
+    return _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params)
+
+
+def _pieces(
+    problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
+) -> Iterator[Callable[[], Any]]:
+    """What brings the samples of each round from `first` to `last`: its devices', then all for its evaluation."""
+
+    def window(chosen: Chosen) -> tuple[Problem, Chosen]:
+        devices = np.concatenate([multiset.device.ravel() for multiset in chosen if multiset is not None])
+        return replace(problem, train=stream.window(federation.train, problem.train, devices, problem.mesh)), chosen
+
+    def train(first: int, size: int, seen: int) -> tuple[Problem, Any]:
+        return replace(
+            problem, train=stream.block(federation.train, problem.train, first, size, problem.mesh)
+        ), np.int32(seen)
+
+    def test(first: int, size: int, seen: int) -> tuple[Problem, Any]:
+        return replace(problem, test=stream.block(federation.test, problem.test, first, size, problem.mesh)), np.int32(
+            seen
+        )
+
+    for t in range(first, last + 1):
+        i = (t - first) % CAPACITY
+        if i == 0:
+            rounds = np.arange(t, t + CAPACITY, dtype=np.int32)
+            chosen = jax.tree.map(np.asarray, _choose(problem, algorithms, seeds, rounds))
+        yield partial(window, jax.tree.map(lambda leaf, i=i: leaf[i], chosen))
+        if t % every == 0:
+            yield from (partial(train, *block) for block in stream.blocks(federation.train))
+            yield from (partial(test, *block) for block in stream.blocks(federation.test))
+
+
+def _advance_streamed(
+    pieces: Iterator[Any],
+    federation: Federation,
+    algorithms: Algorithm,
+    states: State,
+    seeds: Any,
+    t0: int,
+    t1: int,
+    every: int,
+) -> tuple[State, Measured]:
+    """Rounds t0 .. t1 - 1, each in a window of its own.
+
+    A round's result is awaited only when the next round is on its way, so that the accelerator has work; and not
+    later, so that few windows are there at once.
+    """
+    record: list[Measured] = []
+    for t in range(t0, t1):
+        problem, chosen = next(pieces)
+        states, info = _play(problem, algorithms, states, seeds, np.int32(t), chosen)
+        loss: Any = np.full(len(seeds), np.nan, np.float32)
+        accuracy = loss
+        if t % every == 0:
+            loss = _mean(_losses, pieces, federation.train, states.params)
+            accuracy = _mean(_hits, pieces, federation.test, states.params)
+        record.append(Measured(info, loss, accuracy))
+        if len(record) > 1:
+            record[-2] = jax.tree.map(np.asarray, record[-2])
+    return states, jax.tree.map(lambda *rounds: np.stack(rounds), *record)
+
+
+def _mean(total: Callable[..., Array], pieces: Iterator[Any], side: Split, params: Params) -> Any:
+    """The mean over all samples of a side, whose blocks come next, for each run."""
+    parts: list[Any] = []
+    for _ in stream.blocks(side):
+        problem, seen = next(pieces)
+        parts.append(total(problem, params, seen))
+        if len(parts) > 1:
+            parts[-2] = np.asarray(parts[-2])
+    return (np.sum(parts, axis=0, dtype=np.float64) / len(side.y)).astype(np.float32)
+
+
+Advance = Callable[[State, int, int], tuple[State, Measured]]
+
+
+@contextmanager
+def _advancing(
+    problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
+) -> Iterator[Advance]:
+    """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1, the first time from `first` on."""
+    if not problem.streamed:
+        yield lambda states, t0, t1: _advance(
+            problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)
+        )
+        return
+    made = stream.ahead(_pieces(problem, federation, algorithms, seeds, every, first, last))
+    with closing(made) as pieces:
+        yield lambda states, t0, t1: _advance_streamed(pieces, federation, algorithms, states, seeds, t0, t1, every)
 
 
 class Job(NamedTuple):
@@ -435,6 +594,7 @@ def simulate(
     accelerators: int | str = 1,
     observe: Observe | None = None,
     checkpoints: Path | None = None,
+    stream: bool | None = None,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
@@ -446,10 +606,14 @@ def simulate(
     `observe(i, first, part)` is called as rounds complete: `part` is run i of those returned, from round `first` on,
     with the rounds completed since the last call, and no model.
     `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
+    `stream` says whether the samples stay on the host, from which those of a round's devices are copied while the
+    round before is computed, and blocks of all of them for an evaluation. Left open, they do if they take more than
+    half of the accelerator's memory. Results agree to rounding.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     seeds = range(seeds) if isinstance(seeds, int) else seeds
-    check(federation, algorithms, rounds, seeds, evaluate_every)
+    streamed = streams(federation, stream)
+    check(federation, algorithms, rounds, seeds, evaluate_every, streamed)
     shared = problem(
         federation,
         model,
@@ -458,6 +622,7 @@ def simulate(
         record=record,
         abreast=abreast,
         mesh=parallel.mesh(accelerators),
+        streamed=streamed,
     )
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
@@ -467,8 +632,13 @@ def simulate(
     runs: dict[int, Run] = {}
     for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs)):
         keep = None if checkpoints is None else (checkpoints, number)
-        runs |= _run_stacked(shared, batch, rounds, evaluate_every, observe, keep)
+        runs |= _run_stacked(shared, federation, batch, rounds, evaluate_every, observe, keep)
     return [runs[place] for place in sorted(runs)]
+
+
+def streams(federation: Federation, stream: bool | None) -> bool:
+    """Whether the samples stay on the host: as asked, or because they take more than half of the memory."""
+    return federation.nbytes > memory() // 2 if stream is None else stream
 
 
 def _batches(problem: Problem, jobs: list[Job]) -> list[list[Job]]:
@@ -494,7 +664,8 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
 
     A run has its state, before and after a round and in between. Abreast it also has about eight models for each of
     its K devices (their start, update and gradients), and, twice over, what the loss keeps for its gradient of the
-    samples at work at once: a block for each device, or one of the evaluation.
+    samples at work at once: a block for each device, or one of the evaluation. Streamed, its devices have their share
+    of three windows (one in use, one before and one to come), whose room may be twice what they hold.
     """
     model, train, K = problem.model, problem.train, algorithm.selection.K
     state = jax.eval_shape(start, problem, algorithm, 0)
@@ -505,6 +676,9 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
         return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
 
     needed = 4 * _nbytes(state)
+    if problem.streamed:
+        chosen = K * (2 if "second" in algorithm.uploads else 1)
+        needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (_nbytes((train.x, train.y)) // len(train.y))
     if problem.abreast:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * _nbytes(state.params) + 2 * _nbytes(held)
@@ -515,7 +689,14 @@ def _nbytes(shapes: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seeds: Sequence[int], every: int) -> None:
+def check(
+    federation: Federation,
+    algorithms: list[Algorithm],
+    rounds: int,
+    seeds: Sequence[int],
+    every: int,
+    streamed: bool = False,
+) -> None:
     """Raise an `InputError` for what cannot be simulated."""
     if not algorithms:
         raise InputError("algorithms", [], "should be at least one")
@@ -534,12 +715,22 @@ def check(federation: Federation, algorithms: list[Algorithm], rounds: int, seed
         K = algorithm.selection.K
         if not algorithm.selection.replacement and K > federation.N:
             raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
+        if streamed and algorithm.selection.survey:
+            reason = "a survey reads all samples in every round, and these stream from the host (unless stream=False)"
+            expected = f"should be an algorithm that samples devices uniformly or by samples: {reason}"
+            raise InputError("algorithms", algorithm.name, expected)
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
 
 
 def _run_stacked(
-    problem: Problem, jobs: list[Job], rounds: int, every: int, observe: Observe | None, kept: tuple[Path, int] | None
+    problem: Problem,
+    federation: Federation,
+    jobs: list[Job],
+    rounds: int,
+    every: int,
+    observe: Observe | None,
+    kept: tuple[Path, int] | None,
 ) -> dict[int, Run]:
     """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
@@ -561,7 +752,10 @@ def _run_stacked(
         for place, part in parts(first, record).items():
             observe(place, first, part)
 
-    mark = "" if kept is None else checkpoint.fingerprint(str(jax.make_jaxpr(_round)(*inputs)), inputs)
+    mark = ""
+    if kept is not None:
+        others = (problem.share, problem.system, *inputs[1:])  # the samples' digest is known
+        mark = checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(_round)(*inputs)), others)
     if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
@@ -579,21 +773,21 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        while at[0] <= rounds:
-            t, states, chunks = at
-            length = min(length, CAPACITY, rounds - t + 1)
-            begun = time.perf_counter()
-            span = (np.int32(t), np.int32(t + length), np.int32(every))
-            states, record = _advance(problem, stacked, states, seeds, *span)
-            part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
-            at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
-            tell(t, part)
-            now = time.perf_counter()
-            # grow slowly: the first chunk's time is compilation
-            length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
-            if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
-                keep()
-                saved = time.perf_counter()
+        with _advancing(problem, federation, stacked, seeds, every, at[0], rounds) as advance:
+            while at[0] <= rounds:
+                t, states, chunks = at
+                length = min(length, CAPACITY, rounds - t + 1)
+                begun = time.perf_counter()
+                states, record = advance(states, t, t + length)
+                part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+                at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
+                tell(t, part)
+                now = time.perf_counter()
+                # grow slowly: the first chunk's time is compilation
+                length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
+                if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
+                    keep()
+                    saved = time.perf_counter()
     finally:
         keep()
     _, states, chunks = at

@@ -23,7 +23,7 @@ from folb.runs import Run
 from folb.simulator import Observe, memory
 
 # what may change a result's last digit
-PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "accelerators", "memory")
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "accelerators", "memory", "stream")
 
 
 def place(planned: Plan) -> Path:
@@ -99,6 +99,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "accelerators": 1 if mesh is None else mesh.size,
         "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
+        "stream": planned.stream,
         "command": store.command(),
         "started": store.now(),
         "note": planned.federation.note,

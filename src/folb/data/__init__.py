@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, get_type_hints
 
-from folb.data import arrays, femnist, leaf, mnist, sent140, shakespeare, synthetic, tabular
+from folb.data import arrays, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
 from folb.errors import InputError, choose
 from folb.federation import Federation
 
@@ -56,7 +56,8 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
     """What makes a federation; its keywords are the dataset's settings.
 
     `name` is one of DATASETS (in any case), synthetic_A_B for any alpha and beta, the path of an .npz file,
-    that of a table (.csv, .csv.gz or .parquet), or that of a LEAF directory or json file.
+    that of a table (.csv, .csv.gz or .parquet), that of a LEAF directory or json file, or that of a directory of
+    .npy files, which are mapped rather than read.
     """
     name = os.fspath(name)
     known = name.lower()
@@ -86,14 +87,16 @@ def _alpha_beta(name: str) -> tuple[float, float] | None:
 
 
 def _from_path(path: str) -> Callable[..., Federation]:
-    if os.path.isdir(path) or path.lower().endswith(leaf.SUFFIXES):
-        read: Callable[..., Federation] = leaf.load
+    if mapped.is_mapped(path):
+        read: Callable[..., Federation] = mapped.load
+    elif os.path.isdir(path) or path.lower().endswith(leaf.SUFFIXES):
+        read = leaf.load
     elif path.lower().endswith(".npz"):
         read = arrays.load
     elif path.lower().endswith(tabular.SUFFIXES):
         read = tabular.load
     else:
-        known = "an .npz, a LEAF .json or .json.gz, a LEAF directory, or a table: .csv, .csv.gz or .parquet"
+        known = "an .npz, a LEAF .json or .json.gz, a directory of LEAF or .npy files, or a .csv, .csv.gz or .parquet"
         raise InputError("dataset", path, f"should be {known}")
     make = functools.partial(read, path)
     make.__doc__ = read.__doc__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Annotated
@@ -9,9 +10,13 @@ from typing import Annotated
 import numpy as np
 
 from folb.errors import InputError, check_whole
-from folb.federation import Federation, NDArray
+from folb.federation import Federation, NDArray, Split
 
 FEATURES, CLASSES = 60, 10
+DEVIATION = np.arange(1, FEATURES + 1) ** -0.6  # of x: its covariance is diag(j^-1.2)
+MANY = 300_000  # devices that take long enough to say so
+
+log = logging.getLogger(__name__)
 
 # Ten times the test samples of each device in the two draws published with FedProx (a tenth is for testing).
 PUBLISHED = {
@@ -26,7 +31,10 @@ PUBLISHED = {
 }
 
 Devices = Annotated[int | None, "number of devices; by default as many as there are sizes, or 30"]
-Sizes = Annotated[str | Sequence[int], "samples per device: 'lognormal', 'published', or a list such as 50,80,200"]
+Sizes = Annotated[
+    str | int | Sequence[int],
+    "samples per device: 'lognormal', 'published', a number for all, or a list such as 50,80,200",
+]
 Draw = Annotated[int, "which random draw of the data"]
 
 
@@ -89,13 +97,12 @@ def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
 def _check_whole(devices: int | None, draw: int) -> None:
     check_whole("draw", draw, 0)
     if devices is not None:
-        check_whole("devices", devices, 1, 10**5)
+        check_whole("devices", devices, 1, 10**7)
 
 
 def _label(rng: np.random.Generator, v: NDArray, W: NDArray, b: NDArray, n: int) -> tuple[NDArray, NDArray]:
-    sd = np.arange(1, FEATURES + 1) ** -0.6  # the covariance is diag(j^-1.2)
-    x = v + sd * rng.normal(size=(n, FEATURES))
-    return x.astype(np.float32), np.argmax(x @ W + b, axis=1)
+    x = v + DEVIATION * rng.normal(size=(n, FEATURES))
+    return x, np.argmax(x @ W + b, axis=1)
 
 
 def _gather(
@@ -103,35 +110,53 @@ def _gather(
     sample: Callable[[int, int], tuple[NDArray, NDArray]],
     published: str,
     devices: int | None,
-    sizes: str | Sequence[int],
+    sizes: str | int | Sequence[int],
     draw: int,
 ) -> Federation:
+    """All devices' samples, each written to its place as soon as it is drawn: there is no second copy."""
     counts = _sizes(sizes, published, devices, draw)
-    xs, ys = zip(*(sample(k, n) for k, n in enumerate(counts)), strict=True)
-    device = np.repeat(np.arange(len(counts)), counts)
+    if sum(counts) >= 2**31:
+        raise InputError("sizes", sum(counts), "should sum to less than 2^31, for samples are numbered in 32 bits")
+    if len(counts) >= MANY:
+        log.warning("%s: drawing %d devices takes about %.0f seconds", name, len(counts), len(counts) * 1e-4)
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.
-    test = np.concatenate([np.arange(n) >= int(0.9 * n) for n in counts])
-    return Federation.from_arrays(name, np.concatenate(xs), np.concatenate(ys), device, test, classes=CLASSES)
+    kept = np.array([int(0.9 * n) for n in counts], np.int32)
+    train, test = _empty(kept), _empty(np.array(counts, np.int32) - kept)
+    places = zip(counts, kept.tolist(), train.start.tolist(), test.start.tolist(), strict=True)
+    for k, (n, m, i, j) in enumerate(places):
+        x, y = sample(k, n)
+        train.x[i : i + m], train.y[i : i + m] = x[:m], y[:m]
+        test.x[j : j + n - m], test.y[j : j + n - m] = x[m:], y[m:]
+    return Federation(name, train, test, CLASSES)
 
 
-def _sizes(sizes: str | Sequence[int], published: str, devices: int | None, draw: int) -> list[int]:
+def _empty(size: NDArray) -> Split:
+    total = int(size.sum(dtype=np.int64))
+    start = (np.cumsum(size) - size).astype(np.int32)
+    return Split(np.empty((total, FEATURES), np.float32), np.empty(total, np.int32), start, size)
+
+
+def _sizes(sizes: str | int | Sequence[int], published: str, devices: int | None, draw: int) -> list[int]:
     if isinstance(sizes, str) and sizes == "lognormal":
         rng = np.random.default_rng([draw, 2])
         return [int(n) + 50 for n in rng.lognormal(4, 2, devices or 30)]
     try:
-        if isinstance(sizes, str):
+        if isinstance(sizes, int | np.integer):
+            counts = [int(sizes)]
+        elif isinstance(sizes, str):
             counts = PUBLISHED[published] if sizes == "published" else [int(n) for n in sizes.split(",")]
         else:
             counts = [int(n) if isinstance(n, str) else n for n in sizes]
     except (TypeError, ValueError):
-        raise InputError("sizes", sizes, "should be 'lognormal', 'published' or a list such as 50,80,200") from None
+        expected = "should be 'lognormal', 'published', a number or a list such as 50,80,200"
+        raise InputError("sizes", sizes, expected) from None
     if not counts:
         raise InputError("sizes", sizes, "should be at least one")
     for n in counts:
         if not isinstance(n, Integral) or n < 2:
             raise InputError("sizes", n, "should each be a whole number of at least 2, to train on and to test on")
+    if devices is not None and len(counts) == 1:
+        counts = counts * devices  # one number for all
     if devices is not None and len(counts) != devices:
         raise InputError("sizes", sizes, f"gives {len(counts)} sizes; should be as many as devices = {devices}")
-    if sum(counts) >= 2**31:
-        raise InputError("sizes", sum(counts), "should sum to less than 2^31, for samples are numbered in 32 bits")
     return counts
