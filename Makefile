@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check bench bench-networks bench-search bench-peers bench-gpu bench-growth bench-stream clean
+.PHONY: demo test test-slow check bench bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -36,6 +36,9 @@ bench-stream: .venv/.run  ## the same run with its samples on the accelerator, a
 
 bench-peers: .venv/.run  ## the same work on FedJAX, pfl, Flower, FedLab and a PyTorch loop, each in its own environment
 	$(BIN)/python benchmarks/peers/run.py
+
+bench-profile: .venv/.run  ## where the time of a round goes, from a profile, on the peers' works
+	$(BIN)/python benchmarks/peers/profile_folb.py
 
 bench-gpu: .venv/.run  ## on a GPU: FedJAX on the same work, and a large search (install jax[cuda12] and FedJAX in .venv first)
 	$(BIN)/python benchmarks/peers/run.py --gpu

@@ -75,6 +75,11 @@ def test_a_streamed_run_is_the_resident_run(name):
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS[name], record=("weights",)))
 
 
+def test_a_window_of_several_rounds_is_the_resident_run(monkeypatch):
+    monkeypatch.setattr(stream, "BLOCK", 1 << 26)
+    assert_alike(*both(FEDERATION, MODEL, CONTENDERS["folb"], record=("weights",)))
+
+
 def test_samples_that_refer_to_a_table_stream_and_the_table_stays():
     federation = referring()
     algorithm = algorithms.fedavg(K=2, sampling="samples", replacement=False)
@@ -114,22 +119,34 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
 def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
     made = [threading.Event() for _ in range(6)]
-    begun, window, play = iter(made), stream.window, simulator._play
+    begun, window, advance = iter(made), stream.window, simulator._advance
+    monkeypatch.setattr(stream, "BLOCK", 1)  # a window for each round
 
-    def note(split, known, chosen):
+    def note(split, known, chosen, mesh):
         if chosen.size:  # what a problem begins with is empty
             next(begun).set()
-        return window(split, known, chosen)
+        return window(split, known, chosen, mesh)
 
-    def wait(problem, algorithms, states, seeds, t, chosen):
+    def wait(problem, algorithms, states, seeds, t, *more):
         assert t == len(made) or made[t].wait(60)  # that of round t + 1; round t has no result yet
-        return play(problem, algorithms, states, seeds, t, chosen)
+        return advance(problem, algorithms, states, seeds, t, *more)
 
     monkeypatch.setattr(stream, "window", note)
-    monkeypatch.setattr(simulator, "_play", wait)
+    monkeypatch.setattr(simulator, "_advance", wait)
     options = OPTIONS | {"evaluate_every": 6, "record": ("weights",), "stream": True}  # no evaluation in between
     simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
     assert made[-1].is_set()
+
+
+def test_a_window_holds_as_many_rounds_as_fit():
+    split = FEDERATION.train
+    each = split.x.nbytes // len(split.y)
+    sets = [np.array([0, 1]), np.array([1]), np.array([2, 0]), np.array([3])]
+    rows = [int(split.size[list(devices)].sum()) for devices in ({0, 1}, {0, 1, 2}, {0, 1, 2, 3})]
+    for room, count in ((1, 1), (rows[0], 2), (rows[1] - 1, 2), (rows[1], 3), (rows[2], 4), (10**9, 4)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stream, "BLOCK", room * each)
+            assert stream.fitting(split, sets) == count
 
 
 def test_what_fails_in_the_thread_fails_in_the_run():
@@ -268,11 +285,12 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
         seeds = np.zeros(1, np.uint32)
         pieces = stream.ahead(simulator._pieces(problem, federation, stacked, seeds, 1, 1, 2))
         windows, rows = 0, 0
-        for found, extra in pieces:
-            if isinstance(extra, tuple):
-                windows += len(found.train.y)
+        for piece in pieces:
+            if isinstance(piece, simulator.Window):
+                windows += len(piece.problem.train.y)
             else:  # the rows of a block that are new
-                rows += max(len(found.train.y), len(found.test.y)) - extra
+                found, seen = piece
+                rows += max(len(found.train.y), len(found.test.y)) - seen
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -35,11 +35,9 @@ def model(work: Work, shape: tuple[int, ...], classes: int) -> Model:
     return MODELS[work.name](shape, classes)._replace(init=lambda key: start)
 
 
-def main() -> None:
-    """Measure it."""
-    asked = task()
-    work, settings = asked.work, asked.work.settings
-    data = federation(work)
+def simulation(work: Work, seed: int) -> Callable[[int, int], Scores]:
+    """The work as a function of the rounds, and of how often it is evaluated."""
+    settings, data = work.settings, federation(work)
     network = model(work, data.shape, data.classes)
     common: dict[str, Any] = {"K": K, "replacement": False, "batch": BATCH, "lr": settings.lr}
     if work.name == "folb":
@@ -49,12 +47,16 @@ def main() -> None:
     steps = system.fixed(work=settings.steps)
 
     def run(rounds: int, every: int) -> Scores:
-        (found,) = simulate(
-            data, network, algorithm, rounds=rounds, evaluate_every=every, seeds=[asked.seed], system=steps
-        )
+        (found,) = simulate(data, network, algorithm, rounds=rounds, evaluate_every=every, seeds=[seed], system=steps)
         return Scores(float(found.train_loss[-1]), found.final)
 
-    measure(asked, run, __version__)
+    return run
+
+
+def main() -> None:
+    """Measure it."""
+    asked = task()
+    measure(asked, simulation(asked.work, asked.seed), __version__)
 
 
 if __name__ == "__main__":

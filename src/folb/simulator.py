@@ -28,7 +28,7 @@ from folb import device as devices
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
 from folb.errors import InputError, check_whole, choose
-from folb.federation import Federation, Split
+from folb.federation import Federation, NDArray, Split
 from folb.models import Model
 from folb.rules import Gradients, Round, Update, inner_products
 from folb.runs import Run
@@ -394,6 +394,7 @@ def _evaluation_block(model: Model) -> int:
 
 
 CAPACITY = 128  # rounds of one chunk at most
+NEVER = 2**31 - 1  # no round is evaluated every so many
 CHUNK_SECONDS = 0.25
 
 
@@ -416,9 +417,8 @@ def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(f) if problem.abreast else partial(jax.lax.map, f)
 
 
-@jax.jit
 def _play(
-    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, chosen: Chosen | None = None
+    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, chosen: Chosen | None
 ) -> tuple[State, Info]:
     """Round t of all runs, stacked."""
     runs = (algorithms, states, seeds, chosen)
@@ -428,10 +428,16 @@ def _play(
 
 @jax.jit
 def _round(
-    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, every: Array
+    problem: Problem,
+    algorithms: Algorithm,
+    states: State,
+    seeds: Array,
+    t: Array,
+    every: Array,
+    chosen: Chosen | None = None,
 ) -> tuple[State, Measured]:
     """Round t of all runs, stacked, and its evaluation where `every` divides t."""
-    states, info = _play(problem, algorithms, states, seeds, t)
+    states, info = _play(problem, algorithms, states, seeds, t, chosen)
 
     def measure(params: Params) -> tuple[Array, Array]:
         return _each(problem, partial(evaluate, problem))(params)
@@ -444,13 +450,21 @@ def _round(
 
 @jax.jit
 def _advance(
-    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t0: Array, t1: Array, every: Array
+    problem: Problem,
+    algorithms: Algorithm,
+    states: State,
+    seeds: Array,
+    t0: Array,
+    t1: Array,
+    every: Array,
+    chosen: Chosen | None = None,
 ) -> tuple[State, Measured]:
-    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them."""
+    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them. What is `chosen` is so for t0 and on."""
 
     def turn(t: Array, carry: tuple[State, Measured]) -> tuple[State, Measured]:
         states, record = carry
-        states, measured = _round(problem, algorithms, states, seeds, t, every)
+        own = jax.tree.map(lambda leaf: leaf[t - t0], chosen)
+        states, measured = _round(problem, algorithms, states, seeds, t, every, own)
         return states, jax.tree.map(lambda r, m: r.at[t - t0].set(m), record, measured)
 
     shapes = jax.eval_shape(_round, problem, algorithms, states, seeds, t0, every)[1]
@@ -479,38 +493,56 @@ def _hits(problem: Problem, params: Params, seen: Array) -> Array:
     return _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params)
 
 
+class Window(NamedTuple):
+    """Some rounds, with the samples of their devices."""
+
+    problem: Problem
+    chosen: Chosen  # for rounds from `base` on
+    base: int
+    end: int  # the first round whose devices' samples are not there
+
+
 def _pieces(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
 ) -> Iterator[Callable[[], Any]]:
-    """What brings the samples of each round from `first` to `last`: its devices', then all for its evaluation."""
+    """What brings the samples of the rounds from `first` to `last`.
 
-    def window(chosen: Chosen) -> tuple[Problem, Chosen]:
-        devices = np.concatenate([multiset.device.ravel() for multiset in chosen if multiset is not None])
-        return replace(problem, train=stream.window(federation.train, problem.train, devices, problem.mesh)), chosen
+    First those of the devices of some rounds, as many as fill a window; and where the last of these is evaluated, all.
+    """
+
+    def window(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
+        train = stream.window(federation.train, problem.train, np.concatenate(rounds), problem.mesh)
+        return Window(replace(problem, train=train), chosen, base, end)
 
     def train(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        return replace(
-            problem, train=stream.block(federation.train, problem.train, first, size, problem.mesh)
-        ), np.int32(seen)
+        block = stream.block(federation.train, problem.train, first, size, problem.mesh)
+        return replace(problem, train=block), np.int32(seen)
 
     def test(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        return replace(problem, test=stream.block(federation.test, problem.test, first, size, problem.mesh)), np.int32(
-            seen
-        )
+        block = stream.block(federation.test, problem.test, first, size, problem.mesh)
+        return replace(problem, test=block), np.int32(seen)
 
-    for t in range(first, last + 1):
-        i = (t - first) % CAPACITY
-        if i == 0:
-            rounds = np.arange(t, t + CAPACITY, dtype=np.int32)
-            chosen = jax.tree.map(np.asarray, _choose(problem, algorithms, seeds, rounds))
-        yield partial(window, jax.tree.map(lambda leaf, i=i: leaf[i], chosen))
-        if t % every == 0:
-            yield from (partial(train, *block) for block in stream.blocks(federation.train))
-            yield from (partial(test, *block) for block in stream.blocks(federation.test))
+    t = first
+    for base in range(first, last + 1, CAPACITY):
+        following = np.arange(base, base + CAPACITY, dtype=np.int32)
+        chosen = jax.tree.map(np.asarray, _choose(problem, algorithms, seeds, following))
+        while t < min(base + CAPACITY, last + 1):
+            evaluated = t + (-t) % every
+            sets = [
+                np.concatenate([multiset.device[i - base].ravel() for multiset in chosen if multiset is not None])
+                for i in range(t, min(base + CAPACITY, last + 1, evaluated + 1))
+            ]
+            count = stream.fitting(federation.train, sets)
+            t += count
+            yield partial(window, chosen, base, sets[:count], t)
+            if t == evaluated + 1:
+                yield from (partial(train, *block) for block in stream.blocks(federation.train))
+                yield from (partial(test, *block) for block in stream.blocks(federation.test))
 
 
 def _advance_streamed(
     pieces: Iterator[Any],
+    window: Window | None,
     federation: Federation,
     algorithms: Algorithm,
     states: State,
@@ -518,25 +550,41 @@ def _advance_streamed(
     t0: int,
     t1: int,
     every: int,
-) -> tuple[State, Measured]:
-    """Rounds t0 .. t1 - 1, each in a window of its own.
+) -> tuple[State, Measured, Window | None]:
+    """Rounds t0 .. t1 - 1, in their windows, of which the last may reach further.
 
-    A round's result is awaited only when the next round is on its way, so that the accelerator has work; and not
+    The result of a window is awaited only when the next is on its way, so that the accelerator has work; and not
     later, so that few windows are there at once.
     """
-    record: list[Measured] = []
-    for t in range(t0, t1):
-        problem, chosen = next(pieces)
-        states, info = _play(problem, algorithms, states, seeds, np.int32(t), chosen)
-        loss: Any = np.full(len(seeds), np.nan, np.float32)
-        accuracy = loss
-        if t % every == 0:
+    parts: list[Measured] = []
+    t = t0
+    while t < t1:
+        if window is None or t == window.end:
+            window = next(pieces)
+        n = min(window.end, t1) - t
+        chosen = jax.tree.map(lambda leaf, i=t - window.base: np.roll(leaf, -i, axis=0), window.chosen)
+        span = (np.int32(t), np.int32(t + n), np.int32(NEVER))
+        states, record = _advance(window.problem, algorithms, states, seeds, *span, chosen)
+        if parts:
+            parts[-1] = jax.tree.map(np.asarray, parts[-1])
+        parts.append(jax.tree.map(lambda leaf, n=n: leaf[:n], record))
+        t += n
+        if (t - 1) % every == 0:
             loss = _mean(_losses, pieces, federation.train, states.params)
             accuracy = _mean(_hits, pieces, federation.test, states.params)
-        record.append(Measured(info, loss, accuracy))
-        if len(record) > 1:
-            record[-2] = jax.tree.map(np.asarray, record[-2])
-    return states, jax.tree.map(lambda *rounds: np.stack(rounds), *record)
+            parts[-1] = _evaluated(parts[-1], loss, accuracy)
+    return states, _joined([jax.tree.map(np.asarray, part) for part in parts]), window
+
+
+def _evaluated(part: Measured, loss: Any, accuracy: Any) -> Measured:
+    """A record with the evaluation of its last round."""
+
+    def at_the_end(values: Any, last: Any) -> Any:
+        return np.concatenate([np.asarray(values)[:-1], last[None]])
+
+    return part._replace(
+        train_loss=at_the_end(part.train_loss, loss), test_accuracy=at_the_end(part.test_accuracy, accuracy)
+    )
 
 
 def _mean(total: Callable[..., Array], pieces: Iterator[Any], side: Split, params: Params) -> Any:
@@ -563,9 +611,17 @@ def _advancing(
             problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)
         )
         return
-    made = stream.ahead(_pieces(problem, federation, algorithms, seeds, every, first, last))
-    with closing(made) as pieces:
-        yield lambda states, t0, t1: _advance_streamed(pieces, federation, algorithms, states, seeds, t0, t1, every)
+    window = None
+    with closing(stream.ahead(_pieces(problem, federation, algorithms, seeds, every, first, last))) as pieces:
+
+        def advance(states: State, t0: int, t1: int) -> tuple[State, Measured]:
+            nonlocal window
+            states, record, window = _advance_streamed(
+                pieces, window, federation, algorithms, states, seeds, t0, t1, every
+            )
+            return states, record
+
+        yield advance
 
 
 class Job(NamedTuple):

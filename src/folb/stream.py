@@ -6,7 +6,7 @@ copies what the next step needs while the accelerator is at work on the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from folb import parallel
 from folb.device import Samples, bring
 from folb.federation import Federation, NDArray, Split
 
-BLOCK = 1 << 26  # bytes of samples evaluated at once
+BLOCK = 1 << 26  # bytes of samples in a block that is evaluated, or in a window of several rounds
 LEAST = 1 << 10  # samples that a window has room for, at least
 
 Piece = TypeVar("Piece")
@@ -45,10 +45,20 @@ def nothing(federation: Federation, split: Split, table: Array | None, mesh: Mes
     return window(split, known, np.zeros(0, np.int32), mesh)
 
 
+def fitting(split: Split, rounds: Sequence[NDArray]) -> int:
+    """How many rounds, each given by its devices, have their samples in one window of a block's size; at least 1."""
+    room, seen = BLOCK // (split.x.nbytes // len(split.y)), np.zeros(0, np.int32)
+    for n, devices in enumerate(rounds):
+        seen = np.union1d(seen, devices)
+        if n and split.size[seen].sum(dtype=np.int64) > room:
+            return n
+    return len(rounds)
+
+
 def window(split: Split, known: Samples, chosen: NDArray, mesh: Mesh | None = None) -> Samples:
     """The samples of the devices chosen, end to end.
 
-    Room is for a power of two of samples: windows of few sizes are few programs.
+    Room is for a power of two of samples, and of devices: windows of few sizes are few programs.
     """
     device = np.unique(chosen)
     size = split.size[device]
@@ -58,7 +68,7 @@ def window(split: Split, known: Samples, chosen: NDArray, mesh: Mesh | None = No
     x, y = (np.zeros((room, *a.shape[1:]), a.dtype) for a in (split.x, split.y))
     for first, n, to in zip(split.start[device].tolist(), size.tolist(), (end - size).tolist(), strict=True):
         x[to : to + n], y[to : to + n] = split.x[first : first + n], split.y[first : first + n]
-    present = np.full(max(1, chosen.size), np.iinfo(np.int32).max, np.int32)
+    present = np.full(1 << (max(1, len(device)) - 1).bit_length(), np.iinfo(np.int32).max, np.int32)
     placed = np.zeros_like(present)
     present[: len(device)], placed[: len(device)] = device, end - size
     put = partial(parallel.put, mesh=mesh)
