@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
   folb run experiment.toml
   folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10 --seeds 5
+  folb reproduce table1 --quick
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
 
@@ -74,6 +75,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
         _add_running(command)
         _add_processes(command)
     _add_tune(commands, tuning)
+    _add_reproduce(commands)
     _add_runs(commands)
 
     listing = commands.add_parser("list", help="algorithms, datasets, models and system models, with their settings")
@@ -119,6 +121,24 @@ def _add_tune(commands: Any, tuning: bool) -> None:
     tune.set_defaults(handle=_tune)
 
 
+def _add_reproduce(commands: Any) -> None:
+    reproduce = commands.add_parser("reproduce", help="the paper's figures and tables again, a verdict for each claim")
+    reproduce.add_argument(
+        "names", metavar="NAME", nargs="+", help="table1, fig2, … fig11, theory, all, or an experiment file of your own"
+    )
+    reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
+    reproduce.add_argument("--pages-only", action="store_true", help="run nothing: the pages from the stored results")
+    reproduce.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="results and pages (docs/reproduction if there is one, else reproduction; reproduction-quick)",
+    )
+    reproduce.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    _add_devices(reproduce)
+    reproduce.set_defaults(handle=_reproduce, again=False, track=None)
+
+
 DISK = """
 On disk a run takes at most 250 bytes and the algorithm's label for each of its rounds (with --records 100 more, and 60
 for each device chosen), and 1 MB for settings, results and the picture; results.json has another 50 bytes for each
@@ -137,18 +157,22 @@ def _add_running(command: argparse.ArgumentParser) -> None:
         choices=("tensorboard", "mlflow", "wandb"),
         help="log the rounds as they happen, too, in the run directory",
     )
-    command.add_argument(
-        "--devices",
-        default="1",
-        metavar="auto|N",
-        help="accelerators that share the devices of a round: all there are, or how many (1)",
-    )
+    _add_devices(command)
     command.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
         help="keep the samples on the host, a round's devices travel (if they take half of the accelerator's memory)",
     )
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
+
+
+def _add_devices(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--devices",
+        default="1",
+        metavar="auto|N",
+        help="accelerators that share the devices of a round: all there are, or how many (1)",
+    )
 
 
 def _add_processes(command: argparse.ArgumentParser) -> None:
@@ -292,6 +316,39 @@ def _tune(options: argparse.Namespace) -> None:
     console.print(f"\nin {path}: the grid, and winner.toml; in {home}: the winner", highlight=False, markup=False)
 
 
+def _reproduce(options: argparse.Namespace) -> None:
+    from folb import reproduction, store, trial
+    from folb.reproduction import files
+
+    names = files.chosen(options.names)
+    home = options.out or reproduction.home(options.quick)
+    _use_compilation_cache()
+    options.accelerators = _accelerators(options)
+    going = shlex.join(["folb", *sys.argv[1:]])
+
+    def complete(planned: Plan, about: str) -> store.Stored:
+        path = trial.place(planned)
+        if not trial.finished(path, planned):
+            options.about = about
+            _complete(planned, path, options, going)
+        return store.read(path)
+
+    def tell(line: str) -> None:
+        print(f"folb: {line}", file=sys.stderr)
+
+    if not options.pages_only:
+        reproduction.carry_out(names, home, options.quick, complete, tell)
+    pages = reproduction.write(names, home, options.quick)
+    if options.json:
+        print(json.dumps(reproduction.document(pages, options.quick)))
+        return
+    console = _console()
+    if options.quick:
+        console.print("A quick try: few seeds and draws, fewer rounds, no line search.\n", highlight=False)
+    console.print(reproduction.table(pages), highlight=False)
+    console.print(f"\nin {home}: README.md, a page and a picture each, results/", highlight=False, markup=False)
+
+
 def _seeds(text: str, field: str = "seeds") -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part]
@@ -427,7 +484,7 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
     total = len(planned.algorithms) * len(planned.experiment.seeds) * planned.experiment.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=_errors())
-    task = bar.add_task("rounds", total=total)
+    task = bar.add_task(getattr(options, "about", "rounds"), total=total)
 
     def work() -> None:
         def observe(i: int, first: int, part: Run) -> None:

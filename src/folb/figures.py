@@ -29,7 +29,7 @@ def curves(
     runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
 ) -> bytes:
     """The median over the seeds of each algorithm as a line, and its range as a band: a picture in that format."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for label, group in labelled(runs).items():
         length = min(len(run.evaluated_rounds) for run in group)  # some may be under way
@@ -51,7 +51,7 @@ def curves(
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)
     seeds = len({run.seed for run in runs})
-    return _finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
+    return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
 
 
 def portrait(federation: Federation, form: str = "png") -> bytes:
@@ -63,7 +63,7 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     size = labels.sum(axis=1)
     edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
     shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
-    figure, (above, below) = _pyplot().subplots(
+    figure, (above, below) = pyplot().subplots(
         2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3), layout="constrained"
     )
     above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5)
@@ -86,10 +86,11 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     below.set_xlabel("device, from the largest to the smallest")
     figure.colorbar(shares, ax=below, label="share of the device's samples")
     title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
-    return _finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
+    return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Matplotlib, drawing into memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,13 +99,14 @@ def _pyplot() -> Any:
     return plt
 
 
-def _finished(figure: Any, title: str, note: str, form: str) -> bytes:
+def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> bytes:
+    """The picture's bytes, under its title."""
     figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
-        figure.savefig(content, dpi=130, format=form)
-    _pyplot().close(figure)
+        figure.savefig(content, dpi=dpi, format=form)
+    pyplot().close(figure)
     return content.getvalue()
 
 

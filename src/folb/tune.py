@@ -88,7 +88,7 @@ def _name(experiment: Experiment) -> str:
 
 def ranked(planned: Plan, runs: Sequence[Run]) -> list[Point]:
     """The points of the grid from the best to the worst; equals share a rank and keep the order of the grid."""
-    n, target = len(planned.experiment.seeds), planned.experiment.target
+    n, target = len(runs) // len(planned.algorithms), planned.experiment.target
     labels = report.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
     points = [
         _point(label, algorithm, runs[i * n : (i + 1) * n], target)

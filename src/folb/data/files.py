@@ -43,10 +43,14 @@ def raw(dataset: str, *names: str) -> Path:
     raise missing(dataset, names[0])
 
 
-def missing(dataset: str, name: str) -> InputError:
+class Missing(InputError):
+    """A dataset's file is not there."""
+
+
+def missing(dataset: str, name: str) -> Missing:
     """The error that says which file to put where."""
     folder = directory() / dataset
-    return InputError(dataset, name, f"is not there: put it in {folder}, or let `folb data fetch {dataset}` get it")
+    return Missing(dataset, name, f"is not there: put it in {folder}, or let `folb data fetch {dataset}` get it")
 
 
 def writable(folder: Path) -> bool:

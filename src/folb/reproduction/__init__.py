@@ -1,0 +1,78 @@
+"""The paper, reproduced: experiment files, their arms carried out, a verdict for each claim, and the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from folb.data.files import Missing
+from folb.reproduction import arms, files, verdicts
+from folb.reproduction.arms import Complete
+from folb.reproduction.files import Arm
+from folb.reproduction.pages import Page, write
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["carry_out", "document", "home", "table", "write"]
+
+
+def home(quick: bool) -> Path:
+    """Where results and pages go unless said otherwise; those of quick tries never over the others."""
+    if quick:
+        return Path("reproduction-quick")
+    documents = Path("docs/reproduction")
+    return documents if documents.is_dir() else Path("reproduction")
+
+
+def carry_out(names: Sequence[str], home: Path, quick: bool, complete: Complete, tell: Callable[[str], None]) -> None:
+    """Run every arm of the figures, and those they use, and leave the results in `home`."""
+    wanted: dict[str, Arm] = {}
+    for name in names:
+        figure = files.read(name, quick)
+        wanted |= {arm.slug: arm for arm in [*figure.arms, *files.used(figure, quick)]}
+    for i, arm in enumerate(wanted.values(), start=1):
+        try:
+            found = arms.carry_out(arm, complete)
+        except Missing as error:
+            tell(f"{arm.slug} is left out ({i} of {len(wanted)}): {error}")
+            continue
+        tell(f"{arm.slug} is done ({i} of {len(wanted)}): {arms.keep(home, found)}")
+
+
+def table(pages: Sequence[Page]) -> Table:
+    """The verdicts, for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(pad_edge=False, header_style="bold", show_lines=True)
+    for heading in ("where", "claim", "verdict", "effect [95 % interval]"):
+        shown.add_column(heading)
+    for page in pages:
+        for verdict in page.verdicts:
+            shown.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
+    return shown
+
+
+def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
+    """The verdicts as one JSON-ready document; effects of ratios are logarithms."""
+    return {
+        "quick": quick,
+        "claims": [
+            {
+                "figure": page.figure.name,
+                "id": verdict.claim.id,
+                "claim": verdict.claim.says,
+                "verdict": verdict.word,
+                "logarithmic": verdict.claim.metric in verdicts.RATIOS,
+                "conditions": [
+                    {"condition": one.name, "against": one.against, "holds": one.holds, **one.effect._asdict()}
+                    for one in verdict.conditions
+                ],
+                "untested": list(verdict.untested),
+            }
+            for page in pages
+            for verdict in page.verdicts
+        ],
+    }

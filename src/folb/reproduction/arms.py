@@ -1,0 +1,244 @@
+"""An arm carried out: its line search, its draws, and the results it leaves.
+
+Every draw is an experiment of its own in the run store, so an interrupted arm goes on where it was, and arms that
+have experiments in common share their runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folb import durable, report, tune
+from folb.data import files as data_files
+from folb.errors import InputError
+from folb.experiment import Experiment, Plan, plan
+from folb.federation import NDArray
+from folb.models import Model
+from folb.reproduction.checks import CHECKS
+from folb.reproduction.files import Arm, Search
+from folb.runs import Run
+from folb.store import Stored
+
+QUANTILES = (10, 50, 90)
+MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
+
+# Runs a planned experiment in its place in the run store unless it is there already.
+Complete = Callable[[Plan, str], Stored]
+
+
+def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
+    """Run the arm, or what is left of it; its results as a JSON-ready document."""
+    about = {"figure": arm.figure, "arm": arm.id, "name": arm.name, "quick": arm.quick}
+    if arm.check is not None:
+        found = CHECKS[arm.check](**arm.settings)
+        text = json.dumps([arm.check, dict(arm.settings), found], sort_keys=True)
+        identity = hashlib.sha256(text.encode()).hexdigest()
+        return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **found}
+    planner = Planner()
+    given, chosen = _searched(arm, planner, complete)
+    plans: list[Plan] = []
+    runs: list[tuple[int, Run]] = []
+    for draw, experiment in _draws(given, range(arm.draws)):
+        planned = planner.plan(experiment)
+        where = f"{arm.slug}, draw {draw + 1} of {arm.draws}" if arm.draws > 1 else arm.slug
+        there = complete(planned, where)
+        runs += [(draw, run) for run in there.runs()]
+        plans.append(replace(planned, federation=None))  # the samples of all draws at once may be too many
+        note, devices = planned.federation.note, planned.federation.N
+    identity = hashlib.sha256("".join(planned.identity for planned in plans).encode()).hexdigest()
+    return about | {
+        "identity": identity,
+        "experiment": _experiment(plans[0], arm),
+        "draws": arm.draws,
+        "note": note,
+        "devices": devices,
+        "ran_on": {key: there.environment[key] for key in MACHINE},
+        "chosen": chosen,
+        "printed": dict(arm.printed),
+        "varied": dict(arm.varied),
+        "evaluated_rounds": runs[0][1].evaluated_rounds.tolist(),
+        "algorithms": _algorithms(runs, plans[0].experiment),
+    }
+
+
+class Planner:
+    """Plans experiments that share a compiled program where they can: one model object for all draws."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+
+    def plan(self, experiment: Experiment) -> Plan:
+        """The plan, as `folb.experiment.plan` makes it."""
+        planned = plan(experiment)
+        federation, whole = planned.federation, planned.experiment
+        key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
+        return replace(planned, model=self.models.setdefault(key, planned.model))
+
+
+def _draws(given: Mapping[str, Any], draws: Sequence[int]) -> Iterator[tuple[int, Experiment]]:
+    """The experiment of each draw; the dataset's own if there are none."""
+    for draw in draws or (None,):
+        settings = dict(given.get("set", {})) | ({} if draw is None else {"draw": draw})
+        yield draw or 0, Experiment(**{**given, "set": settings})
+
+
+def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the arm's experiments are given, with what its searches chose in place; and a record of each search."""
+    given = dict(arm.given)
+    if given.get("dataset", "").endswith(".json.gz") and not Path(given["dataset"]).is_absolute():
+        given["dataset"] = str(_located(given["dataset"]))
+    reported, records = Experiment(**given).seeds, []
+    settings = dict(given.get("set", {}))
+    for search in arm.searches:
+        seeds, draws = set(search.seeds) & set(reported), set(search.draws) & set(range(arm.draws))
+        if draws or (seeds and not search.draws):
+            shared = sorted(draws or seeds)
+            raise InputError(f"{arm.slug}: search", shared, "should be none of the draws and seeds that are reported")
+        points = _ranked(arm, search, given, planner, complete)
+        values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
+        for name in (search.algorithm, *search.also):
+            settings[name] = dict(settings.get(name, {})) | values
+        records.append(_record(search, values, points))
+    return given | {"set": settings}, records
+
+
+def _record(search: Search, values: Mapping[str, Any], points: Sequence[tune.Point]) -> dict[str, Any]:
+    return {
+        "algorithm": search.algorithm,
+        "also": list(search.also),
+        "values": dict(values),
+        "grid": {key: list(options) for key, options in search.grid.items()},
+        "seeds": list(search.seeds),
+        "draws": list(search.draws),
+        "points": [
+            {"label": point.label, "rounds_to_target": _rounds(point), "loss": _short(point.loss)} for point in points
+        ],
+    }
+
+
+def _rounds(point: tune.Point) -> float | None:
+    return report.finite([report.median_round(point.reached)])[0]
+
+
+def _ranked(
+    arm: Arm, search: Search, given: Mapping[str, Any], planner: Planner, complete: Complete
+) -> list[tune.Point]:
+    """The points of the grid from the best to the worst, over all the search's draws and seeds."""
+    name = search.algorithm
+    # settings of the other algorithms have no taker here
+    others = {other for other in given.get("algorithms", ()) if other != name} | {"averaging"}
+    settings = {key: value for key, value in given.get("set", {}).items() if key not in others}
+    settings[name] = dict(settings.get(name, {})) | dict(search.grid)
+    trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}
+    trying["rounds"] = search.rounds or given.get("rounds", 100)
+    groups: list[list[Run]] = []
+    for draw, experiment in _draws(trying, search.draws):
+        planned = planner.plan(experiment)
+        found = complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs()
+        n = len(found) // len(planned.algorithms)
+        parts = [found[i : i + n] for i in range(0, len(found), n)]
+        groups = [before + part for before, part in zip(groups, parts, strict=True)] if groups else parts
+    return tune.ranked(planned, [run for group in groups for run in group])
+
+
+def _located(name: str) -> Path:
+    path = data_files.directory() / name
+    if not path.is_file():
+        raise data_files.Missing("dataset", name, f"is not there: put it in {path.parent}")
+    return path
+
+
+def _experiment(planned: Plan, arm: Arm) -> dict[str, Any]:
+    """The experiment of the first draw, spelt out; a dataset by the name that the file gives it."""
+    whole = planned.experiment
+    settings = {key: value for key, value in whole.set.items() if key != whole.dataset}
+    return {
+        "dataset": arm.given["dataset"],
+        "model": whole.model,
+        "system": whole.system,
+        "objective": whole.objective,
+        "algorithms": list(whole.algorithms),
+        "rounds": whole.rounds,
+        "seeds": list(whole.seeds),
+        "target": whole.target,
+        "evaluate_every": whole.evaluate_every,
+        "set": {arm.given["dataset"]: whole.set.get(whole.dataset, {})} | settings,
+    }
+
+
+def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict[str, Any]:
+    """For each algorithm, the quantiles over runs of its curves, and what is measured of each run."""
+    found: dict[str, list[tuple[int, Run]]] = {}
+    labels = report.labels([(run.algorithm, run.parameters) for _, run in runs])
+    for label, (draw, run) in zip(labels, runs, strict=True):
+        found.setdefault(label, []).append((draw, run))
+    return {
+        label: {
+            "accuracy": _quantiles(np.stack([run.test_accuracy for _, run in group])),
+            "loss": _quantiles(np.stack([run.train_loss for _, run in group])),
+            "runs": {
+                "draw": [draw for draw, _ in group],
+                "seed": [run.seed for _, run in group],
+                "rounds": [run.rounds_to(experiment.target) for _, run in group],
+                "final": [_short(run.final) for _, run in group],
+                "best": [_short(run.best) for _, run in group],
+                "mean": [_short(float(np.mean(run.test_accuracy))) for _, run in group],
+                "loss": [_short(float(run.train_loss[-1])) for _, run in group],
+                "drops": [run.drops for _, run in group],
+                "bytes_up": [int(run.bytes_up.sum()) for _, run in group],
+                "bytes_down": [int(run.bytes_down.sum()) for _, run in group],
+            },
+        }
+        for label, group in found.items()
+    }
+
+
+def _quantiles(curves: NDArray) -> dict[str, list[float | None]]:
+    """A loss that is not finite is larger than any that is."""
+    ordered = np.sort(np.where(np.isfinite(curves), curves, np.inf), axis=0)
+    places = {q: round(q / 100 * (len(ordered) - 1)) for q in QUANTILES}  # a value that was measured, not a mixture
+    return {str(q): [_short(value) for value in ordered[place].tolist()] for q, place in places.items()}
+
+
+def _short(value: float) -> float | None:
+    """Five significant digits are what a page can show, and none for what is not finite."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def place(home: Path, document: Mapping[str, Any]) -> Path:
+    """The file of an arm's results."""
+    return home / "results" / f"{document['figure']}-{document['arm']}-{document['identity'][:8]}.json"
+
+
+def keep(home: Path, document: Mapping[str, Any]) -> Path:
+    """Write an arm's results, in place of those it had before."""
+    path = place(home, document)
+    durable.directory(path.parent)
+    durable.replace(path, (json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n").encode())
+    for other in _files(home, f"{document['figure']}-{document['arm']}"):
+        if other != path:
+            other.unlink()
+    return path
+
+
+def _files(home: Path, slug: str) -> list[Path]:
+    pattern = re.compile(re.escape(slug) + "-[0-9a-f]{8}.json")
+    return sorted(path for path in (home / "results").glob(f"{slug}-*.json") if pattern.fullmatch(path.name))
+
+
+def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
+    """The results of an arm, if there are any."""
+    for path in _files(home, arm.slug):
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(path.read_bytes()))
+    return None

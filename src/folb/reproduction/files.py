@@ -1,0 +1,217 @@
+"""The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
+
+A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows` and
+`quantities` (what the picture has), and tables [[arm]] and [[claim]].
+
+An arm has the keys of an experiment of `folb run`, and beside them
+
+    id, name     for the command and for people
+    draws        so many draws of the data, 0 .. draws-1, each with every seed
+    printed      the rounds to the target that the paper has, by algorithm; "never"
+    [arm.vary]   a setting and its values: an arm for each of them
+    [arm.search] the line search, on draws and seeds that are not reported; or [[arm.search]], several
+    [arm.quick]  what --quick has instead; `skip = true` leaves the arm out
+    check        instead of an experiment: a numerical check of the theory, of `folb.reproduction.checks`
+
+A claim is explained at `folb.reproduction.verdicts`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from folb.errors import InputError, choose
+from folb.experiment import Experiment
+
+FRONT = "front"  # the file with the texts of the front page
+KEYS = frozenset(field.name for field in fields(Experiment))
+WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
+
+
+@dataclass(frozen=True)
+class Search:
+    """A line search over `grid` for `algorithm`; what it finds goes to `also`, too."""
+
+    algorithm: str
+    grid: Mapping[str, Sequence[Any]]
+    seeds: Sequence[int]
+    draws: Sequence[int] = ()  # none: the dataset has no draws
+    rounds: int | None = None
+    also: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An experiment over draws and seeds, or a check."""
+
+    figure: str
+    id: str
+    name: str
+    quick: bool
+    given: Mapping[str, Any] = field(default_factory=dict)  # what `Experiment` takes
+    draws: int = 0  # 0: the dataset's own, once
+    searches: Sequence[Search] = ()
+    printed: Mapping[str, int | str] = field(default_factory=dict)
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    check: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the check
+
+    @property
+    def slug(self) -> str:
+        """What its results are called."""
+        return f"{self.figure}-{self.id}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, and the comparison that decides it; see `folb.reproduction.verdicts`."""
+
+    figure: str
+    id: str
+    says: str
+    arms: Sequence[str]
+    metric: str = "rounds"
+    better: str = ""
+    worse: Sequence[str] = ()
+    under: Sequence[str] = ()
+    than: Mapping[str, str] = field(default_factory=dict)
+    same: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    conditions: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table of the paper."""
+
+    name: str
+    title: str
+    paper: str
+    arms: Sequence[Arm]
+    claims: Sequence[Claim]
+    caveats: Sequence[str] = ()
+    uses: Sequence[str] = ()
+    shows: Sequence[str] = ("*",)
+    quantities: Sequence[str] = ("accuracy",)
+
+    def matching(self, patterns: Sequence[str], arms: Sequence[Arm]) -> list[Arm]:
+        """Those of `arms` (its own, and those it uses) that a pattern names: by id, or figure:id."""
+        return [
+            arm
+            for arm in arms
+            if any(
+                fnmatchcase(arm.id, pattern) or fnmatchcase(f"{arm.figure}:{arm.id}", pattern) for pattern in patterns
+            )
+        ]
+
+
+def names() -> list[str]:
+    """The figures and tables there are experiment files of, in the paper's order."""
+    found = [path.name.removesuffix(".toml") for path in _home().iterdir() if path.name.endswith(".toml")]
+
+    def order(name: str) -> tuple[int, int, str]:
+        number = re.search(r"\d+", name)
+        return (("table", "fig").index(name[: number.start()]) if number else 2), int(number[0]) if number else 0, name
+
+    return sorted((name for name in found if name != FRONT), key=order)
+
+
+def chosen(wanted: Sequence[str]) -> list[str]:
+    """What the command was asked for: names, "all", and files of one's own."""
+    known = names()
+    if "all" in wanted:
+        return known
+    for name in wanted:
+        if not name.endswith(".toml"):
+            choose("reproduce", name, [*known, "all"])
+    return list(dict.fromkeys(wanted))
+
+
+def _home() -> Any:
+    return resources.files("folb") / "experiments"
+
+
+def content(name: str) -> dict[str, Any]:
+    """What a file holds: one of ours by name, or one's own by path."""
+    path = Path(name) if name.endswith(".toml") else _home() / f"{name}.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("reproduce", name, f"cannot be read: {error}") from error
+
+
+def read(name: str, quick: bool = False) -> Figure:
+    """The figure or table of that name, or of the file at that path."""
+    found, stem = content(name), Path(name).stem
+    where = f"{stem}.toml"
+    arms = [arm for table in found.pop("arm", []) for arm in _arms(where, stem, table, quick)]
+    claims = [_made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
+    for kind, ids in (("arm", [arm.id for arm in arms]), ("claim", [claim.id for claim in claims])):
+        if len(set(ids)) < len(ids):
+            raise InputError(f"{where}: {kind}", ids, "should have different ids")
+    return _made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | found)
+
+
+def used(figure: Figure, quick: bool = False) -> list[Arm]:
+    """The arms of other files that the figure uses."""
+    others = [read(name, quick) for name in dict.fromkeys(pattern.partition(":")[0] for pattern in figure.uses)]
+    return figure.matching(figure.uses, [arm for other in others for arm in other.arms])
+
+
+def _made(where: str, kind: type, given: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(kind)]
+    for key in given:
+        choose(f"{where}: key of {kind.__name__.lower()}", key, known)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise InputError(where, sorted(given), f"{kind.__name__.lower()}: {error}") from error
+
+
+def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[Arm]:
+    """The arm of a table; or one for each value that it varies."""
+    table = dict(table)
+    instead = table.pop("quick", {})
+    if quick:
+        if instead.pop("skip", False):
+            return []
+        table = _merged(table, instead)
+    vary = table.pop("vary", {})
+    own = {key: table.pop(key) for key in ("id", "name", "draws", "printed", "check", "settings") if key in table}
+    if not re.fullmatch("[a-z0-9_.-]+", own.get("id", "")):
+        raise InputError(f"{where}: id of an arm", own.get("id"), "should be small letters, digits, - and _")
+    search = table.pop("search", {})
+    searches = search if isinstance(search, list) else [search] if search else []
+    own["searches"] = [_made(where, Search, one) for one in searches]
+    if not own.get("check"):
+        for key in table:
+            choose(f"{where}: key of arm", key, KEYS)
+    made = []
+    for values in itertools.product(*vary.values()):
+        varied = dict(zip(vary, values, strict=True))
+        ending = "".join(f"-{value}" for value in values)
+        words = "".join(f", {WORDS.get(value, f'{key} {value}')}" for key, value in varied.items())
+        given = table | {"set": table.get("set", {}) | varied} if varied else table
+        names = {"id": own["id"] + ending, "name": own.get("name", own["id"]) + words}
+        made.append(
+            _made(where, Arm, {**own, **names, "figure": figure, "quick": quick, "given": given, "varied": varied})
+        )
+    return made
+
+
+def _merged(table: dict[str, Any], instead: dict[str, Any]) -> dict[str, Any]:
+    """`table` with what `instead` has; tables within are merged too, but for the search, which it replaces."""
+    found = dict(table)
+    for key, value in instead.items():
+        merge = isinstance(value, dict) and key not in ("search", "vary")
+        found[key] = _merged(found.get(key, {}), value) if merge else value
+    return found

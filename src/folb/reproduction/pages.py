@@ -1,0 +1,235 @@
+"""The pages: a front page with the table of verdicts, and one for each figure and table of the paper.
+
+They are made of the experiment files' texts and of stored results, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from folb import durable
+from folb.reproduction import arms, files, pictures, verdicts
+from folb.reproduction.files import Arm, Figure
+from folb.reproduction.verdicts import Verdict
+
+QUICK = (
+    "**A quick try, not the reproduction: few seeds and draws, fewer rounds, no line search. "
+    "Its verdicts show how the command works, and no more.**"
+)
+UNDERS = ("averaging=simple", "averaging=samples")
+Documents = Mapping[str, Mapping[str, Any] | None]  # by id
+
+
+class Page(NamedTuple):
+    """A figure with the results of its arms, its own and those it uses, and its verdicts."""
+
+    figure: Figure
+    arms: Sequence[Arm]
+    documents: Documents
+    verdicts: Sequence[Verdict]
+
+    @property
+    def present(self) -> list[Mapping[str, Any]]:
+        """The results there are."""
+        return [document for document in self.documents.values() if document is not None]
+
+
+def page(name: str, home: Path, quick: bool) -> Page:
+    """The page of a figure, from the results in `home`."""
+    figure = files.read(name, quick)
+    everything = [*figure.arms, *files.used(figure, quick)]
+    documents = {arm.id: arms.stored(home, arm) for arm in everything}
+    judged = [verdicts.judge(claim, figure.matching(claim.arms, everything), documents) for claim in figure.claims]
+    return Page(figure, everything, documents, judged)
+
+
+def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
+    """Write the pages of `names` and the front page, which is about every figure that has a page."""
+    durable.directory(home)
+    made = [page(name, home, quick) for name in names]
+    for one in made:
+        figure = one.figure
+        shown = [
+            document
+            for document in (one.documents[arm.id] for arm in figure.matching(figure.shows, one.arms))
+            if document
+        ]
+        drawn = [document for document in shown if "algorithms" in document]
+        if drawn and figure.quantities:
+            durable.replace(home / f"{figure.name}.png", pictures.draw(drawn, figure.quantities, figure.title))
+        text = "\n".join(_page(one, bool(drawn and figure.quantities), quick)) + "\n"
+        durable.replace(home / f"{figure.name}.md", text.encode())
+    known = [*dict.fromkeys([*files.names(), *names])]
+    others = {one.figure.name: one for one in made}
+    listed = [
+        others.get(Path(name).stem) or page(name, home, quick)
+        for name in known
+        if Path(name).stem in others or (home / f"{name}.md").is_file()
+    ]
+    durable.replace(home / "README.md", ("\n".join(_front(listed, quick)) + "\n").encode())
+    return made
+
+
+def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
+    texts = files.content(files.FRONT)
+    yield f"# {texts['title']}\n"
+    if quick:
+        yield f"{QUICK}\n"
+    yield f"{texts['introduction'].strip()}\n"
+    judged = [verdict for one in pages for verdict in one.verdicts]
+    count = Counter(verdict.word for verdict in judged)
+    shown = [
+        f"{count[word]} {word}"
+        for word in (verdicts.HOLDS, "holds only under a condition", verdicts.FAILS)
+        if count[word]
+    ]
+    untested = f"; {count[verdicts.UNTESTED]} could not be tested here" if count[verdicts.UNTESTED] else ""
+    yield f"Of {len(judged)} claims: {', '.join(shown) or 'none is decided'}{untested}.\n"
+    if not quick and texts.get("advice"):
+        yield f"## Should I use FOLB, and when?\n\n{texts['advice'].strip()}\n"
+    for one in pages:
+        yield from _nearest(one, heading="## Which reading of the paper comes nearest to its numbers")
+    yield "## Verdicts\n"
+    yield "| where | claim | verdict | effect [95 % interval] |\n|---|---|---|---|"
+    for one in pages:
+        for verdict in one.verdicts:
+            where = f"[{one.figure.title.partition(':')[0]}]({one.figure.name}.md)"
+            yield f"| {where} | {verdict.claim.says} | {verdict.text} | {verdict.effect} |"
+    yield f"\n{texts['reading'].strip()}\n"
+    option = " --quick" if quick else ""
+    yield f"## Again\n\n```\nfolb reproduce all{option}\nfolb reproduce all{option} --pages-only   # these pages, from the stored results\n```"
+
+
+def _nearest(one: Page, heading: str) -> Iterator[str]:
+    near = verdicts.nearest(one.present, UNDERS)
+    if not near:
+        return
+    best = near[0]
+    yield f"{heading}\n"
+    yield (
+        f"Rounds to the target on the {best.rows} datasets that were run in every reading: our median against the "
+        f"printed number. The nearest is **{best.combination}**, off by a factor of {best.factor:.2f}, with "
+        f"{best.ordered} of {best.pairs} pairs of algorithms in the printed order.\n"
+    )
+    yield "| reading | off by a factor of (geometric mean) | pairs in the printed order |\n|---|---|---|"
+    for row in near:
+        yield f"| {row.combination} | {row.factor:.2f} | {row.ordered} of {row.pairs} |"
+    yield ""
+
+
+def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
+    figure = one.figure
+    yield f"# {figure.title}\n"
+    if quick:
+        yield f"{QUICK}\n"
+    if pictured:
+        yield f"![{figure.title}]({figure.name}.png)\n"
+        yield "Lines are medians over all runs, bands their 10th to 90th percentile.\n"
+    yield f"**The paper:** {figure.paper.strip()}\n"
+    yield "## Verdicts\n"
+    for verdict in one.verdicts:
+        yield from _verdict(verdict)
+    yield from _nearest(one, heading="## Which reading comes nearest to the printed numbers")
+    measured = [document for document in one.present if "algorithms" in document]
+    if measured:
+        yield "## Measured\n"
+        yield from _measured(measured)
+    if one.present:
+        yield "## Settings\n"
+        yield from _settings(one.present)
+    missing = [arm.name for arm in one.arms if one.documents[arm.id] is None]
+    if missing:
+        yield f"Not run here: {'; '.join(missing)}.\n"
+    if figure.caveats:
+        yield "## What to know\n"
+        yield "\n".join(f"- {caveat.strip()}" for caveat in figure.caveats) + "\n"
+    yield f"## Again\n\n```\nfolb reproduce {figure.name}{' --quick' if quick else ''}\n```"
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    yield f"**{verdict.claim.says}** — {verdict.text}\n"
+    if verdict.conditions:
+        yield "| condition | against | effect [95 % interval] | runs | |\n|---|---|---|---|---|"
+        for condition in verdict.conditions:
+            effect = verdicts.effect_text(verdict.claim, condition.effect)
+            word = "holds" if condition.holds else "does not hold"
+            yield f"| {condition.name} | {condition.against} | {effect} | {condition.effect.runs} | {word} |"
+        yield ""
+    if verdict.untested:
+        yield f"Not tested: {'; '.join(verdict.untested)}.\n"
+
+
+def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield (
+        "| arm | algorithm | rounds to target | paper | final accuracy (%) | final loss | drops > 5 points | MB up |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    for document in documents:
+        target, rounds = document["experiment"]["target"], document["experiment"]["rounds"]
+        for label, algorithm in document["algorithms"].items():
+            runs = algorithm["runs"]
+            cells = (
+                f"{document['name']} ({100 * target:g} %)",
+                label,
+                _arrival(runs["rounds"], rounds),
+                str(document["printed"].get(label.split()[0], "")),
+                _middle(runs["final"], 100),
+                _middle(runs["loss"], 1),
+                f"{np.mean(runs['drops']):.1f}",
+                f"{np.mean(runs['bytes_up']) / 1e6:.2f}",
+            )
+            yield f"| {' | '.join(cells)} |"
+    yield "\nMedians over runs with their 10th to 90th percentile; drops and megabytes are means.\n"
+
+
+def _arrival(reached: Sequence[int | None], rounds: int) -> str:
+    """The median of the rounds to the target and its range; one that never arrives is later than any that does."""
+    values = sorted(math.inf if value is None else value for value in reached)
+    low, middle, high = (values[round(q * (len(values) - 1))] for q in (0.1, 0.5, 0.9))
+    missed = sum(map(math.isinf, values))
+    words = [f"> {rounds}" if math.isinf(value) else f"{value:g}" for value in (low, middle, high)]
+    never = f"; {missed} of {len(values)} never" if missed else ""
+    return f"{words[1]} ({words[0]} to {words[2]}{never})"
+
+
+def _middle(values: Sequence[float | None], scale: float) -> str:
+    ordered = sorted(math.inf if value is None else scale * value for value in values)
+    low, middle, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.5, 0.9))
+    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+
+
+def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for document in documents:
+        if "check" in document:
+            given = ", ".join(f"{key} = {value}" for key, value in document["settings"].items())
+            yield f"- {document['name']}: `{document['check']}`{f' with {given}' if given else ''}."
+            continue
+        experiment, ran = document["experiment"], document["ran_on"]
+        note = f" ({document['note']})" if document["note"] else ""
+        draws = f"{document['draws']} draws of the data × " if document["draws"] else ""
+        count = len(experiment["seeds"])
+        common = {"replacement", "K", "lr", "batch", "unit", "server"}
+        algorithm = experiment["algorithms"][0].rpartition(":")[2]
+        own = experiment["set"].get(algorithm, {})
+        search = ""
+        for chosen in document["chosen"]:
+            values = ", ".join(f"{key} = {value:g}" for key, value in chosen["values"].items())
+            on = f"draws {_listed(chosen['draws'])} and seeds " if chosen["draws"] else "seeds "
+            search += f" Line search for {chosen['algorithm']} on {on}{_listed(chosen['seeds'])}: {values}."
+        yield (
+            f"- {document['name']}: {experiment['dataset']}{note}, {document['devices']} devices; {experiment['model']}; "
+            f"{draws}{count} seeds × {experiment['rounds']} rounds; work {experiment['system']} "
+            f"({', '.join(f'{key}={own[key]}' for key in sorted(common & own.keys()))}).{search} "
+            f"Ran on {ran['device']} (folb {ran['folb']}, jax {ran['jax']})."
+        )
+    yield ""
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
