@@ -7,26 +7,36 @@ Where the paper is right the claim is asserted; where it is not, what is true in
 from __future__ import annotations
 
 import itertools
-from functools import cache, partial
-from typing import NamedTuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import algorithms, device, rules, selection, simulator, system, theory
+from folb import algorithms, device, quadratics, rules, selection, simulator, system, theory
 from folb.data.synthetic import synthetic, synthetic_iid
 from folb.errors import InputError
 from folb.federation import Federation
 from folb.models import Model, logistic
-from folb.rules import Gradients, Round
+from folb.quadratics import (
+    DIM,
+    FIRST,
+    SECOND,
+    TOLERANCE,
+    UNIFORM,
+    Case,
+    K,
+    N,
+    Quadratics,
+    cases,
+    chances,
+    exceeds,
+    losses,
+    random_quadratics,
+)
+from folb.reproduction.checks import logistic_gradients
 from folb.theory import Constants, Point
-
-N, K, DIM = 3, 2, 3
-MULTISETS = np.array(list(itertools.product(range(N), repeat=K)))
-UNIFORM = np.full(N, 1 / N)
-TOLERANCE = 1e-9
 
 
 @pytest.fixture
@@ -35,116 +45,18 @@ def double():
         yield
 
 
-class Quadratics(NamedTuple):
-    """F_k(w) = <g_k, w> + w^T A_k w / 2 seen from w^t = 0, so that f(w^t) = 0; f has weights `share`."""
-
-    g: np.ndarray
-    A: np.ndarray
-    share: np.ndarray
-
-    @property
-    def constants(self) -> Constants:
-        eigenvalues = np.linalg.eigvalsh(self.A)
-        B = np.linalg.norm(self.g, axis=1).max() / np.linalg.norm(self.share @ self.g)
-        return Constants(B, np.abs(eigenvalues).max(), -eigenvalues.min())
-
-    @property
-    def point(self) -> Point:
-        g = self.share @ self.g
-        return Point(0.0, self.g @ g, g @ g)
-
-    def loss(self, w: np.ndarray) -> np.ndarray:
-        """f at each row of w."""
-        A = np.tensordot(self.share, self.A, 1)
-        return w @ (self.share @ self.g) + np.einsum("...i,ij,...j->...", w, A, w) / 2
-
-    def solve(self, mu: float, residual: np.ndarray) -> np.ndarray:
-        """Each device's w_k, with grad h_k(w_k) = residual_k; 0 is the exact solution."""
-        H = self.A + mu * np.eye(self.g.shape[1])
-        return np.linalg.solve(H, (residual - self.g)[..., None])[..., 0]
-
-
-class Case(NamedTuple):
-    """A problem, mu, P, and solutions whose inexactness is gamma_k exactly."""
-
-    problem: Quadratics
-    mu: float
-    P: np.ndarray
-    gamma: np.ndarray
-    delta: np.ndarray
-
-
-def random_quadratics(rng, *, scale, spread, share=UNIFORM, lowest=-0.5) -> Quadratics:
-    count = len(share)
-    Q = np.linalg.qr(rng.normal(size=(count, DIM, DIM)))[0]
-    A = np.einsum("kij,kj,klj->kil", Q, scale * rng.uniform(lowest, 1, (count, DIM)), Q)
-    return Quadratics(rng.normal(size=DIM) + spread * rng.normal(size=(count, DIM)), A, share)
-
-
-def random_case(rng, *, mu=None, scale=None, spread=None, exact=False, against=False) -> Case:
-    """`against`: the residuals point along grad f, where inexactness costs most."""
-    scale = 10 ** rng.uniform(-3, 0.3) if scale is None else scale
-    spread = 10 ** rng.uniform(-1.5, 0.7) if spread is None else spread
-    problem = random_quadratics(rng, scale=scale, spread=spread)
-    mu = 10 ** rng.uniform(-1, 1) if mu is None else mu
-    mu = max(mu, 1.2 * problem.constants.sigma)
-    gamma = np.zeros(N) if exact else rng.uniform(0, 1, N) * rng.choice([0.05, 1])
-    residual = np.tile(problem.share @ problem.g, (N, 1)) if against else rng.normal(size=(N, DIM))
-    residual *= (gamma * np.linalg.norm(problem.g, axis=1) / np.linalg.norm(residual, axis=1))[:, None]
-    return Case(problem, mu, rng.dirichlet(np.ones(N)), gamma, problem.solve(mu, residual))
-
-
-def cases(seed, count, **settings):
-    rng = np.random.default_rng(seed)
-    return [random_case(rng, **settings) for _ in range(count)]
-
-
-@cache
-def compiled(rule):
-    """The library's rule for many multisets at once: (delta, grad, gamma, inner, second's grad) -> Update."""
-
-    def one(delta, grad, gamma, inner, second):
-        ones = jnp.ones(len(delta))
-        return rule(
-            Round(jnp.zeros(delta.shape[1]), ones, ones, ones, delta, grad, gamma, inner, Gradients(second, ones, ones))
-        )
-
-    return jax.jit(jax.vmap(one))
-
-
-def losses(rule, case: Case, S=MULTISETS, second=None) -> tuple[np.ndarray, np.ndarray]:
-    """f(w^{t+1}) after each multiset of S, and the weight each device got in it [multisets, N]."""
-    g, second = case.problem.g, S if second is None else second
-    update = compiled(rule)(case.delta[S], g[S], case.gamma[S], case.problem.point.inner[S], g[second])
-    weights = np.zeros((len(S), N))
-    np.add.at(weights, (np.arange(len(S))[:, None], S), np.asarray(update.weights))
-    return case.problem.loss(np.asarray(update.delta)), weights
-
-
-def chances(P) -> np.ndarray:
-    """The probability of each multiset."""
-    return P[MULTISETS].prod(axis=1)
-
-
-def exceeds(left, right) -> bool:
-    return bool(left > right + TOLERANCE * (1 + abs(right)))
-
-
 def test_theorem_1_and_proposition_1_hold(double):
     """(4), (6) and (8): no violation; and none promises a decrease unless mu' > L (1 + gamma) / (1 - gamma)."""
     silent = {"(4)": 0, "(6)": 0}
     tried = cases(0, 300) + cases(1, 100, against=True) + cases(2, 100, exact=True)
+    for name, false in quadratics.theorem_1(tried).items():
+        assert false.shape == (500,) and not false.any(), name
     for case in tried:
         at, c, mu, gamma = case.problem.point, case.problem.constants, case.mu, case.gamma.max()
         bounds = {
             "(4)": theory.mean_bound(at, c, mu, gamma, case.P),
             "(6)": theory.signed_bound(at, c, mu, gamma, case.P),
         }
-        mean, signed = losses(rules.mean, case)[0], losses(rules.signed, case)[0]
-        assert not exceeds(chances(case.P) @ mean, bounds["(4)"])
-        assert not exceeds(chances(case.P) @ signed, bounds["(6)"])
-        P_lb = np.asarray(selection.lb_near_optimal(at.inner))
-        assert not exceeds(chances(P_lb) @ signed, theory.lb_near_optimal_bound(at, c, mu, gamma))
         for name, bound in bounds.items():
             silent[name] += int(bound >= at.loss)
             if bound < at.loss:
@@ -156,12 +68,11 @@ def test_theorem_1_and_proposition_1_hold(double):
 def test_the_bound_for_any_weights_holds_for_every_multiset(double):
     """`weights_bound`, which is not the paper's, covers (2), (5), (9), (13) and (18) without expectations."""
     hetero = partial(rules.folb_hetero, psi=0.5)
-    S1, S2 = np.repeat(MULTISETS, len(MULTISETS), axis=0), np.tile(MULTISETS, (len(MULTISETS), 1))
     checked = 0
     for case in cases(3, 100) + cases(4, 50, against=True):
         at, c = case.problem.point, case.problem.constants
         for rule in (rules.mean, rules.signed, rules.folb_two_set, rules.folb, hetero):
-            for loss, weights in zip(*losses(rule, case, S1, S2), strict=True):
+            for loss, weights in zip(*losses(rule, case, FIRST, SECOND), strict=True):
                 assert not exceeds(loss, theory.weights_bound(at, c, case.mu, case.gamma, weights))
                 checked += 1
     print(f"weights_bound: 0 of {checked} rounds above it")
@@ -235,20 +146,6 @@ def test_sum_lemma_is_no_upper_bound():
     assert false > 500
 
 
-def logistic_gradients(federation, w):
-    """grad F_k of multinomial logistic regression, [N, 61 x 10]."""
-    train, rows = federation.train, []
-    W = w.reshape(61, 10)
-    for start, size in zip(train.start, train.size, strict=True):
-        x = np.column_stack([train.x[start : start + size], np.ones(size)])
-        z = x @ W
-        p = np.exp(z - z.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        p[np.arange(size), train.y[start : start + size]] -= 1
-        rows.append((x.T @ p / size).ravel())
-    return np.array(rows)
-
-
 @pytest.mark.parametrize("make, least", [(synthetic_iid, 1.0), (synthetic, 2.0)], ids=["iid", "1_1"])
 def test_lemma_1_on_the_synthetic_data(make, least):
     """Both sides of (11) and (12) along 50 steps of gradient descent, K = 10."""
@@ -271,12 +168,7 @@ def test_lemma_1_on_the_synthetic_data(make, least):
 
 def test_theorem_2_fails(double):
     """(9) does not attain (8): exact enumeration over both sets, exact local solutions."""
-    S1, S2 = np.repeat(MULTISETS, len(MULTISETS), axis=0), np.tile(MULTISETS, (len(MULTISETS), 1))
-    violated = 0
-    for case in cases(9, 500, exact=True, scale=2.0, spread=3.0):
-        expected = losses(rules.folb_two_set, case, S1, S2)[0].mean()
-        bound = theory.lb_near_optimal_bound(case.problem.point, case.problem.constants, case.mu, 0.0)
-        violated += exceeds(expected, bound)
+    violated = quadratics.theorem_2(cases(9, 500, exact=True, scale=2.0, spread=3.0)).sum()
     print(f"Theorem 2: (9) above (8) in {violated} of 500 random quadratics, N = 3, K = 2")
     assert violated > 50
 
@@ -289,8 +181,7 @@ def test_theorem_2_fails_by_any_factor(double, near):
     problem = Quadratics(g, np.tile(np.eye(DIM), (N, 1, 1)), UNIFORM)
     mu = 10.0
     case = Case(problem, mu, UNIFORM, np.zeros(N), problem.solve(mu, np.zeros((N, DIM))))
-    S1, S2 = np.repeat(MULTISETS, len(MULTISETS), axis=0), np.tile(MULTISETS, (len(MULTISETS), 1))
-    expected = losses(rules.folb_two_set, case, S1, S2)[0].mean()
+    expected = losses(rules.folb_two_set, case, FIRST, SECOND)[0].mean()
     bound = float(theory.lb_near_optimal_bound(problem.point, problem.constants, mu, 0.0))
     print(f"e = {near}: expected f(w+) - f(w) = {expected:.3g}, (8) allows {bound:.3g}")
     assert bound < 0.2
@@ -311,13 +202,8 @@ def test_folb_bound_is_too_strong_by_a_factor_K(double):
 
 def test_folb_bound_fails_without_the_factor_K_too(double):
     """(13) weighs by estimated inner products: not even 1/N sum_k |<grad f, grad F_k>| / mu is assured."""
-    printed = without = 0
     tried = cases(10, 300, exact=True)
-    for case in tried:
-        at, c = case.problem.point, case.problem.constants
-        expected = losses(rules.folb, case)[0].mean()
-        printed += exceeds(expected, theory.folb_bound(at, c, case.mu, 0.0, K))
-        without += exceeds(expected, theory.folb_bound(at, c, case.mu, 0.0, 1))
+    printed, without = (false.sum() for false in quadratics.one_set(tried).values())
     print(f"(14) violated in {printed} of {len(tried)}, with 1 for K in {without}; N = 3, K = 2, exact solutions")
     assert printed > 100
     assert 0 < without < printed
@@ -325,20 +211,11 @@ def test_folb_bound_fails_without_the_factor_K_too(double):
 
 def test_theorem_3_fails_for_mu_above_1(double):
     """(15) with the printed psi; with `corrected_psi` it holds, and so it does as printed for mu <= 1/K."""
-    tried = {"mu <= 1/K": (0.05, 1 / K), "1/K < mu <= 1": (1 / K, 1.0), "mu > 1": (1.0, 30.0)}
-    rng = np.random.default_rng(11)
-    printed, count = dict.fromkeys(tried, 0), 300
-    for name, (low, high) in tried.items():
-        mus = np.exp(rng.uniform(np.log(low), np.log(high), 2 * count))
-        made = [random_case(rng, mu=mu, against=i % 2 == 0) for i, mu in enumerate(mus)]
-        for case in [case for case in made if case.mu <= high][:count]:  # sigma pushes mu up in some
-            at, c = case.problem.point, case.problem.constants
-            expected = chances(case.P) @ losses(rules.mean, case)[0]
-            bound = partial(theory.hetero_bound, at, c, case.mu, case.gamma, case.P)
-            printed[name] += exceeds(expected, bound(theory.psi(c, case.mu, K)))
-            assert not exceeds(expected, bound(theory.corrected_psi(c, case.mu)))
-        assert sum(case.mu <= high for case in made) >= count
-    print(f"(15) violated, of {count} each: {printed}; with corrected_psi 0")
+    found = quadratics.theorem_3(11, 300)
+    for by_psi in found.values():
+        assert len(by_psi["printed"]) == 300 and not by_psi["corrected"].any()
+    printed = {name: int(by_psi["printed"].sum()) for name, by_psi in found.items()}
+    print(f"(15) violated, of 300 each: {printed}; with corrected_psi 0")
     assert printed["mu <= 1/K"] == 0
     assert printed["mu > 1"] > 50
 
@@ -356,15 +233,7 @@ def test_theorem_3_on_a_linear_loss():
 
 def test_theorem_3_fails_below_mu_1_for_large_K():
     """(15) divides the last term of psi by K: ten devices, the first drawn ten times, mu = 0.75."""
-    mu, K = 0.75, 10
-    g, A = np.full((10, 1), -2 / 9), np.full((10, 1, 1), 0.75)
-    g[0], A[0] = 1, -0.5
-    problem = Quadratics(g, A, np.full(10, 0.1))
-    c, only_first = problem.constants, np.eye(10)[0]
-    assert c == pytest.approx((10, 0.75, 0.5))
-    after = problem.loss(problem.solve(mu, -g)[0])  # gamma_1 = 1, the residual pointing on
-    bound = partial(theory.hetero_bound, problem.point, c, mu, np.ones(10), only_first)
-    printed, corrected = bound(theory.psi(c, mu, K)), bound(theory.corrected_psi(c, mu))
+    after, printed, corrected = quadratics.large_K()
     print(f"mu = 0.75, K = 10: f(w+) - f(w) = {after:.2f}, (15) allows {printed:.2f}, corrected {corrected:.2f}")
     assert printed < after < corrected
 
@@ -404,15 +273,8 @@ def test_hetero_selection_holds_when_corrected_and_may_lose_to_uniform(double):
 
 def test_near_optimal_selection_lies_between_uniform_and_the_single_best_device(double):
     """E sum_{k in S} |<grad f, grad F_k>| is K sum_k P_k |...|, linear in P: (7) is not its maximum."""
-    rng = np.random.default_rng(14)
-    gains = []
-    for _ in range(300):
-        magnitude = np.abs(random_quadratics(rng, scale=1, spread=10 ** rng.uniform(-1, 1)).point.inner)
-        P = np.asarray(selection.lb_near_optimal(magnitude))
-        for Q in (P, UNIFORM):
-            assert chances(Q) @ magnitude[MULTISETS].sum(axis=1) == pytest.approx(K * Q @ magnitude)
-        assert magnitude.mean() <= P @ magnitude * (1 + 1e-12) and P @ magnitude <= magnitude.max() * (1 + 1e-12)
-        gains.append((P @ magnitude - magnitude.mean()) / (magnitude.max() - magnitude.mean()))
+    gains = quadratics.near_optimal(14, 300)
+    assert np.all((gains >= -1e-12) & (gains <= 1 + 1e-12))
     print(f"(7) gains a median {np.median(gains):.2f} of the way from uniform to the best single device (N = 3)")
     assert 0 < np.median(gains) < 1
 

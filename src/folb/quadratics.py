@@ -195,6 +195,21 @@ def theorem_3(seed: int, count: int) -> dict[str, dict[str, NDArray]]:
     return found
 
 
+def large_K() -> tuple[float, float, float]:
+    """A case with mu < 1 that breaks (15): f(w^{t+1}), and the bound with the printed and the corrected psi.
+
+    Ten devices, the first drawn ten times, mu = 0.75: the printed psi divides its last term by K.
+    """
+    mu, K = 0.75, 10
+    g, A = np.full((10, 1), -2 / 9), np.full((10, 1, 1), 0.75)
+    g[0], A[0] = 1, -0.5
+    problem = Quadratics(g, A, np.full(10, 0.1))
+    c = problem.constants
+    after = problem.loss(problem.solve(mu, -g)[0])  # gamma_1 = 1, the residual pointing on
+    bound = partial(theory.hetero_bound, problem.point, c, mu, np.ones(10), np.eye(10)[0])
+    return float(after), float(bound(theory.psi(c, mu, K))), float(bound(theory.corrected_psi(c, mu)))
+
+
 def near_optimal(seed: int, count: int) -> NDArray:
     """How far of the way from uniform selection to the best, the single best device, (7) goes."""
     rng = np.random.default_rng(seed)

@@ -43,14 +43,14 @@ def raw(dataset: str, *names: str) -> Path:
     raise missing(dataset, names[0])
 
 
-class Missing(InputError):
+class MissingError(InputError):
     """A dataset's file is not there."""
 
 
-def missing(dataset: str, name: str) -> Missing:
+def missing(dataset: str, name: str) -> MissingError:
     """The error that says which file to put where."""
     folder = directory() / dataset
-    return Missing(dataset, name, f"is not there: put it in {folder}, or let `folb data fetch {dataset}` get it")
+    return MissingError(dataset, name, f"is not there: put it in {folder}, or let `folb data fetch {dataset}` get it")
 
 
 def writable(folder: Path) -> bool:

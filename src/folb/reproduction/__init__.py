@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from folb.data.files import Missing
+from folb.data.files import MissingError
 from folb.reproduction import arms, files, verdicts
 from folb.reproduction.arms import Complete
 from folb.reproduction.files import Arm
@@ -35,7 +35,7 @@ def carry_out(names: Sequence[str], home: Path, quick: bool, complete: Complete,
     for i, arm in enumerate(wanted.values(), start=1):
         try:
             found = arms.carry_out(arm, complete)
-        except Missing as error:
+        except MissingError as error:
             tell(f"{arm.slug} is left out ({i} of {len(wanted)}): {error}")
             continue
         tell(f"{arm.slug} is done ({i} of {len(wanted)}): {arms.keep(home, found)}")

@@ -46,28 +46,27 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **found}
     planner = Planner()
     given, chosen = _searched(arm, planner, complete)
-    plans: list[Plan] = []
+    identities: list[str] = []
     runs: list[tuple[int, Run]] = []
-    for draw, experiment in _draws(given, range(arm.draws)):
+    for draw, experiment in draws_of(given, range(arm.draws)):
         planned = planner.plan(experiment)
         where = f"{arm.slug}, draw {draw + 1} of {arm.draws}" if arm.draws > 1 else arm.slug
         there = complete(planned, where)
         runs += [(draw, run) for run in there.runs()]
-        plans.append(replace(planned, federation=None))  # the samples of all draws at once may be too many
-        note, devices = planned.federation.note, planned.federation.N
-    identity = hashlib.sha256("".join(planned.identity for planned in plans).encode()).hexdigest()
+        identities.append(planned.identity)
+    identity = hashlib.sha256("".join(identities).encode()).hexdigest()
     return about | {
         "identity": identity,
-        "experiment": _experiment(plans[0], arm),
+        "experiment": _experiment(planned, arm),
         "draws": arm.draws,
-        "note": note,
-        "devices": devices,
+        "note": planned.federation.note,
+        "devices": planned.federation.N,
         "ran_on": {key: there.environment[key] for key in MACHINE},
         "chosen": chosen,
         "printed": dict(arm.printed),
         "varied": dict(arm.varied),
         "evaluated_rounds": runs[0][1].evaluated_rounds.tolist(),
-        "algorithms": _algorithms(runs, plans[0].experiment),
+        "algorithms": _algorithms(runs, planned.experiment),
     }
 
 
@@ -85,7 +84,7 @@ class Planner:
         return replace(planned, model=self.models.setdefault(key, planned.model))
 
 
-def _draws(given: Mapping[str, Any], draws: Sequence[int]) -> Iterator[tuple[int, Experiment]]:
+def draws_of(given: Mapping[str, Any], draws: Sequence[int]) -> Iterator[tuple[int, Experiment]]:
     """The experiment of each draw; the dataset's own if there are none."""
     for draw in draws or (None,):
         settings = dict(given.get("set", {})) | ({} if draw is None else {"draw": draw})
@@ -142,7 +141,7 @@ def _ranked(
     trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}
     trying["rounds"] = search.rounds or given.get("rounds", 100)
     groups: list[list[Run]] = []
-    for draw, experiment in _draws(trying, search.draws):
+    for draw, experiment in draws_of(trying, search.draws):
         planned = planner.plan(experiment)
         found = complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs()
         n = len(found) // len(planned.algorithms)
@@ -154,12 +153,12 @@ def _ranked(
 def _located(name: str) -> Path:
     path = data_files.directory() / name
     if not path.is_file():
-        raise data_files.Missing("dataset", name, f"is not there: put it in {path.parent}")
+        raise data_files.MissingError("dataset", name, f"is not there: put it in {path.parent}")
     return path
 
 
 def _experiment(planned: Plan, arm: Arm) -> dict[str, Any]:
-    """The experiment of the first draw, spelt out; a dataset by the name that the file gives it."""
+    """The experiment of the last draw, spelt out; a dataset by the name that the file gives it."""
     whole = planned.experiment
     settings = {key: value for key, value in whole.set.items() if key != whole.dataset}
     return {

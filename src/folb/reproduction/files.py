@@ -33,6 +33,7 @@ from folb.experiment import Experiment
 
 FRONT = "front"  # the file with the texts of the front page
 KEYS = frozenset(field.name for field in fields(Experiment))
+OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment has not
 WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
 
 
@@ -186,7 +187,7 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
             return []
         table = _merged(table, instead)
     vary = table.pop("vary", {})
-    own = {key: table.pop(key) for key in ("id", "name", "draws", "printed", "check", "settings") if key in table}
+    own: dict[str, Any] = {key: table.pop(key) for key in OWN if key in table}
     if not re.fullmatch("[a-z0-9_.-]+", own.get("id", "")):
         raise InputError(f"{where}: id of an arm", own.get("id"), "should be small letters, digits, - and _")
     search = table.pop("search", {})

@@ -102,8 +102,8 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
             where = f"[{one.figure.title.partition(':')[0]}]({one.figure.name}.md)"
             yield f"| {where} | {verdict.claim.says} | {verdict.text} | {verdict.effect} |"
     yield f"\n{texts['reading'].strip()}\n"
-    option = " --quick" if quick else ""
-    yield f"## Again\n\n```\nfolb reproduce all{option}\nfolb reproduce all{option} --pages-only   # these pages, from the stored results\n```"
+    command = f"folb reproduce all{' --quick' if quick else ''}"
+    yield f"## Again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
 
 
 def _nearest(one: Page, heading: str) -> Iterator[str]:
@@ -223,8 +223,8 @@ def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             on = f"draws {_listed(chosen['draws'])} and seeds " if chosen["draws"] else "seeds "
             search += f" Line search for {chosen['algorithm']} on {on}{_listed(chosen['seeds'])}: {values}."
         yield (
-            f"- {document['name']}: {experiment['dataset']}{note}, {document['devices']} devices; {experiment['model']}; "
-            f"{draws}{count} seeds × {experiment['rounds']} rounds; work {experiment['system']} "
+            f"- {document['name']}: {experiment['dataset']}{note}, {document['devices']} devices; "
+            f"{experiment['model']}; {draws}{count} seeds × {experiment['rounds']} rounds; work {experiment['system']} "
             f"({', '.join(f'{key}={own[key]}' for key in sorted(common & own.keys()))}).{search} "
             f"Ran on {ran['device']} (folb {ran['folb']}, jax {ran['jax']})."
         )

@@ -90,7 +90,7 @@ class Verdict(NamedTuple):
             return ""
         ordered = sorted(self.conditions, key=lambda condition: condition.effect.value)
         shown = [effect_text(self.claim, condition.effect) for condition in ordered]
-        return shown[0] if len(shown) == 1 else f"from {shown[0]} to {shown[-1]}"
+        return shown[0] if shown[0] == shown[-1] else f"from {shown[0]} to {shown[-1]}"
 
 
 def short(names: Sequence[str]) -> list[str]:

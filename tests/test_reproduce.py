@@ -1,0 +1,467 @@
+"""The reproduction: experiment files, verdicts on made-up results, pages from stored ones, and the command."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folb import store, trial
+from folb.cli import main
+from folb.errors import InputError
+from folb.experiment import Experiment
+from folb.reproduction import arms, files, pages, verdicts
+from folb.reproduction.files import Arm, Claim
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A compilation cache for these tests alone, shared among them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+# made-up results
+
+
+def made_up(ours, theirs, *, draws=None, rounds=100, metric="rounds", arm="a", printed=None, varied=None):
+    """The results of an arm with one value a run for folb and fedavg."""
+
+    def algorithm(values):
+        n = len(values)
+        runs = {name: [0.5] * n for name in ("final", "best", "mean", "loss")}
+        runs |= {"rounds": [10] * n, "drops": [0] * n, "bytes_up": [1] * n, "bytes_down": [1] * n}
+        curve = {str(q): [0.1, 0.5] for q in arms.QUANTILES}
+        runs |= {"draw": draws or [0] * n, "seed": list(range(n)), metric: list(values)}
+        return {"accuracy": curve, "loss": curve, "runs": runs}
+
+    return {
+        "figure": "made_up",
+        "arm": arm,
+        "name": arm.upper(),
+        "quick": False,
+        "identity": "0123456789abcdef",
+        "experiment": {
+            "dataset": "synthetic_1_1",
+            "model": "logistic",
+            "system": "uniform",
+            "algorithms": ["folb", "fedavg"],
+            "rounds": rounds,
+            "seeds": list(range(len(ours))),
+            "target": 0.7,
+            "set": {"folb": {"K": 10, "unit": "step"}},
+        },
+        "draws": len(set(draws)) if draws else 0,
+        "note": "",
+        "devices": 30,
+        "ran_on": {"device": "cpu", "folb": "0.1.0", "jax": "0.10.2"},
+        "chosen": [],
+        "printed": printed or {},
+        "varied": varied or {},
+        "evaluated_rounds": [1, 2],
+        "algorithms": {"folb": algorithm(ours), "fedavg": algorithm(theirs)},
+    }
+
+
+def claim(**given):
+    given = {"metric": "rounds", "better": "folb", "worse": ["fedavg"], "arms": ["*"]} | given
+    return Claim(figure="made_up", id="c", says="It is so.", **given)
+
+
+def judged(made, *documents):
+    named = [Arm("made_up", document["arm"], document["name"], False) for document in documents]
+    return verdicts.judge(made, named, {document["arm"]: document for document in documents})
+
+
+WIN = made_up([10, 12, 9, 11, 10], [20, 25, 19, 21, 22])
+LOSS = made_up([20, 25, 19, 21, 22], [10, 12, 9, 11, 10], arm="b")
+TIE = made_up([10, 20, 10, 20, 15], [20, 10, 20, 10, 15], arm="c")
+
+
+def test_a_clear_win_holds_with_its_effect():
+    verdict = judged(claim(), WIN)
+    (condition,) = verdict.conditions
+    assert verdict.word == verdict.text == "holds"
+    expected = np.exp(np.mean(np.log(np.array([20, 25, 19, 21, 22]) / [10, 12, 9, 11, 10])))
+    assert math.exp(condition.effect.value) == pytest.approx(expected)
+    assert 1.9 < math.exp(condition.effect.low) < expected < math.exp(condition.effect.high) < 2.3
+    assert verdict.effect.startswith("2.06 [")
+
+
+@pytest.mark.parametrize("document", [LOSS, TIE], ids=["loss", "tie"])
+def test_a_clear_loss_and_a_tie_do_not_hold(document):
+    assert judged(claim(), document).word == "does not hold"
+
+
+def test_one_arm_of_several_is_a_named_condition():
+    verdict = judged(claim(), LOSS, WIN, TIE)
+    assert verdict.word == "holds only under a condition"
+    assert verdict.text == "holds only under: A (1 of 3 conditions)"
+    assert verdict.effect.startswith("from 0.48") and " to 2.06" in verdict.effect
+
+
+def test_a_run_that_never_arrives_counts_as_one_round_more():
+    never = made_up([50, 50, 50], [None, None, None], rounds=99)
+    effect = judged(claim(), never).conditions[0].effect
+    assert math.exp(effect.value) == pytest.approx(2) and effect.runs == 3
+    assert judged(claim(), made_up([None] * 3, [None] * 3)).word == "does not hold"
+
+
+def test_no_verdict_from_fewer_than_three_runs_nor_without_results():
+    assert judged(claim(), made_up([1, 1], [9, 9])).word == "not tested here"
+    verdict = verdicts.judge(claim(), [Arm("made_up", "a", "A", False)], {"a": None})
+    assert (verdict.word, verdict.untested, verdict.effect) == ("not tested here", ["A"], "")
+
+
+@pytest.mark.parametrize(
+    "metric, ours, theirs",
+    [
+        ("final", [0.9, 0.8, 0.85], [0.7, 0.7, 0.7]),
+        ("loss", [0.1, 0.2, 0.3], [0.5, None, 1e20]),  # diverged: as 1000
+        ("drops", [0, 1, 0], [5, 6, 7]),
+        ("bytes_up", [1, 1, 1], [2, 2, 2]),
+    ],
+)
+def test_every_metric_has_its_direction(metric, ours, theirs):
+    better, worse = made_up(ours, theirs, metric=metric), made_up(theirs, ours, metric=metric)
+    assert judged(claim(metric=metric), better).word == "holds"
+    assert judged(claim(metric=metric), worse).word == "does not hold"
+
+
+def test_sameness_has_a_margin():
+    alike = made_up([0.80, 0.81, 0.79], [0.79, 0.80, 0.80], metric="mean")
+    assert judged(claim(metric="mean", same=0.02), alike).word == "holds"
+    assert judged(claim(metric="mean", same=0.005), alike).word == "does not hold"
+    twice = made_up([2, 2, 2], [1, 1, 1], metric="bytes_up")
+    verdict = judged(claim(metric="bytes_up", better="fedavg", worse=["folb"], same=0.05), twice)
+    assert (verdict.word, verdict.effect) == ("does not hold", "2 [2, 2] times")
+
+
+def test_thresholds():
+    assert judged(claim(at_least=1.5), WIN).word == "holds"
+    assert judged(claim(at_least=3.0), WIN).word == "does not hold"
+
+
+def test_an_effect_larger_than_another():
+    small = made_up([10, 12, 9, 11, 10], [11, 13, 10, 12, 11], arm="b")
+    larger = claim(than={"arm": "b"})
+    everything = {"a": WIN, "b": small}
+    assert verdicts.judge(larger, [Arm("made_up", "a", "A", False)], everything).word == "holds"
+    smaller = claim(than={"arm": "a"})
+    assert verdicts.judge(smaller, [Arm("made_up", "b", "B", False)], everything).word == "does not hold"
+
+
+def test_every_one_of_the_others_is_to_be_beaten():
+    document = made_up([10] * 4, [20] * 4)
+    beaten = made_up([10] * 4, [5] * 4)["algorithms"]["fedavg"]
+    document["algorithms"]["fedprox"] = beaten
+    verdict = judged(claim(worse=["fedavg", "fedprox"]), document)
+    assert verdict.word == "does not hold"
+    assert verdict.conditions[0].against == "fedprox"
+
+
+def test_variants_are_conditions():
+    document = made_up([10] * 4, [20] * 4)
+    simple, samples = document["algorithms"].pop("fedavg"), made_up([10] * 4, [5] * 4)["algorithms"]["fedavg"]
+    document["algorithms"] |= {"fedavg averaging=simple": simple, "fedavg averaging=samples": samples}
+    verdict = judged(claim(under=["averaging=simple", "averaging=samples"]), document)
+    assert verdict.text == "holds only under: averaging=simple (1 of 2 conditions)"
+    with pytest.raises(InputError, match="fedavg averaging=samples"):
+        judged(claim(), document)
+
+
+def test_printed_numbers_and_the_nearest_reading():
+    printed = {"folb": 10, "fedavg": 20}
+    near = made_up([10, 11, 9], [20, 22, 19], printed=printed, varied={"unit": "epoch"})
+    far = made_up([40, 44, 36], [20, 22, 19], printed=printed, varied={"unit": "step"}, arm="b")
+    assert judged(claim(metric="printed", at_most=1.5), near).word == "holds"
+    assert judged(claim(metric="printed", at_most=1.5), far).word == "does not hold"
+    first, second = verdicts.nearest([far, near], [""])
+    assert (first.combination, first.rows, first.ordered, first.pairs) == ("unit=epoch, ", 1, 1, 1)
+    assert first.factor == pytest.approx(1) and second.factor == pytest.approx(2) and second.ordered == 0
+
+
+def test_the_interval_is_clustered_by_draw_and_repeats():
+    """Ten runs of each of three draws that differ: the runs of a draw are no independent evidence."""
+    values = np.repeat([0.0, 1.0, 2.0], 10) + np.random.default_rng(0).normal(0, 0.01, 30)
+    by_draw, by_run = verdicts.bootstrap(values, np.repeat([0, 1, 2], 10)), verdicts.bootstrap(values, np.zeros(30))
+    assert by_draw == verdicts.bootstrap(values, np.repeat([0, 1, 2], 10))
+    assert by_draw.value == by_run.value == pytest.approx(values.mean())
+    assert by_draw.high - by_draw.low > 2 * (by_run.high - by_run.low)
+    assert values.min() <= by_draw.low <= by_draw.value <= by_draw.high <= values.max()
+
+
+def test_the_interval_covers_and_narrows():
+    rng = np.random.default_rng(1)
+    few, many = rng.normal(0, 1, (200, 10)), rng.normal(0, 1, (50, 160))
+    found = [verdicts.bootstrap(values, np.zeros(10)) for values in few]
+    assert 0.84 < np.mean([effect.low < 0 < effect.high for effect in found]) < 0.98
+    width = np.mean([effect.high - effect.low for effect in found])
+    narrow = np.mean([effect.high - effect.low for effect in (verdicts.bootstrap(v, np.zeros(160)) for v in many)])
+    assert 3 < width / narrow < 5
+
+
+# the experiment files
+
+
+def test_there_is_a_file_for_every_figure_and_table():
+    assert files.names() == ["table1", *(f"fig{n}" for n in range(2, 12)), "theory"]
+    assert sorted(path.name for path in (ROOT / "experiments").glob("*.toml")) == sorted(
+        [f"{name}.toml" for name in (*files.names(), files.FRONT)]
+    )
+
+
+@pytest.mark.parametrize("name", files.names())
+def test_experiment_files_are_sound(name):
+    """Every arm is an experiment, searched on what is not reported; every claim is about some arm, and compares."""
+    for quick in (False, True):
+        figure = files.read(name, quick)
+        everything = [*figure.arms, *files.used(figure, quick)]
+        for arm in figure.arms:
+            if arm.check:
+                continue
+            experiment = Experiment(**arm.given)
+            seeds = len(experiment.seeds) * max(arm.draws, 1)
+            assert seeds >= 3
+            if not quick:
+                assert len(experiment.seeds) >= (3 if experiment.dataset in ("shakespeare", "sent140") else 10)
+                assert arm.draws >= 10 or not experiment.dataset.startswith("synthetic")
+            for search in arm.searches:
+                assert not set(search.draws) & set(range(arm.draws))
+                assert search.draws or not set(search.seeds) & set(experiment.seeds)
+        for made in figure.claims:
+            chosen = figure.matching(made.arms, everything)
+            assert quick or len(chosen) >= len(made.arms)
+            assert made.metric in verdicts.METRICS
+            unknown = verdicts.judge(made, chosen, dict.fromkeys(arm.id for arm in everything))
+            assert unknown.word == "not tested here"
+
+
+def test_the_synthetic_arms_plan():
+    """All that can go wrong before a run: names, settings, searches."""
+    planner = arms.Planner()
+    for name in ("table1", "fig11"):
+        for arm in files.read(name).arms:
+            if arm.given["dataset"].startswith("synthetic"):
+                planned = planner.plan(next(iter(arms.draws_of(arm.given, range(1))))[1])
+                assert planned.federation.N == 30
+    assert len(planner.models) == 1  # one object, so that all draws share a compiled program
+
+
+def test_an_unknown_name_is_told_the_known(capsys):
+    assert main(["reproduce", "fig99"]) == 2
+    error = capsys.readouterr().err
+    assert "reproduce = 'fig99'" in error and "table1" in error and "fig11" in error
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("title = ", "cannot be read"),
+        ('title = "x"\npaper = "y"\ncolour = "red"', "colour"),
+        ('title = "x"\npaper = "y"\n[[arm]]\nid = "a"\nround = 3', "rounds"),
+        ('title = "x"\npaper = "y"\n[[arm]]\nid = "A b"', "id of an arm"),
+        ('title = "x"\npaper = "y"\n[[claim]]\nid = "a"', "claim"),
+    ],
+)
+def test_a_file_of_ones_own_is_checked(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        files.read(str(path))
+
+
+# pages
+
+
+def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
+    """What a user changes in a stored result shows on the page; nothing is run."""
+    mine = tmp_path / "made_up.toml"
+    mine.write_text(
+        'title = "Fig. 99: made up"\npaper = "It wins."\ncaveats = ["Not real."]\n'
+        '[[arm]]\nid = "a"\nname = "A"\ndataset = "synthetic_1_1"\n'
+        '[[claim]]\nid = "c"\nsays = "It needs fewer rounds."\narms = ["a"]\nbetter = "folb"\nworse = ["fedavg"]\n'
+        '[[claim]]\nid = "d"\nsays = "Another."\narms = ["b"]\nbetter = "folb"\nworse = ["fedavg"]\n'
+    )
+    home = tmp_path / "out"
+    arms.keep(home, WIN)
+    assert main(["reproduce", str(mine), "--pages-only", "--out", str(home)]) == 0
+    out, error = capsys.readouterr()
+    assert "It needs fewer rounds." in out and "not tested here" in out and not error
+    text, front = (home / "made_up.md").read_text(), (home / "README.md").read_text()
+    assert (home / "made_up.png").read_bytes().startswith(b"\x89PNG")
+    assert len((home / "made_up.png").read_bytes()) < 100_000
+    for expected in ("# Fig. 99: made up", "It wins.", "— holds", "2.06 [", "Not real.", "reproduce made_up", "cpu"):
+        assert expected in text
+    assert "| [Fig. 99](made_up.md) | It needs fewer rounds. | holds | 2.06 [" in front
+    assert "Of 2 claims: 1 holds; 1 could not be tested here." in front
+    arms.keep(home, LOSS | {"arm": "a", "identity": "fedcba9876543210"})
+    assert len(list((home / "results").iterdir())) == 1  # in place of the other
+    assert main(["reproduce", str(mine), "--pages-only", "--out", str(home), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["verdict"] for one in document["claims"]] == ["does not hold", "not tested here"]
+    assert "— does not hold" in (home / "made_up.md").read_text()
+
+
+@pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
+def test_the_committed_pages_are_those_of_the_committed_results(tmp_path):
+    committed, home = ROOT / "docs" / "reproduction", tmp_path / "reproduction"
+    shutil.copytree(committed / "results", home / "results")
+    made = pages.write(files.names(), home, quick=False)
+    for path in sorted(committed.glob("*.md")):
+        assert (home / path.name).read_text() == path.read_text(), path.name
+    assert {path.name for path in home.iterdir()} == {path.name for path in committed.iterdir()}
+    for page in made:
+        for verdict in page.verdicts:
+            assert verdict.word != "not tested here", verdict.claim.id
+
+
+# the command, from end to end
+
+TINY = """
+title = "Fig. 98: tiny"
+paper = "FOLB is better."
+quantities = ["accuracy", "loss"]
+
+[[arm]]
+id = "tiny"
+name = "Tiny"
+dataset = "synthetic_1_1"
+algorithms = ["folb", "fedavg"]
+rounds = 6
+target = 0.2
+draws = 3
+seeds = 2
+set = { sizes = [20, 30, 40], K = 2, averaging = ["simple", "samples"] }
+printed = { folb = 2, fedavg = 3 }
+vary = { unit = ["step"] }
+search = { algorithm = "folb", grid = { mu = [0.01, 1.0] }, draws = [7, 8], seeds = [5, 6, 7, 8, 9, 10] }
+
+[[arm]]
+id = "elsewhere"
+dataset = "mnist"
+seeds = 3
+
+[[claim]]
+id = "rounds"
+says = "It needs fewer rounds."
+arms = ["tiny-*"]
+better = "folb"
+worse = ["fedavg"]
+under = ["averaging=simple", "averaging=samples"]
+
+[[claim]]
+id = "mnist"
+says = "It does on MNIST."
+arms = ["elsewhere"]
+better = "folb"
+worse = ["fedavg"]
+"""
+
+
+# one algorithm, and so one program to compile
+PLAIN = (
+    TINY[: TINY.index("search")].replace('"folb", "fedavg"', '"fedavg"').replace('["simple", "samples"]', '"simple"')
+)
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOLB_DATA", str(tmp_path / "nothing"))
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path / "tiny.toml"
+
+
+def test_a_file_from_end_to_end(tiny, capsys):
+    assert main(["reproduce", str(tiny)]) == 0
+    out, error = capsys.readouterr()
+    assert "tiny-elsewhere is left out (2 of 2)" in error and "folb data fetch mnist" in error
+    home = tiny.parent / "reproduction"
+    (path,) = (home / "results").iterdir()
+    found = json.loads(path.read_bytes())
+    assert path.name == f"tiny-tiny-step-{found['identity'][:8]}.json"
+    assert list(found["algorithms"]) == ["folb", "fedavg averaging=simple", "fedavg averaging=samples"]
+    runs = found["algorithms"]["folb"]["runs"]
+    assert list(zip(runs["draw"], runs["seed"], strict=True)) == [(d, s) for d in range(3) for s in range(2)]
+    assert runs["bytes_up"] == [2 * n for n in runs["bytes_down"]]
+    assert len(found["algorithms"]["folb"]["accuracy"]["50"]) == 6
+    (search,) = found["chosen"]
+    assert search["values"]["mu"] in (0.01, 1.0) and found["experiment"]["set"]["folb"]["mu"] == search["values"]["mu"]
+    assert len(search["points"]) == 2
+    assert "It does on MNIST." in out and "not tested here" in out
+    assert "Line search for folb on draws 7, 8 and seeds 5" in (home / "tiny.md").read_text()
+    stored = sorted(entry.name for entry in store.home().iterdir())
+    assert len(stored) == 3 + 2
+    # again: nothing is run, and everything is as it was
+    before = {entry: entry.stat().st_mtime_ns for entry in store.home().rglob("rounds.jsonl")}
+    assert main(["reproduce", str(tiny), "--json"]) == 0
+    assert {entry: entry.stat().st_mtime_ns for entry in store.home().rglob("rounds.jsonl")} == before
+    assert json.loads(path.read_bytes()) == found
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)["claims"]] == ["rounds", "mnist"]
+
+
+def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
+    """The runs of the first draw are kept, and the results are those of an arm left alone."""
+    tiny.write_text(PLAIN)
+
+    perform, count = trial.perform, 0
+
+    def interrupted(*arguments, **keywords):
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+        return perform(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "perform", interrupted)
+        patch.setattr(sys, "argv", ["folb", "reproduce", str(tiny)])
+        assert main() == 130
+    assert f"go on with: folb reproduce {tiny}" in capsys.readouterr().err
+    assert len([path for path in store.home().iterdir() if (path / "results.json").is_file()]) == 1
+    assert main(["reproduce", str(tiny)]) == 0
+    (path,) = (tiny.parent / "reproduction" / "results").iterdir()
+    whole = path.read_bytes()
+    shutil.rmtree(store.home())
+    path.unlink()
+    assert main(["reproduce", str(tiny)]) == 0
+    assert path.read_bytes() == whole
+
+
+def test_a_quick_try_says_so_and_goes_elsewhere(tiny, capsys):
+    tiny.write_text(PLAIN + "quick = { rounds = 3, name = 'Tinier' }\n")
+    (tiny.parent / "docs" / "reproduction").mkdir(parents=True)
+    assert main(["reproduce", str(tiny), "--quick"]) == 0
+    out, _ = capsys.readouterr()
+    assert "A quick try" in out
+    home = tiny.parent / "reproduction-quick"
+    for page in ("README.md", "tiny.md"):
+        assert "A quick try, not the reproduction" in (home / page).read_text()
+    (path,) = (home / "results").iterdir()
+    found = json.loads(path.read_bytes())
+    assert found["quick"] and found["experiment"]["rounds"] == 3 and found["name"] == "Tinier, steps"
+    assert not list((tiny.parent / "docs" / "reproduction").iterdir())
+
+
+def test_the_experiment_files_are_installed(tmp_path):
+    """A wheel's content, as setuptools builds it."""
+    copy = tmp_path / "source"
+    copy.mkdir()
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    build = "from setuptools import build_meta; build_meta.build_wheel('.')"
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True, env=dict(os.environ))
+    (wheel,) = copy.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"folb/experiments/{name}.toml" for name in (*files.names(), files.FRONT)} <= set(names)
