@@ -113,7 +113,7 @@ def test_a_run_that_never_arrives_counts_as_one_round_more():
     never = made_up([50, 50, 50], [None, None, None], rounds=99)
     effect = judged(claim(), never).conditions[0].effect
     assert math.exp(effect.value) == pytest.approx(2) and effect.runs == 3
-    assert judged(claim(), made_up([None] * 3, [None] * 3)).word == "does not hold"
+    assert judged(claim(), made_up([None] * 3, [None] * 3)).word == "not tested here"
 
 
 def test_no_verdict_from_fewer_than_three_runs_nor_without_results():
@@ -303,7 +303,7 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     for expected in ("# Fig. 99: made up", "It wins.", "— holds", "2.06 [", "Not real.", "reproduce made_up", "cpu"):
         assert expected in text
     assert "| [Fig. 99](made_up.md) | It needs fewer rounds. | holds | 2.06 [" in front
-    assert "Of 2 claims: 1 holds; 1 could not be tested here." in front
+    assert "Of 2 claims 1 hold; 1 could not be tested here." in front
     arms.keep(home, LOSS | {"arm": "a", "identity": "fedcba9876543210"})
     assert len(list((home / "results").iterdir())) == 1  # in place of the other
     assert main(["reproduce", str(mine), "--pages-only", "--out", str(home), "--json"]) == 0

@@ -84,13 +84,10 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
     yield f"{texts['introduction'].strip()}\n"
     judged = [verdict for one in pages for verdict in one.verdicts]
     count = Counter(verdict.word for verdict in judged)
-    shown = [
-        f"{count[word]} {word}"
-        for word in (verdicts.HOLDS, "holds only under a condition", verdicts.FAILS)
-        if count[word]
-    ]
+    words = {verdicts.HOLDS: "hold", verdicts.PARTLY: "hold only under conditions", verdicts.FAILS: "do not hold"}
+    shown = ", ".join(f"{count[word]} {plural}" for word, plural in words.items() if count[word])
     untested = f"; {count[verdicts.UNTESTED]} could not be tested here" if count[verdicts.UNTESTED] else ""
-    yield f"Of {len(judged)} claims: {', '.join(shown) or 'none is decided'}{untested}.\n"
+    yield f"Of {len(judged)} claims {shown or 'none is decided'}{untested}.\n"
     if not quick and texts.get("advice"):
         yield f"## Should I use FOLB, and when?\n\n{texts['advice'].strip()}\n"
     for one in pages:
@@ -162,7 +159,7 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
             yield f"| {condition.name} | {condition.against} | {effect} | {condition.effect.runs} | {word} |"
         yield ""
     if verdict.untested:
-        yield f"Not tested: {'; '.join(verdict.untested)}.\n"
+        yield f"Not tested (no results, or no run arrives): {'; '.join(verdict.untested)}.\n"
 
 
 def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:

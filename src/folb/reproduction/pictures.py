@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from folb import figures
 
+COLOURS = 64
 QUANTITIES = {"accuracy": ("test accuracy (%)", 100), "loss": ("training loss", 1)}
 
 
@@ -39,7 +41,16 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
             text.set_parse_math(False)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    return figures.finished(figure, title, "", "png", dpi=80)
+    return _small(figures.finished(figure, title, "", "png", dpi=80))
+
+
+def _small(picture: bytes) -> bytes:
+    """The same picture in fewer colours: it lies in the repository."""
+    from PIL import Image  # which matplotlib brings along
+
+    content = io.BytesIO()
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS).save(content, format="png", optimize=True)
+    return content.getvalue()
 
 
 def _number(value: float | None) -> float:

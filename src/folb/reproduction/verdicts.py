@@ -12,11 +12,12 @@ with a 95 % bootstrap interval that resamples whole draws, or seeds where there 
 at the target counts as one round more than it had; a loss that is above 1000 or not finite counts as 1000. A condition
 holds if its interval, against each of `worse`, lies beyond no effect in the claimed direction; beyond `at_least`, if
 that is given. With `same` it is to lie within that much of no effect. `than` (arm, better, worse) asks that the effect
-exceed another.
+exceed another. With fewer than three runs, or rounds of which none arrives, a condition is not tested.
 
 Other metrics: `printed` is the factor between our median rounds and the printed ones, as the geometric mean over the
-algorithms, to be below `at_most`. Of a check, `violated` is the share of cases in which a statement is false, and
-should be 0; `value` and `ratio` are its values' mean and geometric mean.
+algorithms, to be below `at_most`; a run that never arrives counts as twice the rounds it had. Of a check, `violated`
+is the share of cases in which a statement is false, and should be 0; `value` and `ratio` are its values' mean and
+geometric mean.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from folb.federation import NDArray
 from folb.reproduction.files import Arm, Claim
 
 RESAMPLES, FEWEST, WORST_LOSS = 2000, 3, 1000.0
-HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested here"
+HOLDS, PARTLY, FAILS, UNTESTED = "holds", "holds only under a condition", "does not hold", "not tested here"
 
 RATIOS = ("rounds", "loss", "bytes_up", "printed", "ratio")
 POINTS = ("final", "best", "mean")
@@ -72,7 +73,7 @@ class Verdict(NamedTuple):
         held = [condition.holds for condition in self.conditions]
         if not held:
             return UNTESTED
-        return HOLDS if all(held) else "holds only under a condition" if any(held) else FAILS
+        return HOLDS if all(held) else PARTLY if any(held) else FAILS
 
     @property
     def text(self) -> str:
@@ -189,7 +190,13 @@ def _against(
         sides = claim.than.get("better", claim.better), claim.than.get("worse", worse)
         compared, _ = paired(other, claim.metric, *sides, under)
         values = values - compared[: len(values)] if len(compared) >= len(values) else values[:0]
-    return bootstrap(values, draws) if len(values) >= FEWEST else None
+    return bootstrap(values, draws) if len(values) >= FEWEST and _arrives(claim, document, worse, under) else None
+
+
+def _arrives(claim: Claim, document: Document, worse: str, under: str) -> bool:
+    """Whether there is something to compare: of rounds, there is not if no run of either arrives."""
+    sides = (document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, worse))
+    return claim.metric != "rounds" or any(value is not None for side in sides for value in side["rounds"])
 
 
 def paired(document: Document, metric: str, better: str, worse: str, under: str = "") -> tuple[NDArray, NDArray]:
@@ -267,8 +274,12 @@ def _printed(document: Document, under: str) -> Effect | None:
 
 
 def _log_printed(document: Document) -> NDArray:
-    never = document["experiment"]["rounds"] + 1
-    return np.log([never if value == "never" else value for value in document["printed"].values()])
+    return np.log([_far(document) if value == "never" else value for value in document["printed"].values()])
+
+
+def _far(document: Document) -> int:
+    """What a run that never arrives counts as beside a printed number: one more than it had could seem near."""
+    return 2 * int(document["experiment"]["rounds"])
 
 
 def _log_rounds(document: Document, under: str) -> tuple[NDArray | None, NDArray]:
@@ -276,7 +287,8 @@ def _log_rounds(document: Document, under: str) -> tuple[NDArray | None, NDArray
     if not document.get("printed"):
         return None, np.zeros(0)
     runs = [document["algorithms"][label(document, name, under)]["runs"] for name in document["printed"]]
-    return np.stack([measured(document, run, "rounds") for run in runs]), np.asarray(runs[0]["draw"])
+    rounds = [[_far(document) if value is None else value for value in run["rounds"]] for run in runs]
+    return np.log(rounds), np.asarray(runs[0]["draw"])
 
 
 class Nearness(NamedTuple):
