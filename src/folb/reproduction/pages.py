@@ -84,10 +84,8 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
     yield f"{texts['introduction'].strip()}\n"
     judged = [verdict for one in pages for verdict in one.verdicts]
     count = Counter(verdict.word for verdict in judged)
-    words = {verdicts.HOLDS: "hold", verdicts.PARTLY: "hold only under conditions", verdicts.FAILS: "do not hold"}
-    shown = ", ".join(f"{count[word]} {plural}" for word, plural in words.items() if count[word])
-    untested = f"; {count[verdicts.UNTESTED]} could not be tested here" if count[verdicts.UNTESTED] else ""
-    yield f"Of {len(judged)} claims {shown or 'none is decided'}{untested}.\n"
+    words = (verdicts.HOLDS, verdicts.PARTLY, verdicts.FAILS, verdicts.UNTESTED)
+    yield f"{len(judged)} claims: {', '.join(f'{word}: {count[word]}' for word in words if count[word])}.\n"
     if not quick and texts.get("advice"):
         yield f"## Should I use FOLB, and when?\n\n{texts['advice'].strip()}\n"
     for one in pages:
@@ -117,7 +115,13 @@ def _nearest(one: Page, heading: str) -> Iterator[str]:
     yield "| reading | off by a factor of (geometric mean) | pairs in the printed order |\n|---|---|---|"
     for row in near:
         yield f"| {row.combination} | {row.factor:.2f} | {row.ordered} of {row.pairs} |"
-    yield ""
+    by_average = {under: next(row for row in near if row.combination.endswith(under)) for under in UNDERS}
+    first, second = sorted(by_average, key=lambda under: by_average[under].factor)
+    yield (
+        f"\nSo the printed numbers are better explained by {first} (at best off by {by_average[first].factor:.2f}) than by "
+        f"{second} (at best {by_average[second].factor:.2f}); the text says simple averaging, the code it builds on weights "
+        "by samples.\n"
+    )
 
 
 def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:

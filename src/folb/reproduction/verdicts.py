@@ -1,8 +1,8 @@
 """A verdict for each claim, computed from stored results.
 
 A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms` and, where `under`
-lists words that tell variants apart (as averaging=samples), under each of those: a condition. The effect is paired:
-over the runs (draw, seed) of a condition the mean of
+lists words that tell variants apart (as "mu=1, averaging=samples"), under each of those: a condition. The effect is
+paired: over the runs (draw, seed) of a condition the mean of
 
     rounds, loss, bytes_up       log(worse / better), shown as a ratio; above 1 in favour of `better`
     final, best, mean (accuracy) better - worse
@@ -221,22 +221,17 @@ def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArra
 
 
 def label(document: Document, wanted: str, under: str = "") -> str:
-    """The algorithm of the document that has all the words of `wanted` and, if several have, those of `under`."""
-    found = [name for name in document["algorithms"] if _has(name, wanted)]
-    if len(found) > 1:
-        found = [name for name in found if _has(name, under)]
+    """The algorithm of the document that has all the words of `wanted`, and those of `under` that tell it apart."""
+    name, *words = wanted.split()
+    found = [label for label in document["algorithms"] if label.split()[0] == name and set(words) <= set(label.split())]
+    for word in under.replace(",", " ").split():
+        key = word.partition("=")[0] + "="
+        if any(other.startswith(key) for label in found for other in label.split()):
+            found = [label for label in found if word in label.split()]
     if len(found) != 1:
         expected = f"should be one of {', '.join(document['algorithms'])}"
         raise InputError(f"{document['figure']}: algorithm of a claim", f"{wanted} {under}".strip(), expected)
     return found[0]
-
-
-def _has(name: str, wanted: str) -> bool:
-    return set(wanted.split()) <= set(name.split()) and (not wanted or "=" in wanted.split()[0] or _same(name, wanted))
-
-
-def _same(name: str, wanted: str) -> bool:
-    return name.split()[0] == wanted.split()[0]
 
 
 def resamples(draws: NDArray) -> NDArray:
