@@ -117,10 +117,10 @@ def _nearest(one: Page, heading: str) -> Iterator[str]:
         yield f"| {row.combination} | {row.factor:.2f} | {row.ordered} of {row.pairs} |"
     by_average = {under: next(row for row in near if row.combination.endswith(under)) for under in UNDERS}
     first, second = sorted(by_average, key=lambda under: by_average[under].factor)
+    best, other = by_average[first].factor, by_average[second].factor
     yield (
-        f"\nSo the printed numbers are better explained by {first} (at best off by {by_average[first].factor:.2f}) than by "
-        f"{second} (at best {by_average[second].factor:.2f}); the text says simple averaging, the code it builds on weights "
-        "by samples.\n"
+        f"\nSo the printed numbers are better explained by {first} (at best off by {best:.2f}) than by {second} "
+        f"(at best {other:.2f}). The paper's text says simple averaging; the code it builds on weights by samples.\n"
     )
 
 

@@ -80,9 +80,10 @@ class Verdict(NamedTuple):
         """The verdict, with the conditions under which it holds if not under all."""
         names = short([condition.name for condition in self.conditions])
         held = [name for name, condition in zip(names, self.conditions, strict=True) if condition.holds]
-        if not held or len(held) == len(names):
-            return self.word
-        return f"holds only under: {'; '.join(held)} ({len(held)} of {len(names)} conditions)"
+        if held and len(held) < len(names):
+            return f"holds only under: {'; '.join(held)} ({len(held)} of {len(names)} conditions)"
+        left = f" ({len(self.untested)} of {len(names) + len(self.untested)} conditions not tested)"
+        return self.word + (left if names and self.untested else "")
 
     @property
     def effect(self) -> str:
