@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import algorithms, device, quadratics, rules, selection, simulator, system, theory
+from folb import algorithms, device, quadratics, rules, simulator, system, theory
 from folb.data.synthetic import synthetic, synthetic_iid
 from folb.errors import InputError
 from folb.federation import Federation
@@ -23,14 +23,12 @@ from folb.quadratics import (
     DIM,
     FIRST,
     SECOND,
-    TOLERANCE,
     UNIFORM,
     Case,
     K,
     N,
     Quadratics,
     cases,
-    chances,
     exceeds,
     losses,
     random_quadratics,
@@ -251,21 +249,10 @@ def test_printed_psi_is_large_enough_up_to_mu_1_over_K_and_never_above_1():
 
 def test_hetero_selection_holds_when_corrected_and_may_lose_to_uniform(double):
     """(17) with `corrected_psi` holds; but (16) draws a device with I_k < 0 the more often the worse it is."""
-    worse = printed = 0
     tried = cases(13, 300)
-    for case in tried:
-        at, c, mu, gamma = case.problem.point, case.problem.constants, case.mu, case.gamma
-        loss = losses(rules.mean, case)[0]
-
-        def violated(psi, at=at, c=c, mu=mu, gamma=gamma, loss=loss):
-            P = np.asarray(selection.lb_near_optimal_hetero(at.inner, gamma, psi, at.square))
-            return exceeds(chances(P) @ loss, theory.lb_near_optimal_hetero_bound(at, c, mu, gamma, psi))
-
-        psi = theory.corrected_psi(c, mu)
-        assert not violated(psi)
-        printed += violated(theory.psi(c, mu, K))
-        bound = theory.lb_near_optimal_hetero_bound(at, c, mu, gamma, psi)
-        worse += exceeds(bound, theory.hetero_bound(at, c, mu, gamma, UNIFORM, psi))
+    found = quadratics.hetero_selection(tried)
+    printed, worse = found.printed.sum(), found.weaker.sum()
+    assert not found.corrected.any()
     print(f"(17) violated in {printed} of {len(tried)}, with corrected_psi in 0; weaker than uniform P in {worse}")
     assert printed > 0
     assert worse > 0
@@ -281,22 +268,12 @@ def test_near_optimal_selection_lies_between_uniform_and_the_single_best_device(
 
 def test_comparison_with_fedprox_needs_the_uniform_objective(double):
     """(8) is below FedProx's bound for f = 1/N sum_k F_k; with p_k the chain of Sec. III-C breaks."""
-    rng = np.random.default_rng(15)
-    broken, weaker, tried = 0, {10: 0, 10_000: 0}, 1000
-    for i in range(2 * tried):
-        share = UNIFORM if i < tried else rng.dirichlet(np.ones(N))
-        problem = random_quadratics(rng, scale=10 ** rng.uniform(-5, 0), spread=10 ** rng.uniform(-1, 0.5), share=share)
-        at, c = problem.point, problem.constants
-        mu, gamma = max(10 ** rng.uniform(-1, 1), 1.2 * c.sigma), rng.uniform(0, 0.2)
-        ours = theory.lb_near_optimal_bound(at, c, mu, gamma)
-        chain = np.abs(at.inner).mean() < at.square * (1 - TOLERANCE)
-        lost = {k: exceeds(ours, theory.fedprox_bound(at, c, mu, gamma, k)) for k in weaker}
-        if i < tried:
-            assert not chain and not any(lost.values())
-        else:
-            broken += chain
-            weaker = {k: n + lost[k] for k, n in weaker.items()}
-    print(f"p_k weights: the chain breaks in {broken} of {tried}; (8) above FedProx's bound, by K: {weaker}")
+    found = quadratics.against_fedprox(15, 1000)
+    assert not found["uniform"].broken.any()
+    assert not any(false.any() for false in found["uniform"].larger.values())
+    broken = found["p_k"].broken.sum()
+    weaker = {k: int(false.sum()) for k, false in found["p_k"].larger.items()}
+    print(f"p_k weights: the chain breaks in {broken} of 1000; (8) above FedProx's bound, by K: {weaker}")
     assert broken > 100
     assert weaker[10_000] > 100
 

@@ -221,3 +221,56 @@ def near_optimal(seed: int, count: int) -> NDArray:
             assert np.isclose(chances(Q) @ magnitude[MULTISETS].sum(axis=1), K * Q @ magnitude)  # linear in P
         gains.append((P @ magnitude - magnitude.mean()) / (magnitude.max() - magnitude.mean()))
     return np.array(gains)
+
+
+class Selected(NamedTuple):
+    """What becomes of (17): in which cases it is false, and where it is weaker than (15) at uniform P."""
+
+    printed: NDArray
+    corrected: NDArray
+    weaker: NDArray
+
+
+def hetero_selection(tried: Sequence[Case]) -> Selected:
+    """Where (17), the bound at the selection (16), is false: with the printed psi, and with the corrected one."""
+    printed: list[bool] = []
+    corrected: list[bool] = []
+    weaker: list[bool] = []
+    for case in tried:
+        at, c, mu, gamma = case.problem.point, case.problem.constants, case.mu, case.gamma
+        loss = losses(rules.mean, case)[0]
+        right = theory.corrected_psi(c, mu)
+        for psi, false in ((theory.psi(c, mu, K), printed), (right, corrected)):
+            P = np.asarray(selection.lb_near_optimal_hetero(at.inner, jnp.asarray(gamma), psi, at.square))
+            false.append(exceeds(chances(P) @ loss, theory.lb_near_optimal_hetero_bound(at, c, mu, gamma, psi)))
+        bound = theory.lb_near_optimal_hetero_bound(at, c, mu, gamma, right)
+        weaker.append(exceeds(bound, theory.hetero_bound(at, c, mu, gamma, UNIFORM, right)))
+    return Selected(np.array(printed), np.array(corrected), np.array(weaker))
+
+
+class Compared(NamedTuple):
+    """Of (8) and FedProx's bound: where the chain of Sec. III-C breaks, and where (8) is the larger, by K."""
+
+    broken: NDArray
+    larger: dict[int, NDArray]
+
+
+def against_fedprox(seed: int, count: int) -> dict[str, Compared]:
+    """The comparison of Sec. III-C, with the uniform objective and with weights p_k."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name in ("uniform", "p_k"):
+        broken: list[bool] = []
+        larger: dict[int, list[bool]] = {10: [], 10_000: []}
+        for _ in range(count):
+            share = UNIFORM if name == "uniform" else rng.dirichlet(np.ones(N))
+            scale, spread = 10 ** rng.uniform(-5, 0), 10 ** rng.uniform(-1, 0.5)
+            problem = random_quadratics(rng, scale=scale, spread=spread, share=share)
+            at, c = problem.point, problem.constants
+            mu, gamma = max(10 ** rng.uniform(-1, 1), 1.2 * c.sigma), rng.uniform(0, 0.2)
+            ours = theory.lb_near_optimal_bound(at, c, mu, gamma)
+            broken.append(bool(np.abs(at.inner).mean() < at.square * (1 - TOLERANCE)))
+            for k, false in larger.items():
+                false.append(exceeds(ours, theory.fedprox_bound(at, c, mu, gamma, k)))
+        found[name] = Compared(np.array(broken), {k: np.array(false) for k, false in larger.items()})
+    return found

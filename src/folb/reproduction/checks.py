@@ -49,6 +49,22 @@ def near_optimal(cases: int = 300) -> Found:
         return _cases({"(7)": quadratics.near_optimal(14, cases)})
 
 
+def hetero_selection(cases: int = 300) -> Found:
+    """Random quadratics in which (17) is false with the printed psi."""
+    with jax.enable_x64(True):
+        return _cases({"(17)": quadratics.hetero_selection(quadratics.cases(13, cases)).printed})
+
+
+def against_fedprox(cases: int = 1000) -> Found:
+    """Random quadratics in which (8) is not the smaller of the two bounds that Sec. III-C compares."""
+    with jax.enable_x64(True):
+        found = quadratics.against_fedprox(15, cases)
+    objectives = {"uniform": "f the mean of all F_k", "p_k": "f with weights p_k"}
+    return _cases(
+        {f"{objectives[name]}, K = {k}": false for name, one in found.items() for k, false in one.larger.items()}
+    )
+
+
 def _cases(values: dict[str, NDArray]) -> Found:
     """Every case is a draw of its own."""
     return {"values": {name: np.round(found.astype(float), 5).tolist() for name, found in values.items()}, "draws": {}}
@@ -131,5 +147,16 @@ def spearman(x: NDArray, y: NDArray) -> float:
 
 
 CHECKS: dict[str, Callable[..., Found]] = {
-    make.__name__: make for make in (theorem_1, theorem_2, one_set, theorem_3, near_optimal, lemma_1, correlation)
+    make.__name__: make
+    for make in (
+        theorem_1,
+        theorem_2,
+        one_set,
+        theorem_3,
+        near_optimal,
+        hetero_selection,
+        against_fedprox,
+        lemma_1,
+        correlation,
+    )
 }

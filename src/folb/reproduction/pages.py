@@ -117,9 +117,9 @@ def _nearest(one: Page, heading: str) -> Iterator[str]:
         yield f"| {row.combination} | {row.factor:.2f} | {row.ordered} of {row.pairs} |"
     by_average = {under: next(row for row in near if row.combination.endswith(under)) for under in UNDERS}
     first, second = sorted(by_average, key=lambda under: by_average[under].factor)
-    best, other = by_average[first].factor, by_average[second].factor
+    nearer, other = by_average[first].factor, by_average[second].factor
     yield (
-        f"\nSo the printed numbers are better explained by {first} (at best off by {best:.2f}) than by {second} "
+        f"\nSo the printed numbers are better explained by {first} (at best off by {nearer:.2f}) than by {second} "
         f"(at best {other:.2f}). The paper's text says simple averaging; the code it builds on weights by samples.\n"
     )
 
@@ -226,10 +226,17 @@ def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield (
             f"- {document['name']}: {experiment['dataset']}{note}, {document['devices']} devices; "
             f"{experiment['model']}; {draws}{count} seeds × {experiment['rounds']} rounds; work {experiment['system']} "
-            f"({', '.join(f'{key}={own[key]}' for key in sorted(common & own.keys()))}).{search} "
-            f"Ran on {ran['device']} (folb {ran['folb']}, jax {ran['jax']})."
+            f"({', '.join(f'{key}={own[key]}' for key in sorted(common & own.keys()))}); mu: {_mus(experiment)}."
+            f"{search} Ran on {ran['device']} (folb {ran['folb']}, jax {ran['jax']})."
         )
     yield ""
+
+
+def _mus(experiment: Mapping[str, Any]) -> str:
+    known = {
+        name.rpartition(":")[2]: experiment["set"].get(name.rpartition(":")[2], {}) for name in experiment["algorithms"]
+    }
+    return ", ".join(f"{name} {own['mu']}" for name, own in known.items() if "mu" in own) or "none"
 
 
 def _listed(numbers: Sequence[int]) -> str:
