@@ -320,6 +320,7 @@ def test_the_committed_pages_are_those_of_the_committed_results(tmp_path):
     for path in sorted(committed.glob("*.md")):
         assert (home / path.name).read_text() == path.read_text(), path.name
     assert {path.name for path in home.iterdir()} == {path.name for path in committed.iterdir()}
+    assert all(path.stat().st_size < 100_000 for path in home.glob("*.png"))
     for page in made:
         for verdict in page.verdicts:
             assert verdict.word != "not tested here", verdict.claim.id

@@ -1,7 +1,8 @@
 """The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
 
-A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows` and
-`quantities` (what the picture has), and tables [[arm]] and [[claim]].
+A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows`,
+`quantities` and `by` (the arms that the picture has, of what, and a setting with a panel for each of its values), and
+tables [[arm]] and [[claim]].
 
 An arm has the keys of an experiment of `folb run`, and beside them
 
@@ -103,6 +104,7 @@ class Figure:
     uses: Sequence[str] = ()
     shows: Sequence[str] = ("*",)
     quantities: Sequence[str] = ("accuracy",)
+    by: str = ""
 
     def matching(self, patterns: Sequence[str], arms: Sequence[Arm]) -> list[Arm]:
         """Those of `arms` (its own, and those it uses) that a pattern names: by id, or figure:id."""

@@ -62,7 +62,9 @@ def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
         ]
         drawn = [document for document in shown if "algorithms" in document]
         if drawn and figure.quantities:
-            durable.replace(home / f"{figure.name}.png", pictures.draw(drawn, figure.quantities, figure.title))
+            durable.replace(
+                home / f"{figure.name}.png", pictures.draw(drawn, figure.quantities, figure.title, figure.by)
+            )
         text = "\n".join(_page(one, bool(drawn and figure.quantities), quick)) + "\n"
         durable.replace(home / f"{figure.name}.md", text.encode())
     known = [*dict.fromkeys([*files.names(), *names])]
