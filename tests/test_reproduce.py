@@ -455,6 +455,14 @@ def test_a_quick_try_says_so_and_goes_elsewhere(tiny, capsys):
     assert not list((tiny.parent / "docs" / "reproduction").iterdir())
 
 
+def test_arms_can_be_run_alone(tiny, capsys):
+    """For machines that share the work."""
+    assert main(["reproduce", str(tiny), "--only", "tiny-else*"]) == 0
+    assert "tiny-elsewhere is left out (1 of 1)" in capsys.readouterr().err
+    assert main(["reproduce", str(tiny), "--only", "fig2-*"]) == 2
+    assert "should fit one of tiny-tiny-step, tiny-elsewhere" in capsys.readouterr().err
+
+
 def test_the_experiment_files_are_installed(tmp_path):
     """A wheel's content, as setuptools builds it."""
     pytest.importorskip("setuptools")

@@ -127,6 +127,9 @@ def _add_reproduce(commands: Any) -> None:
         "names", metavar="NAME", nargs="+", help="table1, fig2, … fig11, theory, all, or an experiment file of your own"
     )
     reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
+    reproduce.add_argument(
+        "--only", metavar="ARM", action="append", help="run these arms alone, such as table1-mnist-* (may be repeated)"
+    )
     reproduce.add_argument("--pages-only", action="store_true", help="run nothing: the pages from the stored results")
     reproduce.add_argument(
         "--out",
@@ -337,7 +340,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         print(f"folb: {line}", file=sys.stderr)
 
     if not options.pages_only:
-        reproduction.carry_out(names, home, options.quick, complete, tell)
+        reproduction.carry_out(names, home, options.quick, complete, tell, options.only or ["*"])
     pages = reproduction.write(names, home, options.quick)
     if options.json:
         print(json.dumps(reproduction.document(pages, options.quick)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.data.files import MissingError
+from folb.errors import InputError
 from folb.reproduction import arms, files, verdicts
 from folb.reproduction.arms import Complete
 from folb.reproduction.files import Arm
@@ -26,12 +28,23 @@ def home(quick: bool) -> Path:
     return documents if documents.is_dir() else Path("reproduction")
 
 
-def carry_out(names: Sequence[str], home: Path, quick: bool, complete: Complete, tell: Callable[[str], None]) -> None:
-    """Run every arm of the figures, and those they use, and leave the results in `home`."""
+def carry_out(
+    names: Sequence[str],
+    home: Path,
+    quick: bool,
+    complete: Complete,
+    tell: Callable[[str], None],
+    only: Sequence[str] = ("*",),
+) -> None:
+    """Run every arm of the figures and of those they use that a pattern of `only` fits; the results go to `home`."""
     wanted: dict[str, Arm] = {}
     for name in names:
         figure = files.read(name, quick)
         wanted |= {arm.slug: arm for arm in [*figure.arms, *files.used(figure, quick)]}
+    known = list(wanted)
+    wanted = {slug: arm for slug, arm in wanted.items() if any(fnmatchcase(slug, pattern) for pattern in only)}
+    if not wanted:
+        raise InputError("only", list(only), f"should fit one of {', '.join(known)}")
     for i, arm in enumerate(wanted.values(), start=1):
         try:
             found = arms.carry_out(arm, complete)
