@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import InputError, algorithms, models, simulate, simulator, system, tree
+from folb import InputError, algorithms, models, rounds, simulate, system, tree
 from folb.federation import Federation
 from folb.models import convolution, recurrent
 
@@ -92,9 +92,9 @@ def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
     x, y = samples("cnn", 12)
     federation = Federation.from_arrays("tiny", x, y, np.arange(12) % 3, classes=3)
     cpu = jax.default_backend() == "cpu"
-    assert simulator.problem(federation, tiny("cnn")).abreast is not cpu
-    assert simulator.problem(federation, models.logistic((8, 4), 3)).abreast is True
-    assert simulator.problem(federation, tiny("cnn"), abreast=True).abreast is True
+    assert rounds.problem(federation, tiny("cnn")).abreast is not cpu
+    assert rounds.problem(federation, models.logistic((8, 4), 3)).abreast is True
+    assert rounds.problem(federation, tiny("cnn"), abreast=True).abreast is True
 
 
 @pytest.mark.parametrize(
