@@ -146,7 +146,7 @@ def test_if_the_first_process_fails_the_other_ends(tmp_path, experiment):
 
 @pytest.mark.parametrize("count", [0, 2, True, "many", 1.0])
 def test_a_number_of_accelerators_that_are_not_there_is_refused(count):
-    with pytest.raises(InputError, match=r"^devices = .*should be auto, or a number from 1 to the 1 "):
+    with pytest.raises(InputError, match=r"^accelerators = .*should be auto, or a number from 1 to the 1 "):
         parallel.mesh(count)
 
 

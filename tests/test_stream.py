@@ -246,8 +246,26 @@ def with_value(index, value):
     return change
 
 
+def written(name, text):
+    return lambda path: (path / name).write_text(text)
+
+
 BAD = {
     "no labels": (lambda path: (path / "train/y.npy").unlink(), "train/y.npy = 'No such file"),
+    "no axis": (lambda path: np.save(path / "train/x.npy", np.float32(3)), r"train: shape of x = \(\)"),
+    "a note of two lines": (
+        written("federation.json", '{"note": "a\\nb"}'),
+        "federation.json: note = .* one line of text",
+    ),
+    "deep": (written("federation.json", "[" * 100_000), "federation.json = .*should be json"),
+    "too many classes": (
+        written("federation.json", '{"classes": 1e400}'),
+        "classes = inf: should be a whole number from 2",
+    ),
+    "other names": (
+        lambda path: np.save(path / "test/device.npy", np.load(path / "test/device.npy").astype(str)),
+        "test: device = '<U.*should be int32, as in train",
+    ),
     "one side": (lambda path: [file.unlink() for file in (path / "test").iterdir()], "test/x.npy = 'No such file"),
     "damaged": (lambda path: (path / "test/x.npy").write_bytes(b"what"), "test/x.npy = .* undamaged"),
     "cut": (lambda path: (path / "test/x.npy").write_bytes((path / "test/x.npy").read_bytes()[:-9]), "test/x.npy = "),

@@ -194,13 +194,13 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
     perform = trial.perform
 
-    def interrupted(path, planned, again, observe):
+    def interrupted(path, planned, again, observe, accelerators):
         def stop(i, first, part):
             observe(i, first, part)
             if i == 5:  # the last of the stacked runs
                 raise KeyboardInterrupt
 
-        return perform(path, planned, again, stop)
+        return perform(path, planned, again, stop, accelerators)
 
     monkeypatch.setattr(trial, "perform", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])

@@ -19,7 +19,7 @@ from folb import device as devices
 from folb import parallel, randomness, selection, stream, tree
 from folb.algorithms import Algorithm
 from folb.device import Samples, Slots
-from folb.errors import InputError, choose
+from folb.errors import InputError, check_whole, choose
 from folb.federation import Federation
 from folb.models import Model
 from folb.rules import Gradients, Round, Update, inner_products
@@ -100,6 +100,8 @@ def problem(
         raise InputError("system", system, "should be made by a function of folb.system, such as deadline()")
     if not isinstance(model, Model):
         raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
+    if model.block is not None:
+        check_whole("model: block", model.block, 1)
     for name in record:
         choose("record", name, RECORDS)
     n = federation.train.size

@@ -103,7 +103,9 @@ def simulate(
 
 def streams(federation: Federation, stream: bool | None) -> bool:
     """Whether the samples stay on the host: as asked, or because they take more than half of the memory."""
-    return federation.nbytes > memory() // 2 if stream is None else stream
+    if stream not in (None, True, False):
+        raise InputError("stream", stream, "should be true, false, or none to decide by the samples' size")
+    return federation.nbytes > memory() // 2 if stream is None else bool(stream)
 
 
 def _batches(problem: Problem, jobs: list[Job]) -> list[list[Job]]:
@@ -181,7 +183,7 @@ def check(
         if not algorithm.selection.replacement and K > federation.N:
             raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
         if streamed and algorithm.selection.survey:
-            reason = "a survey reads all samples in every round, and these stream from the host (unless stream=False)"
+            reason = "a survey reads all samples in every round, and these stream from the host (not with --no-stream)"
             expected = f"should be an algorithm that samples devices uniformly or by samples: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
     if len(federation.test.y) == 0:
