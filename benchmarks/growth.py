@@ -19,8 +19,9 @@ import jax
 import numpy as np
 
 from folb import Model, algorithms, models, system
+from folb.chunks import NEVER, advance, begin
 from folb.federation import Federation, Split
-from folb.simulator import _advance, _start, problem
+from folb.rounds import problem
 
 FEATURES, CLASSES, EACH = 60, 10, 10
 HERE = Path(__file__).parent.parent / "docs" / "benchmarks"
@@ -44,9 +45,9 @@ def cost(data: Federation, model: Model, K: int, runs: int) -> tuple[float, floa
     shared = problem(data, model, system=system.fixed(work=20))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[algorithm] * runs)
     seeds = np.arange(runs, dtype=np.uint32)
-    states = _start(shared, stacked, seeds)
-    never = np.int32(2**31 - 1)
-    program = _advance.lower(shared, stacked, states, seeds, np.int32(1), np.int32(2), never).compile()
+    states = begin(shared, stacked, seeds)
+    never = np.int32(NEVER)
+    program = advance.lower(shared, stacked, states, seeds, np.int32(1), np.int32(2), never).compile()
 
     def chunk(rounds: int) -> float:
         begun = time.perf_counter()

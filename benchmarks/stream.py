@@ -24,13 +24,14 @@ import jax
 import numpy as np
 
 from folb import Model, algorithms, data, system
+from folb.chunks import CAPACITY, NEVER, advancing, begin
 from folb.federation import Federation, NDArray
 from folb.models import MODELS
-from folb.simulator import CAPACITY, Problem, State, _advancing, _start, memory, problem
+from folb.rounds import Problem, State, problem
+from folb.simulator import memory
 
 SHAPE, CLASSES, EACH, TESTED = (28, 28), 10, 100, 10
 HERE = Path(__file__).parent.parent / "docs" / "benchmarks"
-NEVER = 2**31 - 1
 TURNS = 3
 
 
@@ -66,13 +67,13 @@ class Way:
         self.setup = time.perf_counter() - begun
         self.stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[algorithms.fedavg()] * runs)
         self.seeds = np.arange(runs, dtype=np.uint32)
-        self.states: State = _start(self.problem, self.stacked, self.seeds)
+        self.states: State = begin(self.problem, self.stacked, self.seeds)
 
     def go(self, rounds: int, every: int) -> tuple[float, NDArray]:
         """Seconds a round, and the models after the last."""
         states = self.states
         begun = time.perf_counter()
-        with _advancing(self.problem, self.federation, self.stacked, self.seeds, every, 1, rounds) as advance:
+        with advancing(self.problem, self.federation, self.stacked, self.seeds, every, 1, rounds) as advance:
             for t in range(1, rounds + 1, CAPACITY):
                 states, record = advance(states, t, min(rounds + 1, t + CAPACITY))
                 jax.block_until_ready((states, record))

@@ -1,13 +1,15 @@
 """The models: against NumPy written out, against the library's convolution, and through one round each."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import InputError, algorithms, models, simulate, simulator, system, tree
+from folb import InputError, algorithms, models, rounds, simulate, system, tree
 from folb.federation import Federation
-from folb.models import convolution, recurrent
+from folb.models import convolution, dense, recurrent
 
 # each model, tiny: the shape of a sample, the classes, the settings
 TINY = {
@@ -69,6 +71,38 @@ def test_one_round_of_each(name):
     assert run.bytes_down[0] == 2 * 4 * tree.size(run.params)
 
 
+def test_the_gradient_of_a_network_on_bytes_is_that_on_floats():
+    x, y = samples("cnn", 12)
+    x = np.asarray(x * 10 % 256, np.uint8)
+    model = tiny("cnn")
+    params = model.init(jax.random.key(0))
+    gradients = [jax.grad(lambda w, x=x: model.loss(w, x, y).mean())(params) for x in (x, x.astype(np.float32))]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
+
+
+def test_the_derivative_of_a_product_is_the_plain_one():
+    """In the form for many rows: gradient, direction, and both of the gradient."""
+    x, weight, dx, dweight = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(40, 9), (9, 3), (40, 9), (9, 3)])
+    )
+
+    def loss(product, x, weight):
+        return (product(x, weight) ** 3).sum()
+
+    for of in (dense.multiply, jnp.matmul):
+        own = partial(loss, of)
+        found = [
+            jax.grad(own, argnums=(0, 1))(x, weight),
+            jax.jvp(own, (x, weight), (dx, dweight)),
+            jax.jvp(jax.grad(own, argnums=1), (x, weight), (dx, dweight)),
+            jax.vmap(jax.grad(own, argnums=1), in_axes=(0, None))(jnp.stack([x, dx]), weight),
+        ]
+        if of is dense.multiply:
+            first = found
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
+
+
 def test_heavy_models_learn_the_same_abreast_and_in_turn():
     """Also of two runs at once, which are stacked or take turns."""
     name = "char_lstm"
@@ -92,9 +126,9 @@ def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
     x, y = samples("cnn", 12)
     federation = Federation.from_arrays("tiny", x, y, np.arange(12) % 3, classes=3)
     cpu = jax.default_backend() == "cpu"
-    assert simulator.problem(federation, tiny("cnn")).abreast is not cpu
-    assert simulator.problem(federation, models.logistic((8, 4), 3)).abreast is True
-    assert simulator.problem(federation, tiny("cnn"), abreast=True).abreast is True
+    assert rounds.problem(federation, tiny("cnn")).abreast is not cpu
+    assert rounds.problem(federation, models.logistic((8, 4), 3)).abreast is True
+    assert rounds.problem(federation, tiny("cnn"), abreast=True).abreast is True
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,13 @@ from folb import algorithms, data, models, simulate, system
 
 federation = data.load("synthetic_1_1", sizes=[20, 50, 200, 30, 90])
 model = models.logistic(federation.shape, federation.classes)
-tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.folb_two_set(K=3)]
-tried += [algorithms.fednu_direct(K=3)]
+tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.fednu_direct(K=3)]
 found = {}
 for case, count, stream in (("one", 1, False), ("two", 2, False), ("eight", 8, False), ("two, streamed", 2, True)):
     runs = simulate(
         federation,
         model,
-        tried[:1] if stream else tried,
+        tried if count < 8 and not stream else tried[:2],
         rounds=4,
         seeds=2,
         system=system.fixed(work=5),
@@ -85,9 +84,9 @@ def test_one_two_and_eight_accelerators_give_the_same_result(tmp_path):
     done = subprocess.run(command, env=environment(tmp_path, 8), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [len(runs) for runs in found.values()] == [8, 8, 8, 2]
+    assert [len(runs) for runs in found.values()] == [6, 6, 4, 4]
     for runs in found.values():
-        for alone, together in zip(found["one"], runs, strict=False):  # the streamed ones are the first
+        for alone, together in zip(found["one"], runs, strict=False):  # some are of the first alone
             assert together["devices"] == alone["devices"]
             for key in ("model", "train_loss", "test_accuracy"):
                 np.testing.assert_allclose(together[key], alone[key], rtol=0, atol=TOLERANCE)
@@ -146,7 +145,7 @@ def test_if_the_first_process_fails_the_other_ends(tmp_path, experiment):
 
 @pytest.mark.parametrize("count", [0, 2, True, "many", 1.0])
 def test_a_number_of_accelerators_that_are_not_there_is_refused(count):
-    with pytest.raises(InputError, match=r"^devices = .*should be auto, or a number from 1 to the 1 "):
+    with pytest.raises(InputError, match=r"^accelerators = .*should be auto, or a number from 1 to the 1 "):
         parallel.mesh(count)
 
 

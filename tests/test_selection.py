@@ -10,7 +10,7 @@ import pytest
 from jax.tree_util import Partial
 from scipy.stats import chi2
 
-from folb import algorithms, selection, simulator
+from folb import algorithms, rounds, selection
 from folb.federation import Federation
 from folb.models import Model, cross_entropy, logistic
 from folb.randomness import uniform
@@ -173,27 +173,27 @@ def shares(objective):
 @pytest.mark.parametrize("block", [4096, 100], ids=["one block", "several blocks"])
 @pytest.mark.parametrize("objective", ["uniform", "samples"])
 def test_direct_survey_is_that_of_N_gradients(objective, block, monkeypatch):
-    monkeypatch.setattr(simulator, "EVALUATION_BLOCK", block)
-    problem = simulator.problem(federation(SIZES), two_layers(6, 4, 3), objective=objective)
+    monkeypatch.setattr(rounds, "EVALUATION_BLOCK", block)
+    problem = rounds.problem(federation(SIZES), two_layers(6, 4, 3), objective=objective)
     params = problem.model.init(jax.random.key(1))
     gradients = one_by_one(problem, params)
     share = shares(objective)
-    inner = jax.jit(simulator.survey_inner_products)(problem, params)
+    inner = jax.jit(rounds.survey_inner_products)(problem, params)
     np.testing.assert_allclose(inner, gradients @ (share @ gradients), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("group", [1, 3, 7, 10])
 def test_norm_survey_is_that_of_N_gradients(group):
     """In groups that divide N or not, or exceed it."""
-    problem = simulator.problem(federation(SIZES), two_layers(6, 4, 3))
+    problem = rounds.problem(federation(SIZES), two_layers(6, 4, 3))
     params = problem.model.init(jax.random.key(1))
-    norms = jax.jit(simulator.survey_norms, static_argnums=2)(problem, params, group)
+    norms = jax.jit(rounds.survey_norms, static_argnums=2)(problem, params, group)
     np.testing.assert_allclose(norms, np.linalg.norm(one_by_one(problem, params), axis=1), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     "survey",
-    [simulator.survey_inner_products, lambda problem, params: simulator.survey_norms(problem, params, 4)],
+    [rounds.survey_inner_products, lambda problem, params: rounds.survey_norms(problem, params, 4)],
     ids=["direct", "norm"],
 )
 def test_a_survey_does_not_hold_N_gradients(survey):
@@ -203,7 +203,7 @@ def test_a_survey_does_not_hold_N_gradients(survey):
     gradient = (features + 1) * 10 * 4
     used = []
     for N in (10, 160):
-        problem = simulator.problem(federation([samples // N] * N, features, 10), model)
+        problem = rounds.problem(federation([samples // N] * N, features, 10), model)
         params = model.init(jax.random.key(0))
         used.append(jax.jit(survey).lower(problem, params).compile().memory_analysis().temp_size_in_bytes)
     assert used[1] - used[0] < gradient
@@ -217,10 +217,10 @@ def test_a_round_corrects_for_its_selection(sampling):
         return Update(jax.tree.map(jnp.zeros_like, round.params), round.correction)
 
     algorithm = algorithms.compose(Partial(tell), sampling=sampling, K=5)
-    play, model = jax.jit(simulator.play), logistic((6,), 3)
+    play, model = jax.jit(rounds.play), logistic((6,), 3)
     for objective in ("uniform", "samples"):
-        problem = simulator.problem(federation(SIZES), model, objective=objective, record=["weights"])
-        state = simulator.State({"weight": jnp.eye(6, 3), "bias": jnp.zeros(3)}, ())
+        problem = rounds.problem(federation(SIZES), model, objective=objective, record=["weights"])
+        state = rounds.State({"weight": jnp.eye(6, 3), "bias": jnp.zeros(3)}, ())
         gradients = one_by_one(problem, state.params)
         share = shares(objective)
         importance = {

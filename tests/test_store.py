@@ -247,6 +247,34 @@ def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often,
     assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
+def test_a_run_of_other_accelerators_is_not_replaced(planned, often, tmp_path):
+    path = tmp_path / "run"
+
+    def stop(i, first, part):
+        if first > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial.perform(path, planned, False, stop)
+    there = json.loads((path / "environment.json").read_bytes())
+    for key, value in (("accelerators", 4), ("stream", True)):
+        (path / "environment.json").write_text(json.dumps(there | {key: value}))
+        before = sorted((path / store.CHECKPOINTS).iterdir())
+        with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as this run began; --again"):
+            trial.perform(path, planned, False, ignore)
+        assert sorted((path / store.CHECKPOINTS).iterdir()) == before and before
+
+
+def test_rounds_of_another_version_are_said_not_to_count(planned, often, tmp_path, caplog):
+    path = tmp_path / "run"
+    path.mkdir()
+    trial.prepare(path, planned)
+    there = json.loads((path / "environment.json").read_bytes())
+    (path / "environment.json").write_text(json.dumps(there | {"jax": "0.0.1"}))
+    trial.prepare(path, planned)
+    assert "not gone on with, for they were made with jax 0.0.1, now" in caplog.text
+
+
 def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, tmp_path):
     lines = (whole / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     runs = store.read(whole).environment["runs"]

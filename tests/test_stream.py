@@ -8,7 +8,20 @@ import jax
 import numpy as np
 import pytest
 
-from folb import InputError, algorithms, checkpoint, cli, data, models, simulate, simulator, stream, system
+from folb import (
+    InputError,
+    algorithms,
+    checkpoint,
+    chunks,
+    cli,
+    data,
+    models,
+    rounds,
+    simulate,
+    simulator,
+    stream,
+    system,
+)
 from folb.federation import Federation, Split
 
 SIZES = [20, 31, 45, 150, 12, 60, 300, 25]
@@ -119,7 +132,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
 def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
     made = [threading.Event() for _ in range(6)]
-    begun, window, advance = iter(made), stream.window, simulator._advance
+    begun, window, advance = iter(made), stream.window, chunks.advance
     monkeypatch.setattr(stream, "BLOCK", 1)  # a window for each round
 
     def note(split, known, chosen, mesh):
@@ -132,7 +145,7 @@ def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
         return advance(problem, algorithms, states, seeds, t, *more)
 
     monkeypatch.setattr(stream, "window", note)
-    monkeypatch.setattr(simulator, "_advance", wait)
+    monkeypatch.setattr(chunks, "advance", wait)
     options = OPTIONS | {"evaluate_every": 6, "record": ("weights",), "stream": True}  # no evaluation in between
     simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
     assert made[-1].is_set()
@@ -173,7 +186,7 @@ def test_streaming_is_for_what_does_not_fit(monkeypatch):
 
 def test_fewer_runs_are_stacked_where_windows_are_large():
     def fit(streamed):
-        problem = simulator.problem(FEDERATION, MODEL, streamed=streamed)
+        problem = rounds.problem(FEDERATION, MODEL, streamed=streamed)
         return simulator.fitting(problem, algorithms.folb(), 1 << 30)
 
     assert 1 < fit(True) < fit(False)
@@ -233,8 +246,26 @@ def with_value(index, value):
     return change
 
 
+def written(name, text):
+    return lambda path: (path / name).write_text(text)
+
+
 BAD = {
     "no labels": (lambda path: (path / "train/y.npy").unlink(), "train/y.npy = 'No such file"),
+    "no axis": (lambda path: np.save(path / "train/x.npy", np.float32(3)), r"train: shape of x = \(\)"),
+    "a note of two lines": (
+        written("federation.json", '{"note": "a\\nb"}'),
+        "federation.json: note = .* one line of text",
+    ),
+    "deep": (written("federation.json", "[" * 100_000), "federation.json = .*should be json"),
+    "too many classes": (
+        written("federation.json", '{"classes": 1e400}'),
+        "classes = inf: should be a whole number from 2",
+    ),
+    "other names": (
+        lambda path: np.save(path / "test/device.npy", np.load(path / "test/device.npy").astype(str)),
+        "test: device = '<U.*should be int32, as in train",
+    ),
     "one side": (lambda path: [file.unlink() for file in (path / "test").iterdir()], "test/x.npy = 'No such file"),
     "damaged": (lambda path: (path / "test/x.npy").write_bytes(b"what"), "test/x.npy = .* undamaged"),
     "cut": (lambda path: (path / "test/x.npy").write_bytes((path / "test/x.npy").read_bytes()[:-9]), "test/x.npy = "),
@@ -280,13 +311,13 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
     try:
         federation = data.load(tmp_path)
         assert federation.digest
-        problem = simulator.problem(federation, models.logistic(federation.shape, 3), streamed=True)
+        problem = rounds.problem(federation, models.logistic(federation.shape, 3), streamed=True)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), algorithms.fedavg(K=2))
         seeds = np.zeros(1, np.uint32)
-        pieces = stream.ahead(simulator._pieces(problem, federation, stacked, seeds, 1, 1, 2))
+        pieces = stream.ahead(chunks.pieces(problem, federation, stacked, seeds, 1, 1, 2))
         windows, rows = 0, 0
         for piece in pieces:
-            if isinstance(piece, simulator.Window):
+            if isinstance(piece, chunks.Window):
                 windows += len(piece.problem.train.y)
             else:  # the rows of a block that are new
                 found, seen = piece

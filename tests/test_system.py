@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from folb import algorithms, randomness, simulator, system
+from folb import algorithms, randomness, rounds, simulator, system
 from folb.data.synthetic import synthetic
 from folb.models import logistic
 from folb.selection import Multiset
@@ -158,10 +158,10 @@ MODEL = logistic(FEDERATION.shape, FEDERATION.classes)
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_every_algorithm_meets_the_same_draws(make):
-    problem = simulator.problem(FEDERATION, MODEL, system=make(dropout=0.3))
+    problem = rounds.problem(FEDERATION, MODEL, system=make(dropout=0.3))
     everyone = Multiset(jnp.arange(6), jnp.ones(6))
     drawn = [
-        jax.tree.map(np.asarray, simulator._effort(problem, constructor(), everyone, 3, 4))
+        jax.tree.map(np.asarray, rounds.efforts(problem, constructor(), everyone, 3, 4))
         for constructor in algorithms.ALGORITHMS.values()
     ]
     for effort in drawn[1:]:
@@ -169,11 +169,11 @@ def test_every_algorithm_meets_the_same_draws(make):
 
 
 def test_a_device_s_draw_does_not_depend_on_the_others_chosen():
-    problem = simulator.problem(FEDERATION, MODEL, system=system.deadline(dropout=0.3))
+    problem = rounds.problem(FEDERATION, MODEL, system=system.deadline(dropout=0.3))
 
     def effort(*device):
         chosen = Multiset(jnp.array(device), jnp.ones(len(device)))
-        return simulator._effort(problem, algorithms.folb(), chosen, 3, 4)
+        return rounds.efforts(problem, algorithms.folb(), chosen, 3, 4)
 
     few, everyone = effort(1, 4), effort(*range(6))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[jnp.array([1, 4])], rtol=1e-6), few, everyone)
@@ -182,14 +182,14 @@ def test_a_device_s_draw_does_not_depend_on_the_others_chosen():
 @pytest.fixture(scope="module")
 def play():
     """One compilation of a round of FOLB under Adam, whatever the rate of drop-out."""
-    compiled = jax.jit(simulator.play)
+    compiled = jax.jit(rounds.play)
     algorithm = algorithms.folb(K=4, server="adam", lr=0.1)
 
     def play(state, t, dropout):
-        problem = simulator.problem(FEDERATION, MODEL, system=system.uniform(high=5, dropout=dropout))
+        problem = rounds.problem(FEDERATION, MODEL, system=system.uniform(high=5, dropout=dropout))
         return compiled(problem, algorithm, state, 0, t)
 
-    start = simulator.start(simulator.problem(FEDERATION, MODEL), algorithm, 0)
+    start = rounds.start(rounds.problem(FEDERATION, MODEL), algorithm, 0)
     state, info = play(start, 1, 0.0)
     assert info.updated
     return play, start, state

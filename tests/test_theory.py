@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import algorithms, device, quadratics, rules, simulator, system, theory
+from folb import algorithms, device, quadratics, rounds, rules, system, theory
 from folb.data.synthetic import synthetic, synthetic_iid
 from folb.errors import InputError
 from folb.federation import Federation
@@ -326,7 +326,7 @@ def exact(federation, share, slope, curvature) -> tuple[float, float, float]:
     ids=["regression", "waves"],
 )
 def test_estimates_are_the_exact_constants(federation, model, slope, curvature, convex):
-    problem = simulator.problem(federation, model, objective="samples")
+    problem = rounds.problem(federation, model, objective="samples")
     expected = exact(federation, np.asarray(problem.share, float), slope, curvature)
     found = theory.estimate(problem, PARAMS)
     print(f"exact B, L, sigma: {np.round(expected, 4)}; estimated: {np.round(found, 4)}")
@@ -336,7 +336,7 @@ def test_estimates_are_the_exact_constants(federation, model, slope, curvature, 
 
 
 def test_survey_gives_the_point(federation):
-    problem = simulator.problem(federation, regression)
+    problem = rounds.problem(federation, regression)
     at = theory.survey(problem, PARAMS)
     x = np.column_stack([federation.train.x, np.ones(len(federation.train.y))]).astype(float)
     residual = x @ [0.5, -1.0, 0.25, 0.1] - federation.train.y
@@ -347,12 +347,12 @@ def test_survey_gives_the_point(federation):
     assert at.inner.mean() == pytest.approx(float(at.square), rel=1e-4)
 
 
-def plain_linear(rows) -> simulator.Problem:
+def plain_linear(rows) -> rounds.Problem:
     """Loss <x, w>: one sample x per device."""
     x = np.asarray(rows, float)
     federation = Federation.from_arrays("linear", x, np.zeros(len(x)), np.arange(len(x)), np.zeros(len(x)), classes=2)
     model = Model(lambda key: jnp.zeros(3), lambda w, x, y: x @ w, lambda w, x: jnp.zeros(len(x), jnp.int32))
-    return simulator.problem(federation, model, system=system.fixed(work=1))
+    return rounds.problem(federation, model, system=system.fixed(work=1))
 
 
 def test_no_dissimilarity_at_a_stationary_point():
@@ -367,7 +367,7 @@ SEEDS = range(20)
 
 @pytest.fixture(scope="module")
 def lines(federation):
-    return simulator.problem(federation, regression, system=system.uniform(low=1, high=8))
+    return rounds.problem(federation, regression, system=system.uniform(low=1, high=8))
 
 
 @pytest.fixture(scope="module")
@@ -400,10 +400,10 @@ def test_audit_of_a_regression(lines, constants, algorithm, equation):
 
 
 def test_audit_replays_the_simulator(lines, constants):
-    """`after` is f at the parameters that `simulator.play` reaches, with the plain server step."""
+    """`after` is f at the parameters that `rounds.play` reaches, with the plain server step."""
     algorithm = algorithms.fedprox(mu=400.0, lr=0.0025, **FULL)
     found = theory.audit(lines, algorithm, PARAMS, seeds=SEEDS, t=3, constants=constants)
-    state, _ = jax.jit(simulator.play)(lines, algorithm, simulator.State(PARAMS, ()), 7, 3)
+    state, _ = jax.jit(rounds.play)(lines, algorithm, rounds.State(PARAMS, ()), 7, 3)
     assert found.after[7] == pytest.approx(float(theory.objective(lines, state.params)), rel=1e-6)
     assert found.before == pytest.approx(float(theory.survey(lines, PARAMS).loss))
     momentum = algorithms.fedprox(mu=400.0, lr=0.0025, server="momentum", server_lr=3.0, **FULL)
@@ -449,7 +449,7 @@ def test_audit_says_when_there_is_no_bound(lines, constants):
 def test_the_bounds_say_nothing_of_the_paper_s_own_settings():
     """Synthetic_1_1, logistic, the published sizes: mu = 1 is below L, so no bound promises a decrease."""
     published = synthetic(sizes="published")
-    problem = simulator.problem(published, logistic(published.shape, published.classes))
+    problem = rounds.problem(published, logistic(published.shape, published.classes))
     start = problem.model.init(jax.random.key(0))
     found, at = theory.estimate(problem, start, 20), theory.survey(problem, start)
     P = np.full(published.N, 1 / published.N)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from folb import algorithms, checkpoint, data, models, simulator, store, trial, tune
+from folb import algorithms, checkpoint, chunks, data, models, rounds, simulator, store, trial, tune
 from folb.cli import main
 from folb.errors import InputError
 from folb.experiment import Experiment, from_toml, plan
@@ -252,7 +252,7 @@ def test_parts_are_few_and_even(monkeypatch):
 def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     def fitting(make, K=10, memory=2**33, **options):
         model = make(FEDERATION.shape, FEDERATION.classes)
-        return simulator.fitting(simulator.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
+        return simulator.fitting(rounds.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
 
     small, large = models.logistic, models.mlp
     assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
@@ -272,14 +272,14 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
     n = 60
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)
-    problem = simulator.problem(federation, make(shape, 10), abreast=True)
+    problem = rounds.problem(federation, make(shape, 10), abreast=True)
     algorithm = algorithms.folb_hetero(K=3)
 
     def temporary(count):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *count * [algorithm])
         seeds = np.arange(count, dtype=np.uint32)
-        states = jax.eval_shape(simulator._start, problem, stacked, seeds)
-        lowered = simulator._advance.lower(problem, stacked, states, seeds, *map(np.int32, (1, 2, 1)))
+        states = jax.eval_shape(chunks.begin, problem, stacked, seeds)
+        lowered = chunks.advance.lower(problem, stacked, states, seeds, *map(np.int32, (1, 2, 1)))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     each = (temporary(4) - temporary(2)) / 2

@@ -77,6 +77,8 @@ def main() -> None:
     asked = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
     for name in asked.works.split(","):
+        if name not in WORKS:
+            parser.error(f"{name}: should be one of {', '.join(WORKS)}")
         profile(name, asked.most)
 
 

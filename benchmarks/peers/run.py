@@ -168,6 +168,11 @@ def main() -> None:
     for value, known in [(work, WORKS) for work in chosen] + [(name, LIBRARIES) for name in names]:
         if value not in known:
             parser.error(f"{value}: should be one of {', '.join(known)}")
+    there = len(os.sched_getaffinity(0))
+    if not 1 <= asked.cores <= there:
+        parser.error(f"--cores {asked.cores}: should be from 1 to the {there} there are")
+    if asked.turns < 1 or (asked.rounds is not None and asked.rounds < 1):
+        parser.error("--turns and --rounds should be at least 1")
     works = {work: WORKS[work] for work in chosen}
     if asked.rounds:
         works = {

@@ -172,9 +172,8 @@ def _add_running(command: argparse.ArgumentParser) -> None:
 def _add_devices(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--devices",
-        default="1",
         metavar="auto|N",
-        help="accelerators that share the devices of a round: all there are, or how many (1)",
+        help="accelerators that share a round: all there are, or how many (1; for a resumed run, as it began)",
     )
 
 
@@ -251,6 +250,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         # the reader of our output has gone (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):  # as jax says that the accelerator's memory is
+            raise
+        print(f"folb: error: {str(error).splitlines()[0]}{_how_to_go_on(options)}", file=sys.stderr)
+        return _leave(options, 2)
     except (MemoryError, OSError) as error:
         print(f"folb: error: {type(error).__name__}: {error}{_how_to_go_on(options)}", file=sys.stderr)
         return _leave(options, 2)
@@ -387,8 +391,8 @@ def _resume(options: argparse.Namespace) -> None:
 
     path = store.find(options.run)
     _use_compilation_cache()
-    options.accelerators = _accelerators(options)
     there = store.read(path).environment
+    options.accelerators = _accelerators(options, there.get("accelerators", 1))
     planned = plan(
         from_toml(path / store.EXPERIMENT), there.get("stream") if options.stream is None else options.stream
     )
@@ -415,11 +419,14 @@ def _carry_out(planned: Plan, path: Path, options: argparse.Namespace) -> None:
     from folb import parallel, report, store
     from folb.experiment import run
 
+    if not parallel.alike(planned.identity):
+        raise InputError("process", options.process, "should run the same experiment, on the same data, as the others")
     if not parallel.leads():  # the first process alone keeps the directory
         if parallel.shared(None):
             run(planned, accelerators=options.accelerators)
         return
-    _complete(planned, path, options, f"folb resume {shlex.quote(str(path))}")
+    together = ["--coordinator", options.coordinator, "--process", options.process] if options.process else []
+    _complete(planned, path, options, shlex.join(["folb", "resume", str(path), *together]))
     if options.json:
         print(json.dumps(json.loads((path / store.RESULTS).read_bytes())))
         return
@@ -586,17 +593,20 @@ def _remove(options: argparse.Namespace) -> None:
         print(f"removed {path}")
 
 
-def _accelerators(options: argparse.Namespace) -> int | str:
-    """How many are to share the work: checked, once this process has joined the others if there are any."""
+def _accelerators(options: argparse.Namespace, began: int = 1) -> int | str:
+    """How many are to share the work, `began` unless told: checked, once this process has joined any others."""
     from folb import parallel
 
     process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
     if process is not None and coordinator is not None:
         _keep_output_apart()
         parallel.join(coordinator, process)
-    elif process is not None or coordinator is not None:
+    elif process is not None:
         raise InputError("process", process, "should be given together with --coordinator")
-    count = int(options.devices) if options.devices.isdigit() else options.devices
+    elif coordinator is not None:
+        raise InputError("coordinator", coordinator, "should be given together with --process")
+    given = began if options.devices is None else options.devices
+    count = int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
     parallel.mesh(count)
     return count
 

@@ -7,8 +7,13 @@ equal part of the samples. Where several processes take part, each plays the sam
 
 from __future__ import annotations
 
+import hashlib
+import os
 import pickle
+import sys
+import threading
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, TypeVar
 
 import jax
@@ -23,18 +28,20 @@ from folb.errors import InputError
 T = TypeVar("T")
 
 AXIS = "accelerators"
+PATIENCE = 300  # seconds to wait for all processes
+HEARTBEAT = 15  # seconds after which a process that is not heard of is taken for dead
 REPLICATED, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
 
 
 def mesh(count: int | str = 1) -> Mesh | None:
     """The first `count` accelerators, or all of every process with "auto"; None if one computes alone."""
     found = jax.devices()
-    if count != "auto" and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(found)):
-        raise InputError("devices", count, f"should be auto, or a number from 1 to the {len(found)} that are here")
+    whole = isinstance(count, Integral) and not isinstance(count, bool)
+    if count != "auto" and not (whole and 1 <= int(count) <= len(found)):
+        raise InputError("accelerators", count, f"should be auto, or a number from 1 to the {len(found)} that are here")
     if jax.process_count() > 1 and count not in ("auto", len(found)):
-        raise InputError(
-            "devices", count, f"should be auto, or all {len(found)} of the {jax.process_count()} processes"
-        )
+        expected = f"should be auto, or all {len(found)} of the {jax.process_count()} processes"
+        raise InputError("accelerators", count, expected)
     chosen = found if count == "auto" else found[: int(count)]
     return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
 
@@ -42,12 +49,39 @@ def mesh(count: int | str = 1) -> Mesh | None:
 def join(coordinator: str, process: str) -> None:
     """Become one of several processes: "0/2" is the first of two, which listens at `coordinator`, HOST:PORT."""
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
         raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 is to listen")
     number, _, count = process.partition("/")
-    if not (number.isdigit() and count.isdigit() and 0 <= int(number) < int(count)):
+    if not (process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
-    jax.distributed.initialize(coordinator, int(count), int(number))
+    print(f"folb: process {number} of {count} waits for the others at {coordinator}", file=sys.stderr, flush=True)
+    # the runtime's own way to give up is to abort
+    patience = threading.Timer(PATIENCE, _give_up, (coordinator, count))
+    patience.daemon = True
+    patience.start()
+    jax.distributed.initialize(
+        coordinator,
+        int(count),
+        int(number),
+        initialization_timeout=PATIENCE + 60,
+        heartbeat_timeout_seconds=HEARTBEAT,
+    )
+    patience.cancel()
+
+
+def _give_up(coordinator: str, count: str) -> None:
+    reason = InputError("coordinator", coordinator, f"should be where {count} processes meet within {PATIENCE} s")
+    print(f"folb: error: {reason}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def alike(text: str) -> bool:
+    """Whether all processes have the same text."""
+    if jax.process_count() == 1:
+        return True
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    everyone = np.asarray(multihost_utils.process_allgather(digest))
+    return bool((everyone == digest).all())
 
 
 def put(value: Any, mesh: Mesh | None) -> Array:

@@ -24,9 +24,9 @@ from folb import rules, selection, tree
 from folb.algorithms import Algorithm
 from folb.errors import check
 from folb.federation import NDArray
+from folb.rounds import Problem, State, owners, play, sum_over_blocks, survey_inner_products, survey_norms
 from folb.rules import Round, Update
 from folb.server import plain
-from folb.simulator import Problem, State, owners, play, sum_over_blocks, survey_inner_products, survey_norms
 from folb.tree import Params
 
 GROUP = 10  # devices whose gradients or Hessians are explored at a time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import re
@@ -21,6 +22,8 @@ from folb.errors import InputError
 from folb.experiment import Plan, run, to_toml
 from folb.runs import Run
 from folb.simulator import Observe, memory
+
+log = logging.getLogger(__name__)
 
 # what may change a result's last digit
 PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "accelerators", "memory", "stream")
@@ -76,7 +79,17 @@ def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | 
         store.check_own(path, again)
     if there and not again and there["identity"] != now["identity"]:
         raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
-    if there is None or again or any(there.get(key) != now[key] for key in PROGRAM):
+    if there and not again:
+        for key, usual in (("accelerators", 1), ("stream", False)):
+            if there.get(key, usual) != now[key]:
+                raise InputError(
+                    key, now[key], f"should be {there.get(key, usual)}, as this run began; --again runs it anew"
+                )
+    changed = [] if there is None else [key for key in PROGRAM if there.get(key) != now[key]]
+    if changed and not again:
+        what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
+        log.warning("%s: its rounds are not gone on with, for they were made with %s", path, what)
+    if there is None or again or changed:
         store.clear(path)
         durable.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
     durable.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())

@@ -46,6 +46,11 @@ def load(path: str | os.PathLike[str]) -> Federation:
             raise InputError(f"{path / 'test'}: {fact} of x", ours, f"should be {theirs}, as in train")
     if len(train.y) == 0:
         raise InputError(f"{path / 'train'}: len(x)", 0, "should be at least 1 sample")
+    kinds = [side.device.dtype.kind for side in (test, train)]
+    if len(test.y) and ("U" in kinds) != (kinds == ["U", "U"]):
+        raise InputError(
+            f"{path / 'test'}: device", str(test.device.dtype), f"should be {train.device.dtype}, as in train"
+        )
     N = len(train.device)
     place = np.minimum(np.searchsorted(train.device, test.device), N - 1)
     strange = np.flatnonzero(train.device[place] != test.device)
@@ -82,6 +87,8 @@ def _side(path: Path) -> Side:
     if x.dtype not in TYPES or not x.flags.c_contiguous:
         expected = f"should be {', '.join(TYPES)} in C order: mapped as it is, it cannot be converted"
         raise InputError(f"{path}: type of x", f"{x.dtype.str}{'' if x.flags.c_contiguous else ', Fortran'}", expected)
+    if x.ndim == 0:
+        raise InputError(f"{path}: shape of x", x.shape, "should be samples first, and numbers in every sample")
     for first, block in blocks(x):
         features(str(path), block, first)
     for field, values in (("y", y), ("device", device)):
@@ -122,13 +129,15 @@ def _about(path: Path) -> dict[str, Any]:
         return {}
     try:
         about = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(str(path), str(error), "should be json") from None
     if not isinstance(about, dict) or not isinstance(about.get("note", ""), str):
         raise InputError(str(path), about, "should be an object with classes, a number, and a note, a text")
+    if not about.get("note", "").isprintable():
+        raise InputError(f"{path}: note", about["note"], "should be one line of text")
     classes = about.get("classes", 2)
     if not isinstance(classes, int) or not 2 <= classes < 2**31:
-        raise InputError(f"{path}: classes", classes, "should be a whole number of at least 2")
+        raise InputError(f"{path}: classes", classes, "should be a whole number from 2 to 2^31 - 1")
     return about
 
 

@@ -73,7 +73,8 @@ def product(x: Array, weight: Array) -> Array:
     """x @ weight as a product of two matrices, whose gradients need no copies turned around."""
     if x.ndim == 2:
         return x @ weight
-    return multiply(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[-1])
+    rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)  # images may be bytes, which have no derivative
+    return multiply(rows, weight).reshape(*x.shape[:-1], weight.shape[-1])
 
 
 @jax.custom_jvp

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from folb import algorithms, data, models, quadratics, simulator, theory
+from folb import algorithms, data, models, quadratics, theory
 from folb.federation import Federation, NDArray
+from folb.rounds import play, start
+from folb.rounds import problem as brought
 
 Found = dict[str, Any]
 
@@ -97,12 +99,12 @@ def logistic_gradients(federation: Federation, w: NDArray) -> NDArray:
     """grad F_k of multinomial logistic regression on the synthetic data, [N, 61 x 10]."""
     train, rows = federation.train, []
     W = w.reshape(61, 10)
-    for start, size in zip(train.start, train.size, strict=True):
-        x = np.column_stack([train.x[start : start + size], np.ones(size)])
+    for first, size in zip(train.start, train.size, strict=True):
+        x = np.column_stack([train.x[first : first + size], np.ones(size)])
         z = x @ W
         p = np.exp(z - z.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
-        p[np.arange(size), train.y[start : start + size]] -= 1
+        p[np.arange(size), train.y[first : first + size]] -= 1
         rows.append((x.T @ p / size).ravel())
     return np.array(rows)
 
@@ -116,14 +118,13 @@ def correlation(
     w^t. "over selections": at each w^t, over the selections, and then the mean over the rounds.
     """
     algorithm = algorithms.fedprox(mu=mu, lr=0.01, unit=unit)
-    model = None
+    model, step = None, jax.jit(play)
     over_rounds, over_selections = [], []
     for draw in range(draws):
         federation = data.load(dataset, sizes="published", draw=draw)
         model = model or models.logistic(federation.shape, federation.classes)
-        problem = simulator.problem(federation, model)
-        state = simulator.start(problem, algorithm, 0)
-        play = jax.jit(simulator.play)
+        problem = brought(federation, model)
+        state = start(problem, algorithm, 0)
         promised, decrease, within = [], [], []
         for t in range(1, rounds + 1):
             constants = theory.estimate(problem, state.params, 20)
@@ -131,7 +132,7 @@ def correlation(
             promised.append(found.promised)
             decrease.append(found.decrease)
             within.append(spearman(-found.bound, -found.after))
-            state, _ = play(problem, algorithm, state, 0, t)
+            state, _ = step(problem, algorithm, state, 0, t)
         over_rounds.append(spearman(np.array(promised), np.array(decrease)))
         over_selections.append(float(np.mean(within)))
     values = {"over rounds": over_rounds, "over selections": over_selections}
