@@ -40,7 +40,7 @@ bench-peers: .venv/.run  ## the same work on FedJAX, pfl, Flower, FedLab and a P
 bench-profile: .venv/.run  ## where the time of a round goes, from a profile, on the peers' works
 	$(BIN)/python benchmarks/peers/profile_folb.py
 
-bench-gpu: .venv/.run  ## on a GPU: FedJAX on the same work, and a large search (install jax[cuda12] and FedJAX in .venv first)
+bench-gpu: .venv/.run  ## on a GPU: FedJAX on the same work, and a large search (install jax[cuda13] and FedJAX in .venv first)
 	$(BIN)/python benchmarks/peers/run.py --gpu
 	$(BIN)/python benchmarks/search.py --epochs --out docs/benchmarks/search-gpu.json
 

@@ -95,20 +95,22 @@ def main() -> None:
 
 
 def draw(found: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
-    """A panel for each sweep: time on the left, memory on the right, both axes logarithmic."""
+    """A panel for each sweep, with time and memory on one logarithmic axis for all."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3), layout="constrained")
+    figure, panels = plt.subplots(1, len(found), figsize=(3 * len(found), 3), layout="constrained", sharey=True)
     for panel, (name, rows) in zip(panels, found.items(), strict=True):
         values, ms, megabytes = zip(*rows, strict=True)
-        line: Any = panel.loglog(values, ms, "o-", color="#0072b2", label="ms a round")
-        other = panel.twinx()
-        line += other.loglog(values, megabytes, "s--", color="#d55e00", label="MB")
+        lines: Any = panel.loglog(values, ms, "o-", color="#0072b2", label="ms a round")
+        lines += panel.loglog(
+            values, megabytes, "s--", color="#d55e00", label="MB that the program takes beside its data"
+        )
         panel.set_xlabel(name)
-        panel.legend(handles=line, frameon=False, fontsize="small")
+        panel.set_ylim(0.1, 1e5)
+    figure.legend(handles=lines, frameon=False, fontsize="small", loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=130)
 
 

@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 @jax.jit
 def begin(problem: Problem, algorithms: Algorithm, seeds: Array) -> State:
     """The states of all runs, stacked, before round 1."""
-    return jax.vmap(start, in_axes=(None, 0, 0))(problem, algorithms, seeds)
+    return parallel.everywhere(jax.vmap(start, in_axes=(None, 0, 0))(problem, algorithms, seeds), problem.mesh)
 
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,8 +51,7 @@ def _play(
 ) -> tuple[State, Info]:
     """Round t of all runs, stacked."""
     runs = (algorithms, states, seeds, chosen)
-    played = _each(problem, lambda run: play(problem, run[0], run[1], run[2], t, run[3]))(runs)
-    return parallel.everywhere(played, problem.mesh)
+    return _each(problem, lambda run: play(problem, run[0], run[1], run[2], t, run[3]))(runs)
 
 
 @jax.jit
@@ -98,7 +97,7 @@ def advance(
 
     shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every)[1]
     record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
-    return jax.lax.fori_loop(t0, t1, turn, (states, record))
+    return parallel.everywhere(jax.lax.fori_loop(t0, t1, turn, (states, record)), problem.mesh)
 
 
 @jax.jit
@@ -114,12 +113,16 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
 
 @jax.jit
 def _losses(problem: Problem, params: Params, seen: Array) -> Array:
-    return _each(problem, lambda w: total_loss(problem, problem.train, w, seen))(params)
+    return parallel.everywhere(
+        _each(problem, lambda w: total_loss(problem, problem.train, w, seen))(params), problem.mesh
+    )
 
 
 @jax.jit
 def _hits(problem: Problem, params: Params, seen: Array) -> Array:
-    return _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params)
+    return parallel.everywhere(
+        _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params), problem.mesh
+    )
 
 
 class Window(NamedTuple):

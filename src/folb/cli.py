@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +259,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (MemoryError, OSError) as error:
         print(f"folb: error: {type(error).__name__}: {error}{_how_to_go_on(options)}", file=sys.stderr)
         return _leave(options, 2)
+    except Exception:
+        if getattr(options, "process", None) is None:
+            raise
+        traceback.print_exc()
+        return _leave(options, 1)
     return 0
 
 

@@ -183,7 +183,7 @@ def check(
         if not algorithm.selection.replacement and K > federation.N:
             raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
         if streamed and algorithm.selection.survey:
-            reason = "a survey reads all samples in every round, and these stream from the host (not with --no-stream)"
+            reason = "a survey reads all samples in every round, and with stream=True, --stream, they are on the host"
             expected = f"should be an algorithm that samples devices uniformly or by samples: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
     if len(federation.test.y) == 0:
