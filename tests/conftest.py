@@ -1,6 +1,11 @@
 """What all tests share."""
 
+import signal
+
 import pytest
+
+# a process that was started in the background is deaf to Ctrl-C, and so would be those that the tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(config, val, argname):
