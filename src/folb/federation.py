@@ -184,6 +184,11 @@ def labels(name: str, y: NDArray, classes: int) -> NDArray:
     return y.astype(np.int32)
 
 
+def starts(size: NDArray) -> NDArray:
+    """Where each device's rows begin, the devices' samples lying end to end."""
+    return (np.cumsum(size) - size).astype(np.int32)
+
+
 def most_classes(samples: int) -> int:
     """More classes than samples is a mistake, not a task (unless there are few of either): ids taken for labels."""
     return max(samples, 100)
@@ -242,5 +247,4 @@ def _split(x: NDArray, y: NDArray, k: NDArray, keep: NDArray, N: int) -> Split:
     rows = np.flatnonzero(keep)
     rows = rows[np.argsort(k[rows], kind="stable")]
     size = np.bincount(k[rows], minlength=N).astype(np.int32)
-    start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
-    return Split(np.ascontiguousarray(x[rows]), y[rows], start, size)
+    return Split(np.ascontiguousarray(x[rows]), y[rows], starts(size), size)

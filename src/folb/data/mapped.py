@@ -24,6 +24,7 @@ from folb.federation import (
     features,
     labels,
     most_classes,
+    starts,
 )
 
 ABOUT = "federation.json"
@@ -66,8 +67,8 @@ def load(path: str | os.PathLike[str]) -> Federation:
         classes = max(2, int(y.max()) + 1, int(test_y.max(initial=0)) + 1)
     return Federation(
         os.fspath(path),
-        Split(train.x, y, _starts(train.size), train.size),
-        Split(test.x, test_y, _starts(size), size),
+        Split(train.x, y, starts(train.size), train.size),
+        Split(test.x, test_y, starts(size), size),
         classes,
         note=about.get("note", ""),
     )
@@ -106,10 +107,6 @@ def _side(path: Path) -> Side:
     fresh[1:] = device[1:] != device[:-1]
     start = np.flatnonzero(fresh)
     return Side(x, y, device[start], np.diff(start, append=len(device)).astype(np.int32))
-
-
-def _starts(size: NDArray) -> NDArray:
-    return (np.cumsum(size) - size).astype(np.int32)
 
 
 def _array(path: Path) -> NDArray:

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from folb.errors import InputError, check_whole
-from folb.federation import Federation, NDArray, Split
+from folb.federation import Federation, NDArray, Split, starts
 
 FEATURES, CLASSES = 60, 10
 DEVIATION = np.arange(1, FEATURES + 1) ** -0.6  # of x: its covariance is diag(j^-1.2)
@@ -132,8 +132,7 @@ def _gather(
 
 def _empty(size: NDArray) -> Split:
     total = int(size.sum(dtype=np.int64))
-    start = (np.cumsum(size) - size).astype(np.int32)
-    return Split(np.empty((total, FEATURES), np.float32), np.empty(total, np.int32), start, size)
+    return Split(np.empty((total, FEATURES), np.float32), np.empty(total, np.int32), starts(size), size)
 
 
 def _sizes(sizes: str | int | Sequence[int], published: str, devices: int | None, draw: int) -> list[int]:
