@@ -231,8 +231,8 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
     assert checkpoint.load(tmp_path, 0, "mark", tree)[0] == 5
 
 
-def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often, tmp_path, caplog):
-    path = tmp_path / "run"
+def interrupted(path, planned):
+    """The directory of a run that was stopped soon after its fifth round."""
 
     def stop(i, first, part):
         if first > 5:
@@ -240,6 +240,11 @@ def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often,
 
     with pytest.raises(KeyboardInterrupt):
         trial.perform(path, planned, False, stop)
+    return path
+
+
+def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often, tmp_path, caplog):
+    path = interrupted(tmp_path / "run", planned)
     latest, *others = sorted((path / store.CHECKPOINTS).iterdir(), reverse=True)
     assert len(others) == 2 and store.read(path).state == "interrupted"
     latest.write_bytes(latest.read_bytes()[:-7])
@@ -248,14 +253,7 @@ def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often,
 
 
 def test_a_run_of_other_accelerators_is_not_replaced(planned, often, tmp_path):
-    path = tmp_path / "run"
-
-    def stop(i, first, part):
-        if first > 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trial.perform(path, planned, False, stop)
+    path = interrupted(tmp_path / "run", planned)
     there = json.loads((path / "environment.json").read_bytes())
     for key, value in (("accelerators", 4), ("stream", True)):
         (path / "environment.json").write_text(json.dumps(there | {key: value}))
