@@ -181,7 +181,7 @@ def main() -> None:
     results = {
         "machine": machine(),
         "python": platform.python_version(),
-        "cores": asked.cores,
+        "cores": None if asked.gpu else asked.cores,  # none are pinned for a GPU
         "turns": asked.turns,
         "works": {work: settings._asdict() for work, settings in works.items()},
         "libraries": {name: LIBRARIES[name].title for name in names},

@@ -91,9 +91,9 @@ def table(results: Results) -> str:
             lines.append(
                 heads.format(
                     found.title,
-                    f"{found.per_cpu_second.middle:.3g}",
+                    _speed(found.per_cpu_second),
                     _times(name, found.cpu_ratio),
-                    f"{found.per_second.middle:.3g}",
+                    _speed(found.per_second),
                     _times(name, found.ratio),
                     f"{100 * found.share.middle:.2g} %",
                     "{:.3f} ({:.3f} .. {:.3f})".format(*found.test_accuracy),
@@ -102,6 +102,10 @@ def table(results: Results) -> str:
                 )
             )
     return "\n".join(lines)
+
+
+def _speed(speed: Range) -> str:
+    return f"{speed.middle:,.0f}" if speed.middle >= 1000 else f"{speed.middle:.3g}"
 
 
 def _times(name: str, ratio: Range) -> str:
@@ -140,14 +144,14 @@ def draw(results: Results, path: Path) -> None:
         )
         times = [one.ratio if on_gpu else one.cpu_ratio for one in rows]
         ratios = ["" if mine else f"  ({ratio.middle:.3g}x)" for mine, ratio in zip(own, times, strict=True)]
-        texts = [f"{speed.middle:.3g}{ratio}" for speed, ratio in zip(speeds, ratios, strict=True)]
+        texts = [f"{_speed(speed)}{ratio}" for speed, ratio in zip(speeds, ratios, strict=True)]
         panel.bar_label(bars, texts, fontsize="small", padding=6)
         panel.margins(x=0.15)
         panel.set_title(work, loc="left", fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(axis="y", length=0)
     axes[-1, 0].set_xlabel(
-        f"rounds per {'second' if on_gpu else 'CPU-second'} on {_cores(results)} (and how many times as many folb does)"
+        f"rounds per {'second' if on_gpu else 'CPU-second'} on {_cores(results)} (and, as the median of the turns' ratios, how many times as many folb does)"
     )
     figure.savefig(path, dpi=130)
     plt.close(figure)

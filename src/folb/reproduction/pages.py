@@ -193,18 +193,21 @@ def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _arrival(reached: Sequence[int | None], rounds: int) -> str:
     """The median of the rounds to the target and its range; one that never arrives is later than any that does."""
-    values = sorted(math.inf if value is None else value for value in reached)
-    low, middle, high = (values[round(q * (len(values) - 1))] for q in (0.1, 0.5, 0.9))
-    missed = sum(map(math.isinf, values))
-    words = [f"> {rounds}" if math.isinf(value) else f"{value:g}" for value in (low, middle, high)]
-    never = f"; {missed} of {len(values)} never" if missed else ""
-    return f"{words[1]} ({words[0]} to {words[2]}{never})"
+    low, middle, high = (f"> {rounds}" if math.isinf(value) else f"{value:g}" for value in _spread(reached))
+    missed = list(reached).count(None)
+    never = f"; {missed} of {len(reached)} never" if missed else ""
+    return f"{middle} ({low} to {high}{never})"
 
 
 def _middle(values: Sequence[float | None], scale: float) -> str:
-    ordered = sorted(math.inf if value is None else scale * value for value in values)
-    low, middle, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.5, 0.9))
+    low, middle, high = (scale * value for value in _spread(values))
     return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+
+
+def _spread(values: Sequence[float | None]) -> list[float]:
+    """The 10th percentile, the median and the 90th, as values that were measured; none is larger than any."""
+    ordered = sorted(math.inf if value is None else value for value in values)
+    return [ordered[round(q / 100 * (len(ordered) - 1))] for q in arms.QUANTILES]
 
 
 def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
