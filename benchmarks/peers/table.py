@@ -150,8 +150,7 @@ def draw(results: Results, path: Path) -> None:
         panel.set_title(work, loc="left", fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(axis="y", length=0)
-    axes[-1, 0].set_xlabel(
-        f"rounds per {'second' if on_gpu else 'CPU-second'} on {_cores(results)} (and, as the median of the turns' ratios, how many times as many folb does)"
-    )
+    unit = "second" if on_gpu else "CPU-second"
+    axes[-1, 0].set_xlabel(f"rounds per {unit} on {_cores(results)}, and folb's over it (median of the turns' ratios)")
     figure.savefig(path, dpi=130)
     plt.close(figure)
