@@ -1,5 +1,6 @@
 """The reproduction: experiment files, verdicts on made-up results, pages from stored ones, and the command."""
 
+import copy
 import json
 import math
 import shutil
@@ -62,7 +63,7 @@ def made_up(ours, theirs, *, draws=None, rounds=100, metric="rounds", arm="a", p
         "draws": len(set(draws)) if draws else 0,
         "note": "",
         "devices": 30,
-        "ran_on": {"device": "cpu", "folb": "0.1.0", "jax": "0.10.2"},
+        "ran_on": [{"device": "cpu", "folb": "0.1.0", "jax": "0.10.2"}],
         "chosen": [],
         "printed": printed or {},
         "varied": varied or {},
@@ -96,9 +97,32 @@ def test_a_clear_win_holds_with_its_effect():
     assert verdict.effect.startswith("2.06 [")
 
 
-@pytest.mark.parametrize("document", [LOSS, TIE], ids=["loss", "tie"])
-def test_a_clear_loss_and_a_tie_do_not_hold(document):
-    assert judged(claim(), document).word == "does not hold"
+@pytest.mark.parametrize(
+    "document, note", [(LOSS, "the contrary in 1 of 1 conditions"), (TIE, "no clear difference")], ids=["loss", "tie"]
+)
+def test_a_clear_loss_and_a_tie_do_not_hold(document, note):
+    assert judged(claim(), document).text == f"does not hold ({note})"
+
+
+def test_a_variant_that_was_not_run_is_not_tested_with_another_ones_runs():
+    simple = copy.deepcopy(WIN)
+    simple["experiment"]["set"]["fedavg"] = {"averaging": "simple"}
+    verdict = judged(claim(under=["averaging=simple", "averaging=samples"]), simple)
+    assert [condition.name for condition in verdict.conditions] == ["A, averaging=simple"]
+    assert verdict.untested == ["A, averaging=samples"]
+    assert verdict.text == "holds (1 of 2 conditions not tested)"
+
+
+@pytest.mark.parametrize(
+    "held, said",
+    [
+        (["a, x, s", "b, x, s"], "s"),
+        (["a, x, s"], "a, s"),
+        (["a, x, s", "b, x, r"], "a, s; b, r"),
+    ],
+)
+def test_conditions_are_named_by_what_they_alone_have(held, said):
+    assert verdicts.common(held, ["a, x, s", "b, x, s", "a, x, r", "b, x, r"]) == said
 
 
 def test_one_arm_of_several_is_a_named_condition():
@@ -112,7 +136,8 @@ def test_a_run_that_never_arrives_counts_as_one_round_more():
     never = made_up([50, 50, 50], [None, None, None], rounds=99)
     effect = judged(claim(), never).conditions[0].effect
     assert math.exp(effect.value) == pytest.approx(2) and effect.runs == 3
-    assert judged(claim(), made_up([None] * 3, [None] * 3)).word == "not tested here"
+    nobody = judged(claim(), made_up([None] * 3, [None] * 3))
+    assert nobody.text == "does not hold: no run of any algorithm arrives" and len(nobody.unreached) == 1
 
 
 def test_no_verdict_from_fewer_than_three_runs_nor_without_results():

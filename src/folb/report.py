@@ -31,12 +31,13 @@ def labels(algorithms: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         for key, value in parameters.items():
             values.setdefault((name, key), set()).add(str(value))
     return [
-        " ".join([name, *(f"{key}={_short(value)}" for key, value in own.items() if len(values[name, key]) > 1)])
+        " ".join([name, *(f"{key}={spelt(value)}" for key, value in own.items() if len(values[name, key]) > 1)])
         for name, own in algorithms
     ]
 
 
-def _short(value: Any) -> str:
+def spelt(value: Any) -> str:
+    """A setting's value as labels have it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

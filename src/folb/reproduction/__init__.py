@@ -84,6 +84,7 @@ def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
                     for one in verdict.conditions
                 ],
                 "untested": list(verdict.untested),
+                "unreached": list(verdict.unreached),
             }
             for page in pages
             for verdict in page.verdicts

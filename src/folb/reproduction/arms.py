@@ -47,6 +47,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
     planner = Planner()
     given, chosen = _searched(arm, planner, complete)
     identities: list[str] = []
+    machines: list[dict[str, Any]] = []
     runs: list[tuple[int, Run]] = []
     for draw, experiment in draws_of(given, range(arm.draws)):
         planned = planner.plan(experiment)
@@ -54,6 +55,9 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         there = complete(planned, where)
         runs += [(draw, run) for run in there.runs()]
         identities.append(planned.identity)
+        machine = {key: there.environment[key] for key in MACHINE}
+        if machine not in machines:
+            machines.append(machine)
     identity = hashlib.sha256("".join(identities).encode()).hexdigest()
     return about | {
         "identity": identity,
@@ -61,7 +65,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         "draws": arm.draws,
         "note": planned.federation.note,
         "devices": planned.federation.N,
-        "ran_on": {key: there.environment[key] for key in MACHINE},
+        "ran_on": machines,
         "chosen": chosen,
         "printed": dict(arm.printed),
         "varied": dict(arm.varied),

@@ -90,6 +90,11 @@ class Claim:
     at_most: float | None = None
     conditions: Sequence[str] = ()
 
+    @property
+    def compares(self) -> bool:
+        """Whether it says that one is better than another, and no more."""
+        return bool(self.better) and self.same is None and self.at_least is None
+
 
 @dataclass(frozen=True)
 class Figure:

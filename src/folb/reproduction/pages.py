@@ -104,26 +104,32 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
 
 
 def _nearest(one: Page, heading: str) -> Iterator[str]:
-    near = verdicts.nearest(one.present, UNDERS)
+    near = verdicts.nearest([document for document in one.present if document["figure"] == one.figure.name], UNDERS)
     if not near:
         return
     best = near[0]
     yield f"{heading}\n"
     yield (
         f"Rounds to the target on the {best.rows} datasets that were run in every reading: our median against the "
-        f"printed number. The nearest is **{best.combination}**, off by a factor of {best.factor:.2f}, with "
+        f"printed number. The nearest is **{best.combination}**, off by a factor of {_factor(best)}, with "
         f"{best.ordered} of {best.pairs} pairs of algorithms in the printed order.\n"
     )
-    yield "| reading | off by a factor of (geometric mean) | pairs in the printed order |\n|---|---|---|"
+    yield "| reading | off by a factor of [95 % interval] | pairs in the printed order |\n|---|---|---|"
     for row in near:
-        yield f"| {row.combination} | {row.factor:.2f} | {row.ordered} of {row.pairs} |"
+        yield f"| {row.combination} | {_factor(row)} | {row.ordered} of {row.pairs} |"
     by_average = {under: next(row for row in near if row.combination.endswith(under)) for under in UNDERS}
     first, second = sorted(by_average, key=lambda under: by_average[under].factor)
-    nearer, other = by_average[first].factor, by_average[second].factor
+    nearer, other = by_average[first], by_average[second]
+    clear = "clearly " if nearer.high < other.low else ""
     yield (
-        f"\nSo the printed numbers are better explained by {first} (at best off by {nearer:.2f}) than by {second} "
-        f"(at best {other:.2f}). The paper's text says simple averaging; the code it builds on weights by samples.\n"
+        "\nFactors are geometric means over datasets and algorithms. So the printed numbers are "
+        f"{clear}better explained by {first} (at best off by {_factor(nearer)}) than by {second} (at best "
+        f"{_factor(other)}). The paper's text says simple averaging; the code it builds on weights by samples.\n"
     )
+
+
+def _factor(row: verdicts.Nearness) -> str:
+    return f"{row.factor:.2f} [{row.low:.2f}, {row.high:.2f}]"
 
 
 def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
@@ -164,8 +170,10 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
             word = "holds" if condition.holds else "does not hold"
             yield f"| {condition.name} | {condition.against} | {effect} | {condition.effect.runs} | {word} |"
         yield ""
+    if verdict.unreached:
+        yield f"No run arrives at the target: {'; '.join(verdict.unreached)}.\n"
     if verdict.untested:
-        yield f"Not tested (no results, or no run arrives): {'; '.join(verdict.untested)}.\n"
+        yield f"Not run: {'; '.join(verdict.untested)}.\n"
 
 
 def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -216,7 +224,8 @@ def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             given = ", ".join(f"{key} = {value}" for key, value in document["settings"].items())
             yield f"- {document['name']}: `{document['check']}`{f' with {given}' if given else ''}."
             continue
-        experiment, ran = document["experiment"], document["ran_on"]
+        experiment = document["experiment"]
+        ran = " and ".join(f"{ran['device']} (folb {ran['folb']}, jax {ran['jax']})" for ran in document["ran_on"])
         note = f" ({document['note']})" if document["note"] else ""
         draws = f"{document['draws']} draws of the data × " if document["draws"] else ""
         count = len(experiment["seeds"])
@@ -232,7 +241,7 @@ def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"- {document['name']}: {experiment['dataset']}{note}, {document['devices']} devices; "
             f"{experiment['model']}; {draws}{count} seeds × {experiment['rounds']} rounds; work {experiment['system']} "
             f"({', '.join(f'{key}={own[key]}' for key in sorted(common & own.keys()))}); mu: {_mus(experiment)}."
-            f"{search} Ran on {ran['device']} (folb {ran['folb']}, jax {ran['jax']})."
+            f"{search} Ran on {ran}."
         )
     yield ""
 

@@ -12,7 +12,8 @@ with a 95 % bootstrap interval that resamples whole draws, or seeds where there 
 at the target counts as one round more than it had; a loss that is above 1000 or not finite counts as 1000. A condition
 holds if its interval, against each of `worse`, lies beyond no effect in the claimed direction; beyond `at_least`, if
 that is given. With `same` it is to lie within that much of no effect. `than` (arm, better, worse) asks that the effect
-exceed another. With fewer than three runs, or rounds of which none arrives, a condition is not tested.
+exceed another. With fewer than three runs a condition is not tested, nor is one in which no run arrives; a claim of
+which that is all there is does not hold: nobody reached the target, and so nobody sooner.
 
 Other metrics: `printed` is the factor between our median rounds and the printed ones, as the geometric mean over the
 algorithms, to be below `at_most`; a run that never arrives counts as twice the rounds it had. Of a check, `violated`
@@ -22,12 +23,14 @@ geometric mean.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb import report
 from folb.errors import InputError, choose
 from folb.federation import NDArray
 from folb.reproduction.files import Arm, Claim
@@ -66,24 +69,35 @@ class Verdict(NamedTuple):
     claim: Claim
     conditions: Sequence[Condition]
     untested: Sequence[str]  # names of conditions without enough results
+    unreached: Sequence[str] = ()  # and of those in which no run arrives at the target
 
     @property
     def word(self) -> str:
         """The verdict."""
         held = [condition.holds for condition in self.conditions]
         if not held:
-            return UNTESTED
+            return FAILS if self.unreached else UNTESTED
         return HOLDS if all(held) else PARTLY if any(held) else FAILS
 
     @property
     def text(self) -> str:
         """The verdict, with the conditions under which it holds if not under all."""
-        names = short([condition.name for condition in self.conditions])
-        held = [name for name, condition in zip(names, self.conditions, strict=True) if condition.holds]
+        names = [condition.name for condition in self.conditions]
+        held = [condition.name for condition in self.conditions if condition.holds]
         if held and len(held) < len(names):
-            return f"holds only under: {'; '.join(held)} ({len(held)} of {len(names)} conditions)"
-        left = f" ({len(self.untested)} of {len(names) + len(self.untested)} conditions not tested)"
-        return self.word + (left if names and self.untested else "")
+            return f"holds only under: {common(held, names)} ({len(held)} of {len(names)} conditions)"
+        if self.unreached and not names:
+            return f"{self.word}: no run of any algorithm arrives"
+        notes = []
+        if not held and names and self.claim.compares:
+            contrary = sum(condition.effect.high < 0 for condition in self.conditions)
+            notes.append(
+                f"the contrary in {contrary} of {len(names)} conditions" if contrary else "no clear difference"
+            )
+        left = len(self.untested) + len(self.unreached)
+        if names and left:
+            notes.append(f"{left} of {len(names) + left} conditions not tested")
+        return self.word + (f" ({'; '.join(notes)})" if notes else "")
 
     @property
     def effect(self) -> str:
@@ -95,13 +109,18 @@ class Verdict(NamedTuple):
         return shown[0] if shown[0] == shown[-1] else f"from {shown[0]} to {shown[-1]}"
 
 
-def short(names: Sequence[str]) -> list[str]:
-    """The names without the parts that all have in common."""
-    parts = [name.split(", ") for name in names]
-    if len(names) < 2 or len({len(part) for part in parts}) > 1:
-        return list(names)
-    differ = [i for i in range(len(parts[0])) if len({part[i] for part in parts}) > 1]
-    return [", ".join(part[i] for i in differ) for part in parts]
+def common(held: Sequence[str], names: Sequence[str]) -> str:
+    """What tells the names `held` from the others: one part or two that they alone have, or else each of them."""
+    parts = {name: name.split(", ") for name in names}
+    known = list(dict.fromkeys(part for name in names for part in parts[name]))
+    for n in (1, 2):
+        for chosen in itertools.combinations(known, n):
+            if set(held) == {name for name in names if set(chosen) <= set(parts[name])}:
+                return ", ".join(chosen)
+    if len({len(part) for part in parts.values()}) > 1:
+        return "; ".join(held)
+    differ = [i for i in range(len(parts[names[0]])) if len({part[i] for part in parts.values()}) > 1]
+    return "; ".join(", ".join(parts[name][i] for i in differ) for name in held)
 
 
 def effect_text(claim: Claim, effect: Effect) -> str:
@@ -110,27 +129,38 @@ def effect_text(claim: Claim, effect: Effect) -> str:
         value, low, high = (f"{math.exp(x):.3g}" for x in effect[:3])
         return f"{value} [{low}, {high}] times"
     if claim.metric in POINTS:
-        value, low, high = (f"{100 * x:+.2g}" for x in effect[:3])
+        value, low, high = (_signed(100 * x) for x in effect[:3])
         return f"{value} [{low}, {high}] points"
     if claim.metric == "violated":
         return f"false in {round(effect.value * effect.runs)} of {effect.runs}"
-    value, low, high = (f"{x:+.2g}" for x in effect[:3])
+    value, low, high = map(_signed, effect[:3])
     return f"{value} [{low}, {high}]{' drops' if claim.metric == 'drops' else ''}"
+
+
+def _signed(value: float) -> str:
+    """Two digits, or all of those before the point."""
+    return f"{value:+.0f}" if abs(value) >= 10 else f"{value:+.2g}"
 
 
 def judge(claim: Claim, arms: Sequence[Arm], documents: Mapping[str, Document | None]) -> Verdict:
     """The verdict on a claim about `arms`, from the results of all arms by id; None where there are none."""
     choose(f"{claim.figure}: metric of {claim.id}", claim.metric, METRICS)
-    found, untested = [], []
+    found: list[Condition] = []
+    untested, unreached = [], []
     for arm in arms:
         document = documents[arm.id]
         for under in claim.under or ("",):
             full = ", ".join(filter(None, (arm.name, under)))
-            conditions = [] if document is None else list(_conditions(claim, full, document, under, documents))
-            found += conditions
-            if not conditions:
+            if document is None or not has(document, [claim.better, *claim.worse], under):
                 untested.append(full)
-    return Verdict(claim, found, untested)
+            elif not _arrives(claim, document, under):
+                unreached.append(full)
+            else:
+                conditions = list(_conditions(claim, full, document, under, documents))
+                found += conditions
+                if not conditions:
+                    untested.append(full)
+    return Verdict(claim, found, untested, unreached)
 
 
 def _conditions(
@@ -191,13 +221,27 @@ def _against(
         sides = claim.than.get("better", claim.better), claim.than.get("worse", worse)
         compared, _ = paired(other, claim.metric, *sides, under)
         values = values - compared[: len(values)] if len(compared) >= len(values) else values[:0]
-    return bootstrap(values, draws) if len(values) >= FEWEST and _arrives(claim, document, worse, under) else None
+    return bootstrap(values, draws) if len(values) >= FEWEST else None
 
 
-def _arrives(claim: Claim, document: Document, worse: str, under: str) -> bool:
-    """Whether there is something to compare: of rounds, there is not if no run of either arrives."""
-    sides = (document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, worse))
-    return claim.metric != "rounds" or any(value is not None for side in sides for value in side["rounds"])
+def _arrives(claim: Claim, document: Document, under: str) -> bool:
+    """Whether there is something to compare: of rounds, there is not if no run arrives."""
+    if claim.metric != "rounds":
+        return True
+    sides = (document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse))
+    return any(value is not None for side in sides for value in side["rounds"])
+
+
+def has(document: Document, names: Sequence[str], under: str) -> bool:
+    """Whether the algorithms were run with what `under` asks for; one without such a setting is the same under any."""
+    settings = document.get("experiment", {}).get("set", {})
+    for word in under.replace(",", " ").split():
+        key, _, value = word.partition("=")
+        for name in filter(None, names):
+            own = settings.get(name.split()[0], {}).get(key, value)
+            if value not in map(report.spelt, own if isinstance(own, list) else [own]):
+                return False
+    return True
 
 
 def paired(document: Document, metric: str, better: str, worse: str, under: str = "") -> tuple[NDArray, NDArray]:
@@ -257,7 +301,7 @@ def bootstrap(values: NDArray, draws: NDArray) -> Effect:
 def _printed(document: Document, under: str) -> Effect | None:
     """The geometric mean over the algorithms of the factor between our median rounds and the printed ones."""
     logs, draws = _log_rounds(document, under)
-    if logs is None or len(draws) < FEWEST:
+    if logs is None or len(draws) < FEWEST or not has(document, list(document["printed"]), under):
         return None
     paper = _log_printed(document)
 
@@ -293,6 +337,8 @@ class Nearness(NamedTuple):
     combination: str
     rows: int  # of the table
     factor: float  # off by so much, as the geometric mean over rows and algorithms
+    low: float  # of its 95 % interval
+    high: float
     ordered: int  # pairs of algorithms in the printed order
     pairs: int
 
@@ -321,16 +367,19 @@ def nearest(documents: Sequence[Document], unders: Sequence[str]) -> list[Nearne
 
 
 def _nearness(combination: str, documents: Sequence[Document], under: str) -> Nearness:
-    off: list[float] = []
+    off, spread = [], []
     ordered = pairs = 0
     for document in documents:
-        logs, _ = _log_rounds(document, under)
+        logs, draws = _log_rounds(document, under)
         assert logs is not None
         ours, paper = np.median(logs, axis=1), _log_printed(document)
-        off += np.abs(ours - paper).tolist()
+        off.append(np.abs(ours - paper))
+        spread.append(np.abs(np.median(logs[:, resamples(draws)], axis=-1) - paper[:, None]))
         for i in range(len(paper)):
             for j in range(i):
                 if paper[i] != paper[j]:
                     pairs += 1
                     ordered += int(np.sign(ours[i] - ours[j]) == np.sign(paper[i] - paper[j]))
-    return Nearness(combination, len(documents), math.exp(float(np.mean(off))), ordered, pairs)
+    low, high = np.exp(np.percentile(np.concatenate(spread).mean(axis=0), (2.5, 97.5)))
+    factor = math.exp(float(np.concatenate(off).mean()))
+    return Nearness(combination, len(documents), factor, float(low), float(high), ordered, pairs)
