@@ -119,12 +119,15 @@ def _nearest(one: Page, heading: str) -> Iterator[str]:
         yield f"| {row.combination} | {_factor(row)} | {row.ordered} of {row.pairs} |"
     by_average = {under: next(row for row in near if row.combination.endswith(under)) for under in UNDERS}
     first, second = sorted(by_average, key=lambda under: by_average[under].factor)
-    nearer, other = by_average[first], by_average[second]
-    clear = "clearly " if nearer.high < other.low else ""
+    nearer, other = _factor(by_average[first]), _factor(by_average[second])
+    said = (
+        f"So {first} explains the printed numbers better than {second}: off by {nearer} against {other}."
+        if by_average[first].high < by_average[second].low
+        else f"Neither average explains the printed numbers: {first} is at best off by {nearer}, {second} by {other}."
+    )
     yield (
-        "\nFactors are geometric means over datasets and algorithms. So the printed numbers are "
-        f"{clear}better explained by {first} (at best off by {_factor(nearer)}) than by {second} (at best "
-        f"{_factor(other)}). The paper's text says simple averaging; the code it builds on weights by samples.\n"
+        f"\nFactors are geometric means over datasets and algorithms. {said} The paper's text says simple averaging; "
+        "the code it builds on weights by samples.\n"
     )
 
 
