@@ -93,9 +93,8 @@ class Deployment:
         """Start a process of that name; what is written to its log comes after what is there."""
         process = Process(command, self.environment(name), self.home / f"{name}.log", kept)
         with self.lock:
-            if not self.ending.is_set():
-                process.start()
-                self.processes[name] = process
+            process.start()
+            self.processes[name] = process
         return process
 
     def environment(self, name: str) -> dict[str, str]:
@@ -105,6 +104,7 @@ class Deployment:
 
     def superlink(self) -> Process:
         """Start the SuperLink, with the database of the one before, if there was one, and wait until it answers."""
+        kill(self.orphans)  # as systemd does: the old one's ServerApp would not leave the run directory
         check_free(self.port)
         command = [program("flower-superlink"), f"--host={HOST}", f"--port={self.port}"]
         command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
@@ -203,6 +203,7 @@ class Deployment:
                     if process.code is None:
                         process.due = time.monotonic() + PAUSE
                     elif process.kept and time.monotonic() >= process.due:
+                        kill(self.orphans)
                         process.start()
 
     def end(self) -> None:
@@ -221,9 +222,7 @@ class Deployment:
             process.popen.wait()
         # Flower's children leave when they see that their parent has left
         holds(lambda: not any(map(alive, children)), STOP)
-        for pid, _ in filter(alive, children):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(children)
 
 
 @contextlib.contextmanager
@@ -318,6 +317,13 @@ def alive(child: Known) -> bool:
         fields = Path(f"/proc/{child[0]}/stat").read_text().rpartition(")")[2].split()
         return fields[19] == child[1] and fields[0] != "Z"
     return False
+
+
+def kill(children: Sequence[Known]) -> None:
+    """End those processes that are still there, at once."""
+    for pid, _ in filter(alive, children):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
