@@ -1,0 +1,585 @@
+"""Any algorithm of folb as a Flower strategy on the Message API.
+
+Draws, random words, rules and server steps are the simulator's own: `folb.rounds` has them, and this module carries
+them to real devices. A round is one multiset of devices, a message to each distinct one, the replies that pass the
+checks of `folb.flower.replies` stacked in ascending order of identity, and one compiled step; so neither Flower's node
+ids nor the order in which replies arrive can change a bit of the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from folb import rounds, system
+from folb.algorithms import Algorithm
+from folb.errors import InputError, check, check_whole, choose
+from folb.federation import starts
+from folb.flower import replies, wire
+from folb.flower.post import SLACK, Post
+from folb.flower.replies import Expected, Refused, Reply, one_line
+from folb.flower.roster import Member, Roster
+from folb.flower.wire import Arrays, NDArray, Task
+from folb.rounds import State
+from folb.rules import Gradients, Round, Update
+from folb.selection import Multiset
+from folb.system import System
+
+log = logging.getLogger(__name__)
+
+
+class Plan(NamedTuple):
+    """The draw of a round: S_1 and what its devices are to do, and S_2 of Algorithm 2."""
+
+    first: Multiset
+    words: Any  # [K, 2]
+    work: Any  # [K]
+    lost: Any  # [K] by the system model
+    correction: Any  # [K]
+    inner: Any | None  # [K], where a survey gave it
+    second: Multiset | None
+    second_lost: Any | None
+    second_correction: Any | None
+
+
+@jax.jit
+def plan(
+    algorithm: Algorithm, system: System, who: Any, start: Any, size: Any, share: Any, survey: Any, seed: Any, t: Any
+) -> Plan:
+    """The draw of round t among devices `who`, in ascending order of identity: the simulator's, for the same devices."""
+    draw = rounds.drawing(algorithm.selection, start, size, share, survey)
+    first, second = draw.sets(algorithm, seed, t)
+
+    def managed(chosen: Multiset) -> Any:
+        return rounds.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)
+
+    words, effort = managed(first)
+    return Plan(
+        first=first,
+        words=words,
+        work=effort.work,
+        lost=effort.lost,
+        correction=draw.correction(first.device),
+        inner=None if draw.survey is None else draw.survey[first.device],
+        second=second,
+        second_lost=None if second is None else managed(second)[1].lost,
+        second_correction=None if second is None else draw.correction(second.device),
+    )
+
+
+close = jax.jit(rounds.close)
+
+
+@dataclass
+class Opened:
+    """A round under way."""
+
+    t: int
+    state: State
+    algorithm: Algorithm
+    members: list[Member]
+    until: float
+    plan: Plan | None = None
+    asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
+    usable: dict[int, Reply] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)  # what was refused of nobody asked in this round
+    taken: set[int] = field(default_factory=set)  # replies looked at
+    abandoned: str = ""
+    began: float = field(default_factory=time.monotonic)
+    up: int = 0
+    down: int = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.until - time.monotonic())
+
+    def owner(self, reply: Message) -> int | None:
+        """The device whose message this is a reply to."""
+        for identity, (message, _) in self.asked.items():
+            if message.metadata.message_id == reply.metadata.reply_to_message_id:
+                return identity
+        return None
+
+    def take(self, reply: Message) -> None:
+        """Look at a reply: it is used or refused, and either once."""
+        if id(reply) in self.taken:
+            return
+        self.taken.add(id(reply))
+        identity = self.owner(reply)
+        if identity is None:
+            self.others.append(f"node {reply.metadata.src_node_id}: a reply to no message of round {self.t}")
+        elif identity in self.usable or identity in self.refused:
+            self.others.append(f"device {identity}: a repeated reply")
+        else:
+            try:
+                self.usable[identity] = replies.checked(reply, self.asked[identity][1])
+                self.up += wire.nbytes(reply.content)
+            except Refused as reason:
+                self.refused[identity] = str(reason)
+                log.warning("round %d: device %d refused: %s", self.t, identity, reason)
+
+
+class FederatedStrategy(Strategy):
+    """An algorithm of folb, such as `folb.algorithms.folb(K=10)`, as a Flower strategy.
+
+    The keywords of FedAvg: `fraction_train` of the devices there are, and at least `min_train_nodes`, take the place
+    of the algorithm's K if given; `fraction_evaluate` of them, and at least `min_evaluate_nodes`, evaluate the model
+    after each round (none, unless given); no round begins with fewer than `min_available_nodes`.
+
+    `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
+    `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
+    of fewer than `min_replies` usable replies is abandoned, and the model stays as it was. `over_selection` = 1.3 asks
+    30 % more devices than K, and closes the round once K have answered.
+    `directory` is where the run is kept, as the simulator keeps its own; a strategy that finds a run there goes on
+    with it.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        seed: int = 0,
+        system: System | None = None,
+        objective: str = "uniform",
+        deadline: float = 600.0,
+        wait: float = 60.0,
+        min_replies: int = 1,
+        over_selection: float = 1.0,
+        fraction_train: float | None = None,
+        min_train_nodes: int = 1,
+        fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 2,
+        directory: str | Path | None = None,
+    ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
+        check_whole("seed", seed, 0)
+        choose("objective", objective, ("uniform", "samples"))
+        check("deadline", deadline, 0 < deadline < math.inf, "should be more than 0 seconds")
+        check("wait", wait, 0 <= wait < math.inf, "should be at least 0 seconds")
+        check_whole("min_replies", min_replies, 1)
+        check("over_selection", over_selection, 1 <= over_selection <= 10, "should be from 1 to 10")
+        for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
+            check(name, fraction, fraction is None or 0 <= fraction <= 1, "should be from 0 to 1")
+        for name, number in (
+            ("min_train_nodes", min_train_nodes),
+            ("min_evaluate_nodes", min_evaluate_nodes),
+            ("min_available_nodes", min_available_nodes),
+        ):
+            check_whole(name, number, 1)
+        self.algorithm = algorithm
+        self.seed, self.objective = seed, objective
+        self.system = default_system() if system is None else system
+        self.deadline, self.wait = float(deadline), float(wait)
+        self.min_replies, self.over_selection = min_replies, float(over_selection)
+        self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
+        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.directory = None if directory is None else Path(directory)
+        self.roster = Roster()
+        self.post: Post | None = None
+        self.memory: Any = None
+        self.opened: Opened | None = None
+        self.evaluating: list[Message] = []
+
+    def summary(self) -> None:
+        """Log what will be run."""
+        algorithm = self.algorithm
+        log.info("%s, K = %d, %s", algorithm.name, algorithm.selection.K, dict(algorithm.origin.settings))
+        log.info("rounds of at most %g s, and at least %d replies", self.deadline, self.min_replies)
+
+    # -- a run ---------------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run `num_rounds` rounds; `timeout` is a round's deadline, in place of the strategy's own.
+
+        evaluate_fn(round, arrays) is called with the model before the first round and after each; what it calls
+        "accuracy" and "loss" is the test accuracy and the training loss of the run's record.
+        """
+        check_whole("num_rounds", num_rounds, 1)
+        if timeout is not None:
+            check("timeout", timeout, 0 < timeout < math.inf, "should be more than 0 seconds")
+            self.deadline = float(timeout)
+        model = self._checked_model(initial_arrays)
+        self.post = Post(grid)
+        self.memory = self.algorithm.server.init(model)
+        result, arrays = Result(), initial_arrays
+        self.summary()
+        if evaluate_fn is not None and (found := evaluate_fn(0, arrays)) is not None:
+            result.evaluate_metrics_serverapp[0] = found
+        for t in range(1, num_rounds + 1):
+            messages = list(self.configure_train(t, arrays, train_config or ConfigRecord(), grid))
+            received = self.post.exchange(messages, self._round.left, self._enough)
+            found_arrays, found = self.aggregate_train(t, received)
+            arrays = arrays if found_arrays is None else found_arrays
+            if found is not None:
+                result.train_metrics_clientapp[t] = found
+            evaluations = list(self.configure_evaluate(t, arrays, evaluate_config or ConfigRecord(), grid))
+            evaluated = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
+            if evaluated is not None:
+                result.evaluate_metrics_clientapp[t] = evaluated
+            if evaluate_fn is not None and (found := evaluate_fn(t, arrays)) is not None:
+                result.evaluate_metrics_serverapp[t] = found
+        result.arrays = arrays
+        return result
+
+    @property
+    def _round(self) -> Opened:
+        if self.opened is None:
+            raise RuntimeError("no round is under way: configure_train begins one")
+        return self.opened
+
+    def _checked_model(self, arrays: ArrayRecord) -> Arrays:
+        if not len(arrays):
+            raise InputError("initial_arrays", [], "should hold at least one array")
+        for name, array in arrays.items():
+            if array.dtype != "float32":
+                raise InputError(f"initial_arrays: dtype of {name}", array.dtype, "should be float32")
+        model = wire.unpacked(arrays)
+        for name, value in model.items():
+            if not np.isfinite(value).all():
+                raise InputError(f"initial_arrays: {name}", value, "should be finite")
+        return model
+
+    # -- a round: who, and what is asked of them -----------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's devices: a message for each distinct one."""
+        if self.post is None or self.post.grid is not grid:
+            self.post = Post(grid)
+        params = wire.unpacked(arrays)
+        if self.memory is None:
+            self.memory = self.algorithm.server.init(params)
+        state = State(params, self.memory)
+        members = self._present(self.post)
+        self.opened = opened = Opened(
+            server_round, state, self.algorithm, members, time.monotonic() + self.deadline, others=self._refusals()
+        )
+        if len(members) < self.min_available_nodes:
+            opened.abandoned = f"{len(members)} devices are there, and {self.min_available_nodes} are needed"
+            return []
+        opened.algorithm = self._sized(len(members))
+        survey = self._survey(opened, arrays, config)
+        if opened.abandoned:
+            return []
+        who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
+        share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
+        drawn = plan(
+            opened.algorithm,
+            self.system,
+            who,
+            starts(size),
+            size,
+            share.astype(np.float32),
+            survey,
+            np.uint32(self.seed),
+            np.uint32(server_round),
+        )
+        opened.plan = jax.tree.map(np.asarray, drawn)
+        return self._ask(opened, arrays, config)
+
+    def _present(self, post: Post) -> list[Member]:
+        """The devices that are there, once enough of them are or the time for that is over."""
+        until = time.monotonic() + self.wait
+        members = self.roster.update(post, self.wait)
+        while len(members) < self.min_available_nodes and (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.5, left))
+            members = self.roster.update(post, left)
+        return members
+
+    def _refusals(self) -> list[str]:
+        """What was refused since the last round: of the roster, and replies to earlier rounds."""
+        found, self.roster.refused = self.roster.refused, []
+        for reply in self.post.late() if self.post is not None else []:
+            if reply.has_content():
+                found.append(f"node {reply.metadata.src_node_id}: a late reply, of round {reply.metadata.group_id}")
+                log.warning("refused: %s", found[-1])
+        return found
+
+    def _sized(self, N: int) -> Algorithm:
+        """The algorithm with the K of this round."""
+        how = self.algorithm.selection
+        K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
+        K = math.ceil(K * self.over_selection - 1e-9)
+        return replace(self.algorithm, selection=replace(how, K=K if how.replacement else min(K, N)))
+
+    def _survey(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> NDArray | None:
+        """What (7), or its stand-in, is made of: <grad f, grad F_k>, or ||grad F_k||, of all devices there are.
+
+        A device that does not answer has 0 here: it is not drawn.
+        """
+        how = self.algorithm.selection
+        if not how.survey:
+            return None
+        upload = wire.GRAD if how.sampling == "direct" else wire.NORM
+        tasks = {member.identity: Task(opened.t, (upload,)) for member in opened.members}
+        found = self._exchange(opened, tasks, arrays, config, opened.left / 2)
+        if len(found) < self.min_replies:
+            opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
+        if how.sampling == "norm":
+            return np.array(
+                [found[m.identity].numbers[wire.NORM] if m.identity in found else 0.0 for m in opened.members],
+                np.float32,
+            )
+        size = np.array([m.size for m in opened.members])
+        share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
+        grads = {m.identity: found[m.identity].arrays[wire.GRAD] for m in opened.members if m.identity in found}
+        mean = {
+            name: sum(
+                np.float32(p) * grads[m.identity][name]
+                for p, m in zip(share, opened.members, strict=True)
+                if m.identity in grads
+            )
+            for name in opened.state.params
+        }
+        return np.array(
+            [_dot(grads[m.identity], mean) if m.identity in grads else 0.0 for m in opened.members], np.float32
+        )
+
+    def _exchange(
+        self,
+        opened: Opened,
+        tasks: Mapping[int, Task],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        seconds: float,
+        **more: Any,
+    ) -> dict[int, Reply]:
+        """The usable replies to tasks that come before the round's own."""
+        assert self.post is not None
+        messages = self._messages(opened, tasks, arrays, config, **more)
+        for reply in self.post.exchange(messages, seconds):
+            opened.take(reply)
+        found = opened.usable
+        opened.usable, opened.asked = {}, {}
+        return found
+
+    def _messages(
+        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord, **more: ArrayRecord
+    ) -> list[Message]:
+        """A message for each task, by the device's identity; they count as asked."""
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        members = {member.identity: member for member in opened.members}
+        for identity, task in tasks.items():
+            member = members[identity]
+            records = {wire.MODEL: arrays, wire.TASK: task.record(), wire.SETTINGS: config, **more}
+            message = Message(
+                RecordDict(records),
+                dst_node_id=member.node,
+                message_type="train",
+                group_id=str(opened.t),
+                ttl=self.deadline + SLACK,
+            )
+            expected = Expected(shapes, opened.t, task.uploads, member.size, member.node, task.clamp_gamma)
+            opened.asked[identity] = (message, expected)
+            opened.down += wire.nbytes(message.content)
+        return [opened.asked[identity][0] for identity in tasks]
+
+    def _ask(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """S_1 is asked for updates, and for what else the rule needs; S_2, as far as it is not of S_1, for gradients."""
+        drawn, solver = opened.plan, self.algorithm.solver
+        assert drawn is not None
+        uploads = (wire.DELTA, *(name for name in self.algorithm.uploads if name in (wire.GRAD, wire.GAMMA)))
+        tasks = {}
+        for i, k in enumerate(drawn.first.device):
+            if drawn.first.times[i] > 0 and not drawn.lost[i]:
+                tasks[opened.members[k].identity] = Task(
+                    round=opened.t,
+                    uploads=uploads,
+                    work=int(drawn.work[i]),
+                    words=(int(drawn.words[i][0]), int(drawn.words[i][1])),
+                    lr=float(solver.lr),
+                    mu=float(solver.mu),
+                    batch=solver.batch,
+                    unit=solver.unit,
+                    clamp_gamma=self.algorithm.clamp_gamma,
+                )
+        if drawn.second is not None and drawn.second_lost is not None:
+            for i, k in enumerate(drawn.second.device):
+                if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
+                    tasks.setdefault(opened.members[k].identity, Task(opened.t, (wire.GRAD,)))
+        return self._messages(opened, tasks, arrays, config)
+
+    # -- a round: what came back ---------------------------------------------------------------------------------------
+
+    def _enough(self, received: Sequence[Message]) -> bool:
+        """Whether K of the devices asked have answered, where more than K were."""
+        opened = self._round
+        for reply in received:
+            opened.take(reply)
+        if self.over_selection == 1 or opened.plan is None:
+            return False
+        first = opened.plan.first
+        counted = sum(
+            int(times) for k, times in zip(*first, strict=True) if opened.members[k].identity in opened.usable
+        )
+        return counted >= math.ceil(opened.algorithm.selection.K / self.over_selection - 1e-9)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close the round: the new model, or None where it stays as it was."""
+        opened = self._round
+        for reply in replies:
+            opened.take(reply)
+        update, following = None, opened.state
+        if opened.plan is not None and not opened.abandoned:
+            first = {opened.members[k].identity for k in opened.plan.first.device}
+            count = len(first & set(opened.usable))
+            if count < self.min_replies:
+                opened.abandoned = f"{count} usable replies, and {self.min_replies} are needed"
+            else:
+                following, update = self._closed(opened, opened.plan)
+        if opened.abandoned:
+            log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
+        self.memory = following.memory
+        changed = update is not None and not opened.abandoned
+        return (wire.packed(following.params) if changed else None), self._metrics(opened)
+
+    def _closed(self, opened: Opened, drawn: Plan) -> tuple[State, Update | None]:
+        """The state after the round's step, unless that is not finite."""
+        algorithm, state = opened.algorithm, opened.state
+        following, update, updated = jax.tree.map(np.asarray, close(algorithm, state, self._stacked(opened, drawn)))
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(following)):
+            opened.abandoned = "the step is not finite"
+            return state, None
+        # in the order that the arrays came in: jax sorts names
+        params = {name: following.params[name] for name in state.params}
+        return State(params, following.memory), update if updated else None
+
+    def _stacked(self, opened: Opened, drawn: Plan) -> Round:
+        """All replies of the round in ascending order of identity; what did not come counts 0 times."""
+        uploads, state = self.algorithm.uploads, opened.state
+        identities = [opened.members[k].identity for k in drawn.first.device]
+
+        def stack(who: Sequence[int], upload: str) -> Arrays:
+            found = {name: np.zeros((len(who), *value.shape), np.float32) for name, value in state.params.items()}
+            for i, identity in enumerate(who):
+                reply = opened.usable.get(identity)
+                if reply is not None and upload in reply.arrays:
+                    for name, value in reply.arrays[upload].items():
+                        found[name][i] = value
+            return found
+
+        def counted(chosen: Multiset, who: Sequence[int]) -> NDArray:
+            there = np.array([identity in opened.usable for identity in who])
+            return np.where(there, chosen.times, np.float32(0))
+
+        second = None
+        if drawn.second is not None:
+            who = [opened.members[k].identity for k in drawn.second.device]
+            second = Gradients(stack(who, wire.GRAD), counted(drawn.second, who), drawn.second_correction)
+        gamma = [opened.usable[k].numbers.get(wire.GAMMA, 0.0) if k in opened.usable else 0.0 for k in identities]
+        times = counted(drawn.first, identities)
+        return Round(
+            params=state.params,
+            times=times,
+            size=np.array([opened.members[k].size for k in drawn.first.device], np.float32),
+            correction=drawn.correction,
+            delta=stack(identities, wire.DELTA),
+            grad=stack(identities, wire.GRAD) if wire.GRAD in uploads else None,
+            gamma=np.array(gamma, np.float32) if wire.GAMMA in uploads else None,
+            inner=drawn.inner,
+            second=second,
+        )
+
+    def _metrics(self, opened: Opened) -> MetricRecord:
+        lost = len(set(opened.asked) - set(opened.usable) - set(opened.refused))
+        return MetricRecord(
+            {
+                "asked": len(opened.asked),
+                "replied": len(opened.usable),
+                "refused": len(opened.refused),
+                "lost": lost,
+                "abandoned": int(bool(opened.abandoned)),
+            }
+        )
+
+    # -- evaluation on the devices -------------------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask `fraction_evaluate` of the devices for their metrics of the model: a draw of (seed, round), too."""
+        self.evaluating = []
+        if self.fraction_evaluate == 0 or self.opened is None:
+            return []
+        members = self.opened.members
+        count = min(len(members), max(self.min_evaluate_nodes, int(self.fraction_evaluate * len(members))))
+        order = np.random.default_rng([self.seed, server_round]).permutation(len(members))[:count]
+        content = RecordDict({wire.MODEL: arrays, wire.SETTINGS: config})
+        self.evaluating = [
+            Message(
+                content,
+                dst_node_id=members[i].node,
+                message_type="evaluate",
+                group_id=str(server_round),
+                ttl=self.deadline + SLACK,
+            )
+            for i in sorted(order)
+        ]
+        return self.evaluating
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The devices' metrics, each device weighted by its `num-examples`; in the order they were asked in."""
+        found: dict[str, dict[str, float]] = {}
+        for reply in replies:
+            try:
+                found.setdefault(reply.metadata.reply_to_message_id, _evaluation(reply))
+            except ValueError as error:
+                log.warning("round %d: an evaluation is refused: %s", server_round, error)
+        in_order = [found[m.metadata.message_id] for m in self.evaluating if m.metadata.message_id in found]
+        if not in_order:
+            return None
+        names = sorted(set.intersection(*map(set, in_order)) - {wire.SIZE})
+        total = sum(own[wire.SIZE] for own in in_order)
+        return MetricRecord({name: sum(own[wire.SIZE] * own[name] for own in in_order) / total for name in names})
+
+
+def default_system() -> System:
+    """What devices do unless told: Sec. VI's uniform 1..20 units of work."""
+    return system.uniform()
+
+
+def _evaluation(reply: Message) -> dict[str, float]:
+    """A device's metrics; anything but numbers is a `ValueError`."""
+    if reply.has_error():
+        raise ValueError(f"the device failed: {one_line(reply.error.reason)}")
+    record = reply.content.get(wire.METRICS)
+    if not isinstance(record, MetricRecord) or wire.SIZE not in record:
+        raise ValueError(f"it has no {wire.METRICS} with {wire.SIZE}")
+    for name, value in record.items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"{one_line(name)} is {one_line(value)}, and should be a finite number")
+    if record[wire.SIZE] <= 0:
+        raise ValueError(f"{wire.SIZE} should be more than 0")
+    return {name: float(value) for name, value in record.items()}
+
+
+def _dot(a: Arrays, b: Arrays) -> float:
+    return float(sum(np.vdot(a[name], b[name]) for name in sorted(a)))
