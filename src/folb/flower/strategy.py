@@ -468,13 +468,15 @@ class FederatedStrategy(Strategy):
 
     def _closed(self, opened: Opened, drawn: Plan) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite."""
-        algorithm, state = opened.algorithm, opened.state
-        following, update, updated = jax.tree.map(np.asarray, close(algorithm, state, self._stacked(opened, drawn)))
+        round = self._stacked(opened, drawn)
+        return self._finite(opened, *jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round)))
+
+    def _finite(self, opened: Opened, following: State, update: Update, updated: Any) -> tuple[State, Update | None]:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(following)):
             opened.abandoned = "the step is not finite"
-            return state, None
+            return opened.state, None
         # in the order that the arrays came in: jax sorts names
-        params = {name: following.params[name] for name in state.params}
+        params = {name: following.params[name] for name in opened.state.params}
         return State(params, following.memory), update if updated else None
 
     def _stacked(self, opened: Opened, drawn: Plan) -> Round:
