@@ -13,7 +13,7 @@ PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two looks for replies; the
 
 
 class Post:
-    """One grid's messages; those that were not answered in time are remembered, so that a late reply is known as such."""
+    """One grid's messages; those not answered in time are remembered, so that a late reply is known as such."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid

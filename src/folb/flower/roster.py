@@ -33,6 +33,7 @@ class Roster:
         self.holders: dict[int, int] = {}  # by identity, its node
         self.queries: dict[str, int] = {}  # queries not answered yet, and their nodes
         self.refused: list[str] = []  # what was refused since the last look
+        self.told: set[str] = set()  # each claim is refused in every round, and told of once
 
     def update(self, post: Post, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
@@ -79,8 +80,10 @@ class Roster:
                 self._refuse(f"node {node} claims to be device {member.identity}, which node {holder} is")
 
     def _refuse(self, reason: str) -> None:
-        self.refused.append(reason)
-        log.warning("refused: %s", reason)
+        if reason not in self.told:
+            self.told.add(reason)
+            self.refused.append(reason)
+            log.warning("refused: %s", reason)
 
 
 def _member(reply: Message, node: int) -> Member:

@@ -27,6 +27,7 @@ from folb.algorithms import Algorithm
 from folb.errors import InputError, check, check_whole, choose
 from folb.federation import starts
 from folb.flower import replies, wire
+from folb.flower.local import dot
 from folb.flower.post import SLACK, Post
 from folb.flower.replies import Expected, Refused, Reply, one_line
 from folb.flower.roster import Member, Roster
@@ -57,7 +58,7 @@ class Plan(NamedTuple):
 def plan(
     algorithm: Algorithm, system: System, who: Any, start: Any, size: Any, share: Any, survey: Any, seed: Any, t: Any
 ) -> Plan:
-    """The draw of round t among devices `who`, in ascending order of identity: the simulator's, for the same devices."""
+    """The draw of round t of devices `who`, in ascending order of identity: the simulator's, for the same devices."""
     draw = rounds.drawing(algorithm.selection, start, size, share, survey)
     first, second = draw.sets(algorithm, seed, t)
 
@@ -94,9 +95,11 @@ class Opened:
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)  # what was refused of nobody asked in this round
-    taken: set[int] = field(default_factory=set)  # replies looked at
+    noted: list[tuple[int | None, str]] = field(default_factory=list)  # all refusals, and whose they are
+    looked_at: list[Message] = field(default_factory=list)
+    owners: dict[str, int] = field(default_factory=dict)
     abandoned: str = ""
+    update: Update | None = None  # once it is closed, if the model changed
     began: float = field(default_factory=time.monotonic)
     up: int = 0
     down: int = 0
@@ -106,30 +109,48 @@ class Opened:
         """Seconds until the deadline."""
         return max(0.0, self.until - time.monotonic())
 
-    def owner(self, reply: Message) -> int | None:
-        """The device whose message this is a reply to."""
-        for identity, (message, _) in self.asked.items():
-            if message.metadata.message_id == reply.metadata.reply_to_message_id:
-                return identity
-        return None
+    @property
+    def drawn(self) -> dict[int, int]:
+        """The devices of S_1, and how many times each was drawn."""
+        if self.plan is None:
+            return {}
+        first = zip(*self.plan.first, strict=True)
+        return {self.members[k].identity: int(times) for k, times in first if times > 0}
 
-    def take(self, reply: Message) -> None:
-        """Look at a reply: it is used or refused, and either once."""
-        if id(reply) in self.taken:
-            return
-        self.taken.add(id(reply))
-        identity = self.owner(reply)
+    def refuse(self, identity: int | None, reason: str) -> None:
+        """Note a refusal."""
+        self.noted.append((identity, reason))
+        log.warning("round %d: refused: %s%s", self.t, "" if identity is None else f"device {identity}: ", reason)
+
+    def take(self, received: Iterable[Message]) -> None:
+        """Look at replies: each is used or refused, and either once."""
+        if len(self.owners) != len(self.asked):  # ids are known once messages are sent
+            self.owners = {message.metadata.message_id: k for k, (message, _) in self.asked.items()}
+        known = set(map(id, self.looked_at))
+        for reply in received:
+            if id(reply) not in known:
+                self.looked_at.append(reply)
+                self._take(reply)
+
+    def _take(self, reply: Message) -> None:
+        identity = self.owners.get(reply.metadata.reply_to_message_id)
         if identity is None:
-            self.others.append(f"node {reply.metadata.src_node_id}: a reply to no message of round {self.t}")
+            self.refuse(None, f"node {reply.metadata.src_node_id}: a reply to no message of this round")
         elif identity in self.usable or identity in self.refused:
-            self.others.append(f"device {identity}: a repeated reply")
+            self.refuse(identity, "a repeated reply")
         else:
             try:
                 self.usable[identity] = replies.checked(reply, self.asked[identity][1])
                 self.up += wire.nbytes(reply.content)
             except Refused as reason:
                 self.refused[identity] = str(reason)
-                log.warning("round %d: device %d refused: %s", self.t, identity, reason)
+                self.refuse(identity, str(reason))
+
+    def turn(self) -> dict[int, Reply]:
+        """The usable replies so far, which were to what came before the round's own messages."""
+        found = self.usable
+        self.asked, self.usable, self.refused, self.looked_at, self.owners = {}, {}, {}, [], {}
+        return found
 
 
 class FederatedStrategy(Strategy):
@@ -278,7 +299,7 @@ class FederatedStrategy(Strategy):
         state = State(params, self.memory)
         members = self._present(self.post)
         self.opened = opened = Opened(
-            server_round, state, self.algorithm, members, time.monotonic() + self.deadline, others=self._refusals()
+            server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
         )
         if len(members) < self.min_available_nodes:
             opened.abandoned = f"{len(members)} devices are there, and {self.min_available_nodes} are needed"
@@ -288,14 +309,13 @@ class FederatedStrategy(Strategy):
         if opened.abandoned:
             return []
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
-        share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
         drawn = plan(
             opened.algorithm,
             self.system,
             who,
             starts(size),
             size,
-            share.astype(np.float32),
+            self._share(members),
             survey,
             np.uint32(self.seed),
             np.uint32(server_round),
@@ -312,13 +332,15 @@ class FederatedStrategy(Strategy):
             members = self.roster.update(post, left)
         return members
 
-    def _refusals(self) -> list[str]:
+    def _refusals(self) -> list[tuple[int | None, str]]:
         """What was refused since the last round: of the roster, and replies to earlier rounds."""
-        found, self.roster.refused = self.roster.refused, []
+        found: list[tuple[int | None, str]] = [(None, reason) for reason in self.roster.refused]
+        self.roster.refused = []
         for reply in self.post.late() if self.post is not None else []:
             if reply.has_content():
-                found.append(f"node {reply.metadata.src_node_id}: a late reply, of round {reply.metadata.group_id}")
-                log.warning("refused: %s", found[-1])
+                reason = f"node {reply.metadata.src_node_id}: a late reply, of round {reply.metadata.group_id}"
+                log.warning("refused: %s", reason)
+                found.append((None, reason))
         return found
 
     def _sized(self, N: int) -> Algorithm:
@@ -338,46 +360,36 @@ class FederatedStrategy(Strategy):
             return None
         upload = wire.GRAD if how.sampling == "direct" else wire.NORM
         tasks = {member.identity: Task(opened.t, (upload,)) for member in opened.members}
-        found = self._exchange(opened, tasks, arrays, config, opened.left / 2)
+        found = self._exchange(opened, tasks, arrays, config)
         if len(found) < self.min_replies:
             opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
-        if how.sampling == "norm":
-            return np.array(
-                [found[m.identity].numbers[wire.NORM] if m.identity in found else 0.0 for m in opened.members],
-                np.float32,
-            )
-        size = np.array([m.size for m in opened.members])
-        share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
-        grads = {m.identity: found[m.identity].arrays[wire.GRAD] for m in opened.members if m.identity in found}
+        there = [member.identity in found for member in opened.members]
+        if upload == wire.NORM:
+            norms = [found[m.identity].numbers[upload] if m.identity in found else 0.0 for m in opened.members]
+            return np.array(norms, np.float32)
+        grads = [found[m.identity].arrays[upload] if m.identity in found else None for m in opened.members]
+        share = np.where(there, self._share(opened.members), 0)
         mean = {
             name: sum(
-                np.float32(p) * grads[m.identity][name]
-                for p, m in zip(share, opened.members, strict=True)
-                if m.identity in grads
+                (np.float32(p) * g[name] for p, g in zip(share, grads, strict=True) if g is not None), np.float32(0)
             )
             for name in opened.state.params
         }
-        return np.array(
-            [_dot(grads[m.identity], mean) if m.identity in grads else 0.0 for m in opened.members], np.float32
-        )
+        return np.array([0.0 if g is None else dot(g, mean) for g in grads], np.float32)
+
+    def _share(self, members: Sequence[Member]) -> NDArray:
+        """p_k of (1), of the devices that are there."""
+        size = np.array([member.size for member in members])
+        share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
+        return share.astype(np.float32)
 
     def _exchange(
-        self,
-        opened: Opened,
-        tasks: Mapping[int, Task],
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        seconds: float,
-        **more: Any,
+        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord
     ) -> dict[int, Reply]:
-        """The usable replies to tasks that come before the round's own."""
+        """The usable replies to tasks that come before the round's own, in at most half of its time."""
         assert self.post is not None
-        messages = self._messages(opened, tasks, arrays, config, **more)
-        for reply in self.post.exchange(messages, seconds):
-            opened.take(reply)
-        found = opened.usable
-        opened.usable, opened.asked = {}, {}
-        return found
+        opened.take(self.post.exchange(self._messages(opened, tasks, arrays, config), opened.left / 2))
+        return opened.turn()
 
     def _messages(
         self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord, **more: ArrayRecord
@@ -401,7 +413,7 @@ class FederatedStrategy(Strategy):
         return [opened.asked[identity][0] for identity in tasks]
 
     def _ask(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
-        """S_1 is asked for updates, and for what else the rule needs; S_2, as far as it is not of S_1, for gradients."""
+        """S_1 is asked for updates, and for what else the rule needs; the rest of S_2 for gradients."""
         drawn, solver = opened.plan, self.algorithm.solver
         assert drawn is not None
         uploads = (wire.DELTA, *(name for name in self.algorithm.uploads if name in (wire.GRAD, wire.GAMMA)))
@@ -430,14 +442,10 @@ class FederatedStrategy(Strategy):
     def _enough(self, received: Sequence[Message]) -> bool:
         """Whether K of the devices asked have answered, where more than K were."""
         opened = self._round
-        for reply in received:
-            opened.take(reply)
-        if self.over_selection == 1 or opened.plan is None:
+        opened.take(received)
+        if self.over_selection == 1:
             return False
-        first = opened.plan.first
-        counted = sum(
-            int(times) for k, times in zip(*first, strict=True) if opened.members[k].identity in opened.usable
-        )
+        counted = sum(times for identity, times in opened.drawn.items() if identity in opened.usable)
         return counted >= math.ceil(opened.algorithm.selection.K / self.over_selection - 1e-9)
 
     def aggregate_train(
@@ -445,31 +453,30 @@ class FederatedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: the new model, or None where it stays as it was."""
         opened = self._round
-        for reply in replies:
-            opened.take(reply)
+        opened.take(replies)
         update, following = None, opened.state
         if opened.plan is not None and not opened.abandoned:
-            first = {opened.members[k].identity for k in opened.plan.first.device}
-            count = len(first & set(opened.usable))
+            count = len(set(opened.drawn) & set(opened.usable))
             if count < self.min_replies:
                 opened.abandoned = f"{count} usable replies, and {self.min_replies} are needed"
             else:
                 following, update = self._closed(opened, opened.plan)
         if opened.abandoned:
             log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
-        self.memory = following.memory
-        changed = update is not None and not opened.abandoned
-        return (wire.packed(following.params) if changed else None), self._metrics(opened)
+        self.memory, opened.update = following.memory, update
+        return (None if update is None else wire.packed(following.params)), self._metrics(opened)
 
     def _closed(self, opened: Opened, drawn: Plan) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite."""
-        algorithm, state = opened.algorithm, opened.state
-        following, update, updated = jax.tree.map(np.asarray, close(algorithm, state, self._stacked(opened, drawn)))
+        round = self._stacked(opened, drawn)
+        return self._finite(opened, *jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round)))
+
+    def _finite(self, opened: Opened, following: State, update: Update, updated: Any) -> tuple[State, Update | None]:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(following)):
             opened.abandoned = "the step is not finite"
-            return state, None
+            return opened.state, None
         # in the order that the arrays came in: jax sorts names
-        params = {name: following.params[name] for name in state.params}
+        params = {name: following.params[name] for name in opened.state.params}
         return State(params, following.memory), update if updated else None
 
     def _stacked(self, opened: Opened, drawn: Plan) -> Round:
@@ -509,13 +516,12 @@ class FederatedStrategy(Strategy):
         )
 
     def _metrics(self, opened: Opened) -> MetricRecord:
-        lost = len(set(opened.asked) - set(opened.usable) - set(opened.refused))
         return MetricRecord(
             {
                 "asked": len(opened.asked),
                 "replied": len(opened.usable),
-                "refused": len(opened.refused),
-                "lost": lost,
+                "refused": len(opened.noted),
+                "lost": len(set(opened.drawn) - set(opened.usable) - set(opened.refused)),
                 "abandoned": int(bool(opened.abandoned)),
             }
         )
@@ -579,7 +585,3 @@ def _evaluation(reply: Message) -> dict[str, float]:
     if record[wire.SIZE] <= 0:
         raise ValueError(f"{wire.SIZE} should be more than 0")
     return {name: float(value) for name, value in record.items()}
-
-
-def _dot(a: Arrays, b: Arrays) -> float:
-    return float(sum(np.vdot(a[name], b[name]) for name in sorted(a)))
