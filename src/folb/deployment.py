@@ -102,14 +102,14 @@ class Deployment:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         return os.environ | QUIET | BRISK | {"PATH": path, "FLWR_HOME": str(self.home / name)}
 
-    def superlink(self) -> Process:
+    def superlink(self, *options: str) -> Process:
         """Start the SuperLink, with the database of the one before, if there was one, and wait until it answers."""
         kill(self.orphans)  # as systemd does: the old one's ServerApp would not leave the run directory
         check_free(self.port)
         command = [program("flower-superlink"), f"--host={HOST}", f"--port={self.port}"]
         command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
         command += [f"--ssl-keyfile={self.home / 'server.key'}", "--enable-supernode-auth"]
-        command += [f"--database={self.home / 'superlink.db'}", "--disable-runtime-dependency-installation"]
+        command += [f"--database={self.home / 'superlink.db'}", "--disable-runtime-dependency-installation", *options]
         process = self.start("superlink", lambda: command)
         if not holds(lambda: process.code is not None or self.healthy(), START) or process.code is not None:
             raise InputError("superlink", process.code, f"did not start; its log ends: {process.tail()}")
@@ -172,12 +172,11 @@ class Deployment:
         """How a node whose key is registered is let in."""
         return f"--root-certificates={self.home / 'ca.crt'}", f"--auth-supernode-private-key={self.home / name}.key"
 
-    def run(self, app: Path, config: Mapping[str, object], name: str = "run") -> Process:
+    def run(self, app: Path, config: Mapping[str, object], *options: str) -> Process:
         """Submit an app; the process writes the run's log, and ends with the run."""
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        (self.home / name).mkdir(exist_ok=True)
-        (self.home / name / "config.toml").write_text(self.connection())
-        return self.start(name, lambda: [program("flwr"), "run", str(app), CONNECTION, "--stream", "-c", settings])
+        command = [program("flwr"), "run", str(app), CONNECTION, "--stream", f"--run-config={settings}", *options]
+        return self.start("flwr", lambda: command)
 
     def connection(self) -> str:
         """Flower's config.toml."""
@@ -226,8 +225,11 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def running(home: Path, nodes: int = 4, port: int = 0) -> Iterator[Deployment]:
-    """A SuperLink, and SuperNodes node0, node1, … with partitions 0, 1, …, until the context is left."""
+def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterator[Deployment]:
+    """A SuperLink, and SuperNodes node0, node1, … with partitions 0, 1, …, until the context is left.
+
+    `options` are further ones of the SuperLink's.
+    """
     if find_spec("flwr") is None:
         raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
     from folb.certificates import certificates, node_key
@@ -244,7 +246,7 @@ def running(home: Path, nodes: int = 4, port: int = 0) -> Iterator[Deployment]:
     with ended_by_signals():
         try:
             keeper.start()
-            deployment.superlink()
+            deployment.superlink(*options)
             deployment.register([home / f"{name}.key.pub" for name in names])
             for i, name in enumerate(names):
                 deployment.node(name, f"partition-id={i} num-partitions={nodes}", *deployment.credentials(name))

@@ -35,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         algorithms.ALGORITHMS[str(settings["algorithm"])](K=settings["k"], lr=settings["lr"]),
         seed=settings["seed"],
         deadline=settings["deadline"],
-        min_available_nodes=settings["devices"],
+        min_available_nodes=settings["min-available-nodes"],
         directory=directory,
     )
     initial = ArrayRecord({name: value.detach() for name, value in model.named_parameters()})

@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         algorithms.ALGORITHMS[str(settings["algorithm"])](K=settings["k"], lr=settings["lr"]),
         seed=settings["seed"],
         deadline=settings["deadline"],
-        min_available_nodes=settings["devices"],
+        min_available_nodes=settings["min-available-nodes"],
         directory=directory,
     )
     model = {"weight": np.zeros((60, 10), np.float32), "bias": np.zeros(10, np.float32)}
