@@ -163,7 +163,10 @@ def play(
         _, other_effort = efforts(problem, algorithm, other, seed, t)
         arrived = (other.times > 0) & ~other_effort.lost
         second = Gradients(
-            gradients_at(here, other, arrived), jnp.where(arrived, other.times, 0.0), draw.correction(other.device)
+            gradients_at(here, other, arrived),
+            jnp.where(arrived, other.times, 0.0),
+            draw.correction(other.device),
+            other.device,
         )
         repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
         fresh = (other.times > 0) & ~repeated
@@ -182,6 +185,7 @@ def play(
         gamma=gamma if "gamma" in uploads else None,
         inner=inner,
         second=second,
+        device=drawn.device,
     )
     following, update, updated = close(algorithm, state, round)
     surveyed = jnp.int32(len(train.size)) if algorithm.selection.survey else jnp.sum(asked)

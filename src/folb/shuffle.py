@@ -10,17 +10,14 @@ The same function serves jax's arrays in the simulator and NumPy's on a real dev
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from jax import Array
 
 ROUNDS = 16
 
 
-def shuffled(words: Array, epoch: Array | int, position: Array, size: Array | int) -> Array:
+def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
     """The element of 0 .. size-1 at `position` of pass `epoch`: over positions 0 .. size-1, a permutation.
 
     A random rotation, then the swap-or-not shuffle (Hoang, Morris, Rogaway, 2012): each round pairs x with
@@ -39,7 +36,7 @@ def shuffled(words: Array, epoch: Array | int, position: Array, size: Array | in
     x = x + c[ROUNDS]
     x = xp.where(x >= size, x - size, x)
 
-    def swap_or_not(x: Array, drawn: tuple[Array, Array]) -> Array:
+    def swap_or_not(x: Any, drawn: tuple[Any, Any]) -> Any:
         c, salt = drawn
         partner = xp.where(x <= c, c - x, c + size - x)
         bit = _mix(xp.maximum(x, partner) ^ salt) >> 31

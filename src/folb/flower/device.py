@@ -135,7 +135,7 @@ def identity(device: Device, context: Context) -> int:
 
 
 def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> Message:
-    plain = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
+    plain: Any = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
     records: dict[str, Any] = {name: wire.packed(value) for name, value in arrays.items()}
     return Message(RecordDict(records | {wire.METRICS: MetricRecord(plain)}), reply_to=message)
 

@@ -32,10 +32,9 @@ def batches(task: Task, size: int) -> Iterator[NDArray]:
     for s in range(task.work * (per_epoch if task.unit == "epoch" else 1)):
         if task.unit == "epoch":
             position = s % per_epoch * task.batch + offset
-            epoch, position = s // per_epoch, position[position < size]
+            yield shuffled(words, s // per_epoch, position[position < size], size)
         else:
-            epoch, position = np.divmod(s * task.batch + offset, size)
-        yield shuffled(words, epoch, position, size)  # type: ignore[arg-type,misc]
+            yield shuffled(words, *np.divmod(s * task.batch + offset, size), size)
 
 
 def solve(gradient: Gradient, x: Any, y: Any, task: Task, params: Arrays) -> Arrays:

@@ -55,8 +55,6 @@ def checked(message: Message, expected: Expected) -> Reply:
 
 
 def _checked(message: Message, expected: Expected) -> Reply:
-    if message.has_error():
-        raise Refused(f"the device failed: {one_line(message.error.reason)}")
     if message.metadata.src_node_id != expected.node:
         raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
     content = message.content
@@ -125,6 +123,23 @@ def _array(name: str, array: Array, shape: tuple[int, ...]) -> NDArray:
     if not np.isfinite(numbers).all():
         raise Refused(f"{name} is not finite")
     return numbers.reshape(shape, order="F" if fortran else "C")
+
+
+def evaluation(reply: Message) -> dict[str, float]:
+    """A device's metrics of a model, or `Refused`."""
+    if reply.has_error():
+        raise Refused(f"the device failed: {one_line(reply.error.reason)}")
+    record = reply.content.get(wire.METRICS)
+    if not isinstance(record, MetricRecord) or wire.SIZE not in record:
+        raise Refused(f"it has no {wire.METRICS} with {wire.SIZE}")
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise Refused(f"{one_line(name)} is {one_line(value)}, and should be a finite number")
+        found[name] = float(value)
+    if found[wire.SIZE] <= 0:
+        raise Refused(f"{wire.SIZE} should be more than 0")
+    return found
 
 
 def one_line(text: object) -> str:

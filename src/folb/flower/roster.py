@@ -14,7 +14,7 @@ from folb.flower.replies import one_line
 
 MOST = 2**31 - 2
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("flwr")
 
 
 class Member(NamedTuple):

@@ -12,9 +12,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,135 +22,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from folb import rounds, system
+from folb import system as systems
 from folb.algorithms import Algorithm
 from folb.errors import InputError, check, check_whole, choose
 from folb.federation import starts
-from folb.flower import replies, wire
+from folb.flower import wire
+from folb.flower.book import About, Book, kept
 from folb.flower.local import dot
+from folb.flower.opened import Opened, close, plan, recorded
 from folb.flower.post import SLACK, Post
-from folb.flower.replies import Expected, Refused, Reply, one_line
+from folb.flower.replies import Expected, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
 from folb.flower.wire import Arrays, NDArray, Task
 from folb.rounds import State
-from folb.rules import Gradients, Round, Update
-from folb.selection import Multiset
+from folb.rules import Update
 from folb.system import System
 
-log = logging.getLogger(__name__)
-
-
-class Plan(NamedTuple):
-    """The draw of a round: S_1 and what its devices are to do, and S_2 of Algorithm 2."""
-
-    first: Multiset
-    words: Any  # [K, 2]
-    work: Any  # [K]
-    lost: Any  # [K] by the system model
-    correction: Any  # [K]
-    inner: Any | None  # [K], where a survey gave it
-    second: Multiset | None
-    second_lost: Any | None
-    second_correction: Any | None
-
-
-@jax.jit
-def plan(
-    algorithm: Algorithm, system: System, who: Any, start: Any, size: Any, share: Any, survey: Any, seed: Any, t: Any
-) -> Plan:
-    """The draw of round t of devices `who`, in ascending order of identity: the simulator's, for the same devices."""
-    draw = rounds.drawing(algorithm.selection, start, size, share, survey)
-    first, second = draw.sets(algorithm, seed, t)
-
-    def managed(chosen: Multiset) -> Any:
-        return rounds.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)
-
-    words, effort = managed(first)
-    return Plan(
-        first=first,
-        words=words,
-        work=effort.work,
-        lost=effort.lost,
-        correction=draw.correction(first.device),
-        inner=None if draw.survey is None else draw.survey[first.device],
-        second=second,
-        second_lost=None if second is None else managed(second)[1].lost,
-        second_correction=None if second is None else draw.correction(second.device),
-    )
-
-
-close = jax.jit(rounds.close)
-
-
-@dataclass
-class Opened:
-    """A round under way."""
-
-    t: int
-    state: State
-    algorithm: Algorithm
-    members: list[Member]
-    until: float
-    plan: Plan | None = None
-    asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
-    usable: dict[int, Reply] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    noted: list[tuple[int | None, str]] = field(default_factory=list)  # all refusals, and whose they are
-    looked_at: list[Message] = field(default_factory=list)
-    owners: dict[str, int] = field(default_factory=dict)
-    abandoned: str = ""
-    update: Update | None = None  # once it is closed, if the model changed
-    began: float = field(default_factory=time.monotonic)
-    up: int = 0
-    down: int = 0
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.0, self.until - time.monotonic())
-
-    @property
-    def drawn(self) -> dict[int, int]:
-        """The devices of S_1, and how many times each was drawn."""
-        if self.plan is None:
-            return {}
-        first = zip(*self.plan.first, strict=True)
-        return {self.members[k].identity: int(times) for k, times in first if times > 0}
-
-    def refuse(self, identity: int | None, reason: str) -> None:
-        """Note a refusal."""
-        self.noted.append((identity, reason))
-        log.warning("round %d: refused: %s%s", self.t, "" if identity is None else f"device {identity}: ", reason)
-
-    def take(self, received: Iterable[Message]) -> None:
-        """Look at replies: each is used or refused, and either once."""
-        if len(self.owners) != len(self.asked):  # ids are known once messages are sent
-            self.owners = {message.metadata.message_id: k for k, (message, _) in self.asked.items()}
-        known = set(map(id, self.looked_at))
-        for reply in received:
-            if id(reply) not in known:
-                self.looked_at.append(reply)
-                self._take(reply)
-
-    def _take(self, reply: Message) -> None:
-        identity = self.owners.get(reply.metadata.reply_to_message_id)
-        if identity is None:
-            self.refuse(None, f"node {reply.metadata.src_node_id}: a reply to no message of this round")
-        elif identity in self.usable or identity in self.refused:
-            self.refuse(identity, "a repeated reply")
-        else:
-            try:
-                self.usable[identity] = replies.checked(reply, self.asked[identity][1])
-                self.up += wire.nbytes(reply.content)
-            except Refused as reason:
-                self.refused[identity] = str(reason)
-                self.refuse(identity, str(reason))
-
-    def turn(self) -> dict[int, Reply]:
-        """The usable replies so far, which were to what came before the round's own messages."""
-        found = self.usable
-        self.asked, self.usable, self.refused, self.looked_at, self.owners = {}, {}, {}, [], {}
-        return found
+log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
 
 
 class FederatedStrategy(Strategy):
@@ -165,7 +53,7 @@ class FederatedStrategy(Strategy):
     of fewer than `min_replies` usable replies is abandoned, and the model stays as it was. `over_selection` = 1.3 asks
     30 % more devices than K, and closes the round once K have answered.
     `directory` is where the run is kept, as the simulator keeps its own; a strategy that finds a run there goes on
-    with it.
+    with it. `dataset`, `model` and `target` (of test accuracy) are for its report alone.
     """
 
     def __init__(
@@ -185,6 +73,9 @@ class FederatedStrategy(Strategy):
         min_evaluate_nodes: int = 1,
         min_available_nodes: int = 2,
         directory: str | Path | None = None,
+        dataset: str = "flower",
+        model: str = "deployed",
+        target: float = 0.7,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
@@ -204,13 +95,15 @@ class FederatedStrategy(Strategy):
             check_whole(name, number, 1)
         self.algorithm = algorithm
         self.seed, self.objective = seed, objective
-        self.system = default_system() if system is None else system
+        self.system = systems.uniform() if system is None else system
         self.deadline, self.wait = float(deadline), float(wait)
         self.min_replies, self.over_selection = min_replies, float(over_selection)
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
         self.directory = None if directory is None else Path(directory)
+        self.dataset, self.model, self.target = dataset, model, target
+        self.awaited: set[int] = set()  # devices of the rounds before an interruption
         self.roster = Roster()
         self.post: Post | None = None
         self.memory: Any = None
@@ -245,25 +138,62 @@ class FederatedStrategy(Strategy):
             check("timeout", timeout, 0 < timeout < math.inf, "should be more than 0 seconds")
             self.deadline = float(timeout)
         model = self._checked_model(initial_arrays)
-        self.post = Post(grid)
-        self.memory = self.algorithm.server.init(model)
-        result, arrays = Result(), initial_arrays
+        self.post, self.roster = Post(grid), Roster()
         self.summary()
-        if evaluate_fn is not None and (found := evaluate_fn(0, arrays)) is not None:
+        state = State(model, self.algorithm.server.init(model))
+        if self.directory is None:
+            return self._rounds(grid, state, num_rounds, train_config, evaluate_config, evaluate_fn, None)
+        about = About(
+            self.algorithm,
+            self.system,
+            self.seed,
+            self.objective,
+            num_rounds,
+            self.dataset,
+            self.model,
+            self.target,
+        )
+        with kept(self.directory, about, state, type(self).__name__) as book:
+            self.awaited = set(book.devices)
+            result = self._rounds(grid, book.state, num_rounds, train_config, evaluate_config, evaluate_fn, book)
+            book.finish()
+        return result
+
+    def _rounds(
+        self,
+        grid: Grid,
+        state: State,
+        num_rounds: int,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        book: Book | None,
+    ) -> Result:
+        """The rounds that are left, each recorded as it is finished."""
+        assert self.post is not None
+        result, done = Result(), 0 if book is None else book.done
+        self.memory, arrays = state.memory, wire.packed(state.params)
+        if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = found
-        for t in range(1, num_rounds + 1):
+        for t in range(done + 1, num_rounds + 1):
             messages = list(self.configure_train(t, arrays, train_config or ConfigRecord(), grid))
             received = self.post.exchange(messages, self._round.left, self._enough)
-            found_arrays, found = self.aggregate_train(t, received)
-            arrays = arrays if found_arrays is None else found_arrays
-            if found is not None:
-                result.train_metrics_clientapp[t] = found
+            changed, numbers = self.aggregate_train(t, received)
+            arrays = arrays if changed is None else changed
+            if numbers is not None:
+                result.train_metrics_clientapp[t] = numbers
+                log.info("round %d of %d: %s", t, num_rounds, dict(numbers))
+            seconds = time.monotonic() - self._round.began
             evaluations = list(self.configure_evaluate(t, arrays, evaluate_config or ConfigRecord(), grid))
-            evaluated = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
-            if evaluated is not None:
-                result.evaluate_metrics_clientapp[t] = evaluated
+            measured = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
+            if measured is not None:
+                result.evaluate_metrics_clientapp[t] = measured
             if evaluate_fn is not None and (found := evaluate_fn(t, arrays)) is not None:
-                result.evaluate_metrics_serverapp[t] = found
+                measured = result.evaluate_metrics_serverapp[t] = found
+            if book is not None:
+                line = recorded(self._round, seconds, measured)
+                identities = [member.identity for member in self._round.members]
+                book.add(line, State(wire.unpacked(arrays), self.memory), identities)
         result.arrays = arrays
         return result
 
@@ -327,10 +257,14 @@ class FederatedStrategy(Strategy):
         """The devices that are there, once enough of them are or the time for that is over."""
         until = time.monotonic() + self.wait
         members = self.roster.update(post, self.wait)
-        while len(members) < self.min_available_nodes and (left := until - time.monotonic()) > 0:
+        while self._incomplete(members) and (left := until - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
             members = self.roster.update(post, left)
+        self.awaited = set()  # once: who has not come back by then may never
         return members
+
+    def _incomplete(self, members: Sequence[Member]) -> bool:
+        return len(members) < self.min_available_nodes or bool(self.awaited - {m.identity for m in members})
 
     def _refusals(self) -> list[tuple[int | None, str]]:
         """What was refused since the last round: of the roster, and replies to earlier rounds."""
@@ -363,18 +297,14 @@ class FederatedStrategy(Strategy):
         found = self._exchange(opened, tasks, arrays, config)
         if len(found) < self.min_replies:
             opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
-        there = [member.identity in found for member in opened.members]
         if upload == wire.NORM:
             norms = [found[m.identity].numbers[upload] if m.identity in found else 0.0 for m in opened.members]
             return np.array(norms, np.float32)
         grads = [found[m.identity].arrays[upload] if m.identity in found else None for m in opened.members]
-        share = np.where(there, self._share(opened.members), 0)
-        mean = {
-            name: sum(
-                (np.float32(p) * g[name] for p, g in zip(share, grads, strict=True) if g is not None), np.float32(0)
-            )
-            for name in opened.state.params
-        }
+        mean = {name: np.zeros_like(value) for name, value in opened.state.params.items()}
+        for p, grad in zip(self._share(opened.members), grads, strict=True):
+            if grad is not None:
+                mean = {name: total + p * grad[name] for name, total in mean.items()}
         return np.array([0.0 if g is None else dot(g, mean) for g in grads], np.float32)
 
     def _share(self, members: Sequence[Member]) -> NDArray:
@@ -399,7 +329,7 @@ class FederatedStrategy(Strategy):
         members = {member.identity: member for member in opened.members}
         for identity, task in tasks.items():
             member = members[identity]
-            records = {wire.MODEL: arrays, wire.TASK: task.record(), wire.SETTINGS: config, **more}
+            records: dict[str, Any] = {wire.MODEL: arrays, wire.TASK: task.record(), wire.SETTINGS: config, **more}
             message = Message(
                 RecordDict(records),
                 dst_node_id=member.node,
@@ -454,21 +384,21 @@ class FederatedStrategy(Strategy):
         """Close the round: the new model, or None where it stays as it was."""
         opened = self._round
         opened.take(replies)
-        update, following = None, opened.state
+        following = opened.state
         if opened.plan is not None and not opened.abandoned:
             count = len(set(opened.drawn) & set(opened.usable))
             if count < self.min_replies:
                 opened.abandoned = f"{count} usable replies, and {self.min_replies} are needed"
             else:
-                following, update = self._closed(opened, opened.plan)
+                following, opened.update = self._closed(opened)
         if opened.abandoned:
             log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
-        self.memory, opened.update = following.memory, update
-        return (None if update is None else wire.packed(following.params)), self._metrics(opened)
+        self.memory = following.memory
+        return (None if opened.update is None else wire.packed(following.params)), self._metrics(opened)
 
-    def _closed(self, opened: Opened, drawn: Plan) -> tuple[State, Update | None]:
+    def _closed(self, opened: Opened) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite."""
-        round = self._stacked(opened, drawn)
+        round = opened.stacked()
         return self._finite(opened, *jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round)))
 
     def _finite(self, opened: Opened, following: State, update: Update, updated: Any) -> tuple[State, Update | None]:
@@ -478,42 +408,6 @@ class FederatedStrategy(Strategy):
         # in the order that the arrays came in: jax sorts names
         params = {name: following.params[name] for name in opened.state.params}
         return State(params, following.memory), update if updated else None
-
-    def _stacked(self, opened: Opened, drawn: Plan) -> Round:
-        """All replies of the round in ascending order of identity; what did not come counts 0 times."""
-        uploads, state = self.algorithm.uploads, opened.state
-        identities = [opened.members[k].identity for k in drawn.first.device]
-
-        def stack(who: Sequence[int], upload: str) -> Arrays:
-            found = {name: np.zeros((len(who), *value.shape), np.float32) for name, value in state.params.items()}
-            for i, identity in enumerate(who):
-                reply = opened.usable.get(identity)
-                if reply is not None and upload in reply.arrays:
-                    for name, value in reply.arrays[upload].items():
-                        found[name][i] = value
-            return found
-
-        def counted(chosen: Multiset, who: Sequence[int]) -> NDArray:
-            there = np.array([identity in opened.usable for identity in who])
-            return np.where(there, chosen.times, np.float32(0))
-
-        second = None
-        if drawn.second is not None:
-            who = [opened.members[k].identity for k in drawn.second.device]
-            second = Gradients(stack(who, wire.GRAD), counted(drawn.second, who), drawn.second_correction)
-        gamma = [opened.usable[k].numbers.get(wire.GAMMA, 0.0) if k in opened.usable else 0.0 for k in identities]
-        times = counted(drawn.first, identities)
-        return Round(
-            params=state.params,
-            times=times,
-            size=np.array([opened.members[k].size for k in drawn.first.device], np.float32),
-            correction=drawn.correction,
-            delta=stack(identities, wire.DELTA),
-            grad=stack(identities, wire.GRAD) if wire.GRAD in uploads else None,
-            gamma=np.array(gamma, np.float32) if wire.GAMMA in uploads else None,
-            inner=drawn.inner,
-            second=second,
-        )
 
     def _metrics(self, opened: Opened) -> MetricRecord:
         return MetricRecord(
@@ -556,8 +450,8 @@ class FederatedStrategy(Strategy):
         found: dict[str, dict[str, float]] = {}
         for reply in replies:
             try:
-                found.setdefault(reply.metadata.reply_to_message_id, _evaluation(reply))
-            except ValueError as error:
+                found.setdefault(reply.metadata.reply_to_message_id, evaluation(reply))
+            except Refused as error:
                 log.warning("round %d: an evaluation is refused: %s", server_round, error)
         in_order = [found[m.metadata.message_id] for m in self.evaluating if m.metadata.message_id in found]
         if not in_order:
@@ -565,23 +459,3 @@ class FederatedStrategy(Strategy):
         names = sorted(set.intersection(*map(set, in_order)) - {wire.SIZE})
         total = sum(own[wire.SIZE] for own in in_order)
         return MetricRecord({name: sum(own[wire.SIZE] * own[name] for own in in_order) / total for name in names})
-
-
-def default_system() -> System:
-    """What devices do unless told: Sec. VI's uniform 1..20 units of work."""
-    return system.uniform()
-
-
-def _evaluation(reply: Message) -> dict[str, float]:
-    """A device's metrics; anything but numbers is a `ValueError`."""
-    if reply.has_error():
-        raise ValueError(f"the device failed: {one_line(reply.error.reason)}")
-    record = reply.content.get(wire.METRICS)
-    if not isinstance(record, MetricRecord) or wire.SIZE not in record:
-        raise ValueError(f"it has no {wire.METRICS} with {wire.SIZE}")
-    for name, value in record.items():
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"{one_line(name)} is {one_line(value)}, and should be a finite number")
-    if record[wire.SIZE] <= 0:
-        raise ValueError(f"{wire.SIZE} should be more than 0")
-    return {name: float(value) for name, value in record.items()}

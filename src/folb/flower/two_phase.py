@@ -23,7 +23,8 @@ from folb import rules, server
 from folb.algorithms import Algorithm
 from folb.errors import InputError, check_whole
 from folb.flower import wire
-from folb.flower.strategy import FederatedStrategy, Opened, Plan, close
+from folb.flower.opened import Opened, close
+from folb.flower.strategy import FederatedStrategy
 from folb.flower.wire import Arrays, Task
 from folb.rounds import State
 from folb.rules import Round, Update
@@ -110,7 +111,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             opened.abandoned = f"{count} distinct devices answered, and a sum needs {self.min_devices}"
         return bool(opened.abandoned)
 
-    def _closed(self, opened: Opened, drawn: Plan) -> tuple[State, Update | None]:
+    def _closed(self, opened: Opened) -> tuple[State, Update | None]:
         """The two sums, the one over the other, as the step of a round with one reply."""
         there = sorted(opened.usable)
         if self._too_few(opened, len(there)):
@@ -118,7 +119,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         step = self.add([opened.usable[identity].arrays[wire.WEIGHTED] for identity in there])
         shares = [{"": np.array(opened.usable[identity].numbers[wire.IMPORTANCE])} for identity in there]
         total = float(self.add(shares)[""])
-        one = np.ones(1, np.float32)
+        one: Any = np.ones(1, np.float32)
         round = Round(
             params=opened.state.params,
             times=one if total > 0 else 0 * one,
