@@ -230,8 +230,7 @@ def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterato
 
     `options` are further ones of the SuperLink's.
     """
-    if find_spec("flwr") is None:
-        raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
+    check_installed()
     from folb.certificates import certificates, node_key
 
     deployment = Deployment(home, port or free_port())
@@ -255,6 +254,12 @@ def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterato
             with deaf():
                 deployment.end()
                 keeper.join()
+
+
+def check_installed() -> None:
+    """Raise an `InputError` unless Flower is installed, beside the Python that runs this."""
+    if find_spec("flwr") is None or not Path(program("flwr")).exists():
+        raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
 
 
 def ended(processes: Sequence[Process]) -> bool:

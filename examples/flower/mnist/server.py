@@ -37,6 +37,8 @@ def main(grid: Grid, context: Context) -> None:
         deadline=settings["deadline"],
         min_available_nodes=settings["min-available-nodes"],
         directory=directory,
+        dataset="mnist",
+        model="cnn",
     )
     initial = ArrayRecord({name: value.detach() for name, value in model.named_parameters()})
     result = strategy.start(grid, initial, num_rounds=settings["rounds"], evaluate_fn=evaluate)

@@ -34,6 +34,8 @@ def main(grid: Grid, context: Context) -> None:
         deadline=settings["deadline"],
         min_available_nodes=settings["min-available-nodes"],
         directory=directory,
+        dataset="synthetic_1_1",
+        model="logistic",
     )
     model = {"weight": np.zeros((60, 10), np.float32), "bias": np.zeros(10, np.float32)}
     result = strategy.start(grid, arrays(model), num_rounds=settings["rounds"], evaluate_fn=evaluate)
