@@ -45,11 +45,12 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
     """Run the demo, or go on with it; what Flower wrote is left if it fails."""
     home = Path(tempfile.mkdtemp(prefix="folb-deploy-"))
     config = {"algorithm": algorithm, "rounds": rounds, "k": nodes, "devices": nodes, "min-available-nodes": nodes}
-    tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNodes")
+    tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNode{'s' * (nodes > 1)}")
     try:
         with running(home, nodes) as deployment:
             _gather(deployment, nodes)
-            tell(f"{nodes} SuperNodes have joined the SuperLink, at {HOST}:{deployment.port}")
+            joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
+            tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
             _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
             tell("ending the SuperLink and the SuperNodes")
     except KeyboardInterrupt:
