@@ -409,8 +409,11 @@ def _resume(options: argparse.Namespace) -> None:
     from folb.experiment import from_toml, plan
 
     path = store.find(options.run)
+    stored = store.read(path)
+    if stored.deployed:
+        raise InputError("run", path.name, f"is a run on Flower: submit it again, {stored.going}, and it goes on")
     _use_compilation_cache()
-    there = store.read(path).environment
+    there = stored.environment
     options.accelerators = _accelerators(options, there.get("accelerators", 1))
     planned = plan(
         from_toml(path / store.EXPERIMENT), there.get("stream") if options.stream is None else options.stream

@@ -200,10 +200,11 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
         "devices": identities,
         "times": [drawn[k] if k in opened.usable else 0 for k in identities],
         "weights": _weights(opened, identities),
-        "gamma": [opened.usable[k].numbers.get(wire.GAMMA) if k in opened.usable else None for k in identities],
         "lost_devices": lost,
         "rejected_devices": [k for k in rejected if k in drawn],
     }
+    if wire.GAMMA in opened.algorithm.uploads:
+        line["gamma"] = [opened.usable[k].numbers[wire.GAMMA] if k in opened.usable else None for k in identities]
     for name, found in (("refused", opened.noted), ("failed", list(opened.failed.items()))):
         if found:
             line[name] = [list(pair) for pair in found]
@@ -216,8 +217,9 @@ def _weights(opened: Opened, identities: Sequence[int]) -> list[float | None]:
         return [None] * len(identities)
     members, device = opened.members, opened.plan.first.device
     weight = dict.fromkeys(identities, 0.0)
-    for k, value in zip(device, opened.update.weights.tolist(), strict=True):
-        weight[members[k].identity] += value
+    for k, times, value in zip(device, opened.plan.first.times, opened.update.weights, strict=True):
+        if times > 0:
+            weight[members[k].identity] = float(str(value))  # as short as 32 bits are
     return [weight[k] for k in identities]
 
 

@@ -34,6 +34,7 @@ from folb.flower.post import SLACK, Post
 from folb.flower.replies import Expected, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
 from folb.flower.wire import Arrays, NDArray, Task
+from folb.guard import guard
 from folb.rounds import State
 from folb.rules import Update
 from folb.system import System
@@ -48,6 +49,8 @@ class FederatedStrategy(Strategy):
     of the algorithm's K if given; `fraction_evaluate` of them, and at least `min_evaluate_nodes`, evaluate the model
     after each round (none, unless given); no round begins with fewer than `min_available_nodes`.
 
+    Real devices may lie, so a FOLB rule is `guarded` unless told otherwise: no device's weight exceeds `cap` / K, and
+    no update is negated (folb.guard).
     `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
     of fewer than `min_replies` usable replies is abandoned, and the model stays as it was. `over_selection` = 1.3 asks
@@ -60,6 +63,8 @@ class FederatedStrategy(Strategy):
         self,
         algorithm: Algorithm,
         *,
+        guarded: bool = True,
+        cap: float = 2.0,
         seed: int = 0,
         system: System | None = None,
         objective: str = "uniform",
@@ -79,6 +84,8 @@ class FederatedStrategy(Strategy):
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
+        if not isinstance(guarded, bool):
+            raise InputError("guarded", guarded, "should be True or False")
         check_whole("seed", seed, 0)
         choose("objective", objective, ("uniform", "samples"))
         check("deadline", deadline, 0 < deadline < math.inf, "should be more than 0 seconds")
@@ -93,7 +100,7 @@ class FederatedStrategy(Strategy):
             ("min_available_nodes", min_available_nodes),
         ):
             check_whole(name, number, 1)
-        self.algorithm = algorithm
+        self.algorithm = guard(algorithm, cap) if guarded else algorithm
         self.seed, self.objective = seed, objective
         self.system = systems.uniform() if system is None else system
         self.deadline, self.wait = float(deadline), float(wait)

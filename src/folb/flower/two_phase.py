@@ -52,7 +52,7 @@ class TwoPhaseStrategy(FederatedStrategy):
     """
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
-        super().__init__(algorithm, **settings)
+        super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
         self.min_devices, self.add = min_devices, add
         self.total: float = 0.0
