@@ -65,10 +65,8 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
 def _gather(deployment: Deployment, nodes: int) -> None:
     """Wait until all nodes are there."""
     if not holds(lambda: deployment.online() >= nodes, START):
-        name = f"node{nodes - 1}"
-        raise InputError(
-            "nodes", nodes, f"did not all join; the log of {name} ends: {deployment.processes[name].tail()}"
-        )
+        ends = [f"{name}: {process.tail(4)}" for name, process in deployment.processes.items() if process.kept]
+        raise InputError("nodes", nodes, f"did not all join; their logs end: {'; '.join(ends)}")
 
 
 def _follow(deployment: Deployment, path: Path, config: dict[str, Any], tell: Tell) -> None:

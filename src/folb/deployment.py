@@ -89,18 +89,18 @@ class Deployment:
     ending: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, name: str, command: Callable[[], list[str]], kept: bool = False) -> Process:
-        """Start a process of that name; what is written to its log comes after what is there."""
-        process = Process(command, self.environment(name), self.home / f"{name}.log", kept)
+    def start(self, name: str, command: Callable[[], list[str]], *, role: str = "", kept: bool = False) -> Process:
+        """Start a process; what is written to its log comes after what is there."""
+        process = Process(command, self.environment(role or name), self.home / f"{name}.log", kept)
         with self.lock:
             process.start()
             self.processes[name] = process
         return process
 
-    def environment(self, name: str) -> dict[str, str]:
-        """Flower finds its own programs by PATH; what it keeps is not shared by several processes."""
+    def environment(self, role: str) -> dict[str, str]:
+        """Flower finds its own programs by PATH, and keeps an app's files for each role apart."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        return os.environ | QUIET | BRISK | {"PATH": path, "FLWR_HOME": str(self.home / name)}
+        return os.environ | QUIET | BRISK | {"PATH": path, "FLWR_HOME": str(self.home / role)}
 
     def superlink(self, *options: str) -> Process:
         """Start the SuperLink, with the database of the one before, if there was one, and wait until it answers."""
@@ -136,16 +136,18 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """What a command of Flower's answers."""
-        command = [program("flwr"), *arguments, "--format=json"]
-        done = subprocess.run(
-            command,
-            env=self.environment("flwr"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=START,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [program("flwr"), *arguments, "--format=json"],
+                env=self.environment("flwr"),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=START,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError("flwr", " ".join(arguments[:2]), f"does not answer within {START:g} seconds") from None
         with contextlib.suppress(ValueError):
             said = json.loads(done.stdout[done.stdout.index("{") :])
             if said.get("success"):
@@ -176,7 +178,7 @@ class Deployment:
         """Submit an app; the process writes the run's log, and ends with the run."""
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [program("flwr"), "run", str(app), CONNECTION, "--stream", f"--run-config={settings}", *options]
-        return self.start("flwr", lambda: command)
+        return self.start(f"run{len(self.processes)}", lambda: command, role="flwr")
 
     def connection(self) -> str:
         """Flower's config.toml."""
