@@ -48,11 +48,13 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
     tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNode{'s' * (nodes > 1)}")
     try:
         with running(home, nodes) as deployment:
-            _gather(deployment, nodes)
-            joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
-            tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
-            _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
-            tell("ending the SuperLink and the SuperNodes")
+            try:
+                _gather(deployment, nodes)
+                joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
+                tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
+                _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
+            finally:
+                tell("ending the SuperLink and the SuperNodes")
     except KeyboardInterrupt:
         shutil.rmtree(home, ignore_errors=True)
         raise
