@@ -99,24 +99,19 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
+    """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
     name, settings = VARIANTS[variant]
     algorithm = ALGORITHMS[name](K=6, lr=0.05, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
+    work = WORK if name == "folb_two_set" else system.uniform(high=4, dropout=0.2)
+    light = model._replace(heavy=True)  # compiles sooner
     run = simulate(
-        federation, model, algorithm, rounds=10, seeds=[3], system=WORK, objective=objective, evaluate_every=10
+        federation, light, algorithm, rounds=10, seeds=[3], system=work, objective=objective, evaluate_every=10
     )[0]
-    strategy = plain(algorithm, seed=3, objective=objective)
+    strategy = plain(algorithm, seed=3, objective=objective, system=work)
     result = strategy.start(InProcessGrid(apps(federation), seed=5), initial(model, 3), num_rounds=10)
+    assert run.lost.any() == (name != "folb_two_set")
     assert furthest(initial(model, 3), run.params) > 1e-2  # it went somewhere
-    assert furthest(result.arrays, run.params) <= 1e-5
-
-
-def test_dropouts_of_the_system_model_are_the_simulator_s(federation, model):
-    algorithm, dropping = algorithms.folb_hetero(K=6, lr=0.05), system.fixed(work=3, dropout=0.4)
-    run = simulate(federation, model, algorithm, rounds=10, system=dropping, evaluate_every=10)[0]
-    strategy = plain(algorithm, system=dropping)
-    result = strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=10)
-    assert run.lost.any()
     assert furthest(result.arrays, run.params) <= 1e-5
 
 
@@ -171,7 +166,7 @@ def test_nested_models_travel_flat(federation):
     algorithm = algorithms.fedavg(K=1, lr=0.5, unit="gradient")
     strategy = plain(algorithm, system=system.fixed(work=1), min_available_nodes=1)
     result = strategy.start(grid, arrays(start), num_rounds=1)
-    g = jax.grad(lambda w: deep.loss(w, x, y).mean())(start)
+    g = jax.jit(jax.grad(lambda w: deep.loss(w, x, y).mean()))(start)
     expected = jax.tree.map(lambda w, d: w - 0.5 * d, start, g)
     assert "first.weight" in result.arrays
     assert furthest(result.arrays, wire.flat(expected)) <= 1e-6
