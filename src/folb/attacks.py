@@ -6,7 +6,7 @@ the honest devices of the round reply, and send after them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from folb import tree
 from folb.algorithms import Algorithm
 from folb.errors import InputError, check_whole
 from folb.experiment import Plan
-from folb.guard import guard
+from folb.guard import guard, is_guarded
 from folb.report import finite, spread
 from folb.rules import Round, Rule, Update, fraction
 from folb.runs import Run
@@ -49,23 +49,23 @@ REVERSED = {"update": -1.0, "shared": 1.0}
 
 ATTACKS: dict[str, dict[str, float]] = {
     "none": {},
-    "update flipped, gradient x1": FLIPPED,
-    "update flipped, gradient x10": FLIPPED | {"gradient": 10.0},
-    "update flipped, gradient x1e6": FLIPPED | {"gradient": 1e6},
-    "update flipped, gradient x1e12": FLIPPED | {"gradient": 1e12},
-    "update flipped, gradient x1e-6": FLIPPED | {"gradient": 1e-6},
-    "update flipped, gradient x-100": FLIPPED | {"gradient": -100.0},
-    "update flipped, gradient x-1e12": FLIPPED | {"gradient": -1e12},
+    "flipped, gradient x1": FLIPPED,
+    "flipped, gradient x10": FLIPPED | {"gradient": 10.0},
+    "flipped, gradient x1e6": FLIPPED | {"gradient": 1e6},
+    "flipped, gradient x1e12": FLIPPED | {"gradient": 1e12},
+    "flipped, gradient x1e-6": FLIPPED | {"gradient": 1e-6},
+    "flipped, gradient x-100": FLIPPED | {"gradient": -100.0},
+    "flipped, gradient x-1e12": FLIPPED | {"gradient": -1e12},
     "update NaN": {"update": np.nan},
     "update x1e12": {"update": 1e12},
     "mean reversed": REVERSED | {"gradient": -1.0},
-    "mean reversed, update grazing": REVERSED | {"gradient": 1e6, "grazing": 1.0},
+    "mean reversed, grazing": REVERSED | {"gradient": 1e6, "grazing": 1.0},
 }
-COLLUDING = ("update flipped, gradient x-100", "mean reversed", "mean reversed, update grazing")
-GAMMA: dict[str, dict[str, float]] = {  # on (18) with psi = 1: no other rule sees gamma
-    "none": {},
-    "update flipped, gamma + 1000": FLIPPED | {"gamma": 1000.0},
-    "gamma NaN": {"gamma": np.nan},
+COLLUDING = ("flipped, gradient x-100", "mean reversed", "mean reversed, grazing")
+GAMMA: dict[str, dict[str, float]] = {  # on (18): no other rule sees gamma
+    "(18) none": {},
+    "(18) flipped, gamma + 1000": FLIPPED | {"gamma": 1000.0},
+    "(18) gamma NaN": {"gamma": np.nan},
 }
 
 
@@ -135,19 +135,46 @@ def _mixed(chosen: Array, a: Params, b: Params) -> Params:
     return jax.vmap(tree.where)(chosen, a, b)
 
 
-class Case(NamedTuple):
-    """A line of the table: an attack by name, on one of the algorithms."""
+class Contest(NamedTuple):
+    """An attack by name, on one algorithm."""
 
     name: str
-    on: str
     attack: Attack
+    algorithm: Algorithm
+    guarded: bool
 
 
-def cases(attackers: int, colluders: int) -> list[Case]:
-    """Every attack by as many as `attackers`; those that gain by it also by `colluders`; those on gamma on (18)."""
-    listed = [Case(name, "folb", Attack(attackers, **numbers)) for name, numbers in ATTACKS.items()]
-    listed += [Case(f"{name}, by {colluders}", "folb", Attack(colluders, **ATTACKS[name])) for name in COLLUDING]
-    return listed + [Case(name, "folb_hetero", Attack(attackers, **numbers)) for name, numbers in GAMMA.items()]
+ALGORITHMS = ("folb", "folb_hetero", "fedavg")
+SETTINGS = {"psi": 1.0}  # with less, a lie about gamma buys little
+
+
+def contests(planned: Plan, attackers: int | None = None) -> list[Contest]:
+    """Every attack on plain FOLB, guarded FOLB and FedAvg in turn; unless told, one device in ten attacks.
+
+    Attacks that gain by it come again from three times as many.
+    """
+    found = {algorithm.name: algorithm for algorithm in planned.algorithms}
+    if len(planned.algorithms) > len(found):
+        raise InputError("set", "several values", "should be one value for each setting")
+    if any(map(is_guarded, planned.algorithms)):
+        raise InputError("guarded", True, "should be left alone: both are measured")
+    N = planned.federation.N
+    count = max(1, N // 10) if attackers is None else attackers
+    check_whole("attackers", count, 1, N)
+    colluders = min(3 * count, N)
+    named = [(name, "folb", Attack(count, **numbers)) for name, numbers in ATTACKS.items()]
+    named += [(f"{name}, by {colluders}", "folb", Attack(colluders, **ATTACKS[name])) for name in COLLUDING]
+    named += [(name, "folb_hetero", Attack(count, **numbers)) for name, numbers in GAMMA.items()]
+    return [
+        Contest(name, attack, algorithm, is_guarded(algorithm))
+        for name, on, attack in named
+        for algorithm in (found[on], guard(found[on], cap(planned)), found["fedavg"])
+    ]
+
+
+def cap(planned: Plan) -> float:
+    """c of the bound c/K."""
+    return float(planned.algorithms[0].origin.settings["cap"])
 
 
 @dataclass(frozen=True)
@@ -164,34 +191,13 @@ class Outcome:
     accuracy: Sequence[float]  # the last, for each seed; NaN where the model is not finite
 
 
-ALGORITHMS = ("folb", "folb_hetero", "fedavg")
-SETTINGS = {"folb_hetero": {"psi": 1.0}}
-
-
-def contests(planned: Plan, cap: float, attackers: int | None) -> dict[tuple[Case, str, bool], Algorithm]:
-    """Each case for plain FOLB, guarded FOLB and FedAvg."""
-    found = {algorithm.name: algorithm for algorithm in planned.algorithms}
-    if len(planned.algorithms) > len(found):
-        raise InputError("set", "a sweep", "should be one value for each setting")
-    N = planned.federation.N
-    count = max(1, round(N / 10)) if attackers is None else attackers
-    check_whole("attackers", count, 1, N)
-    return {
-        (case, name, name != "fedavg" and bounded): attacked(
-            guard(found[name], cap) if bounded else found[name], case.attack
-        )
-        for case in cases(count, min(3 * count, N))
-        for name, bounded in ((case.on, False), (case.on, True), ("fedavg", False))
-    }
-
-
-def measure(planned: Plan, contests: Mapping[tuple[Case, str, bool], Algorithm], observe: Observe) -> list[Outcome]:
-    """Run all of them, alike ones as one program."""
+def measure(planned: Plan, contests: Sequence[Contest], observe: Observe | None = None) -> list[Outcome]:
+    """Run all of them, those on one algorithm as one program."""
     experiment = planned.experiment
     runs = simulate(
         planned.federation,
         planned.model,
-        list(contests.values()),
+        [attacked(contest.algorithm, contest.attack) for contest in contests],
         rounds=experiment.rounds,
         seeds=experiment.seeds,
         system=planned.system,
@@ -201,25 +207,25 @@ def measure(planned: Plan, contests: Mapping[tuple[Case, str, bool], Algorithm],
         observe=observe,
     )
     seeds = len(experiment.seeds)
-    return [outcome(*contest, runs[i * seeds : (i + 1) * seeds]) for i, contest in enumerate(contests)]
+    return [outcome(contest, runs[i * seeds : (i + 1) * seeds]) for i, contest in enumerate(contests)]
 
 
-def outcome(case: Case, algorithm: str, guarded: bool, runs: Sequence[Run]) -> Outcome:
+def outcome(contest: Contest, runs: Sequence[Run]) -> Outcome:
     """What the recorded weights say."""
     devices, times, weights = (
         np.concatenate(parts) for parts in zip(*((r.devices, r.times, r.records["weights"]) for r in runs), strict=True)
     )
-    liars = (devices < case.attack.attackers) & (times > 0)
+    liars = (devices < contest.attack.attackers) & (times > 0)
     honest = (times > 0) & ~liars
     all_weight, theirs = (np.sum(np.abs(weights), axis=1, where=some) for some in (times > 0, liars))
     present = liars.any(axis=1)
     shares = np.divide(theirs, all_weight, out=np.zeros_like(theirs), where=all_weight != 0)[present]
     sound = [all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params)) for run in runs]
     return Outcome(
-        attack=case.name,
-        attackers=int(case.attack.attackers),
-        algorithm=algorithm,
-        guarded=guarded,
+        attack=contest.name,
+        attackers=int(contest.attack.attackers),
+        algorithm=contest.algorithm.name,
+        guarded=contest.guarded,
         share=float(np.mean(shares)) if len(shares) else 0.0,
         worst=float(np.max(np.abs(weights), where=liars, initial=0.0)),
         negated=float(np.sum(weights[honest] < 0) / max(honest.sum(), 1)),
@@ -232,20 +238,20 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("attack")
-    shown.add_column("on")
+    shown.add_column("\nattack")
     for who in ("plain", "guarded", "fedavg"):
-        for heading in ("share", "worst", *(["negated"] if who == "plain" else []), "accuracy"):
-            shown.add_column(f"{who}:\n{heading}", justify="right")
+        for heading in ("share", "worst", "negated", "accuracy"):
+            shown.add_column(f"{who}\n{heading}", justify="right")
     for i in range(0, len(outcomes), 3):
-        plain, guarded, fedavg = outcomes[i : i + 3]
-        cells = [plain.attack, plain.algorithm]
-        for one in (plain, guarded, fedavg):
-            cells += [f"{one.share:.2f}", f"{one.worst:.2f}"]
-            cells += [f"{100 * one.negated:.0f} %"] if one is plain else []
-            cells.append(_accuracy(one.accuracy))
+        cells = [outcomes[i].attack]
+        for one in outcomes[i : i + 3]:
+            cells += [*map(_number, (one.share, one.worst)), f"{100 * one.negated:.0f} %", _accuracy(one.accuracy)]
         shown.add_row(*cells)
     return shown
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if np.isfinite(value) else "-"
 
 
 def _accuracy(accuracy: Sequence[float]) -> str:
@@ -253,7 +259,7 @@ def _accuracy(accuracy: Sequence[float]) -> str:
     return f"{100 * mean(accuracy):.1f}{spread(accuracy)} %" if np.isfinite(accuracy).all() else "not finite"
 
 
-def document(planned: Plan, cap: float, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def document(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The outcomes as one JSON-ready document; what is not finite becomes null."""
     experiment, K = planned.experiment, planned.algorithms[0].selection.K
     return {
@@ -262,8 +268,7 @@ def document(planned: Plan, cap: float, outcomes: Sequence[Outcome]) -> dict[str
         "rounds": experiment.rounds,
         "seeds": list(experiment.seeds),
         "K": K,
-        "cap": cap,
-        "bound": cap / K,
+        "cap": cap(planned),
         "outcomes": [
             {
                 "attack": one.attack,

@@ -154,13 +154,16 @@ def _add_attack(commands: Any) -> None:
     attack.add_argument(
         "--attackers", type=int, help="how many devices lie (one in ten); as colluders three times as many"
     )
-    attack.add_argument("--cap", type=float, default=2.0, help="c of the bound c/K on a device's weight, guarded (2)")
     attack.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
     attack.add_argument("--system", help="a system model of `folb list` (uniform)")
     attack.add_argument("--rounds", type=int, help="communication rounds (100)")
     attack.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
     attack.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of `folb list`; psi is 1 unless set"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of `folb list`, such as cap=3; psi is 1 unless set",
     )
     attack.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
     attack.set_defaults(handle=_attack, objective=None, target=None, evaluate_every=None)
@@ -389,13 +392,11 @@ def _attack(options: argparse.Namespace) -> None:
     from folb import attacks
     from folb.experiment import plan
 
-    given = _settings(options.set)
-    for name, known in attacks.SETTINGS.items():
-        given[name] = known | ({} if "psi" not in given else {"psi": given.pop("psi")}) | given.get(name, {})
+    given = attacks.SETTINGS | _settings(options.set)
     experiment = _experiment(options, algorithms=list(attacks.ALGORITHMS), set=given)
     _use_compilation_cache()
     planned = plan(experiment)
-    contests = attacks.contests(planned, options.cap, options.attackers)
+    contests = attacks.contests(planned, options.attackers)
     outcomes: list[attacks.Outcome] = []
 
     def work(observe: Observe) -> None:
@@ -403,16 +404,17 @@ def _attack(options: argparse.Namespace) -> None:
 
     _with_progress("rounds", len(contests) * len(experiment.seeds) * experiment.rounds, work)
     if options.json:
-        print(json.dumps(attacks.document(planned, options.cap, outcomes)))
+        print(json.dumps(attacks.document(planned, outcomes)))
         return
-    K = planned.algorithms[0].selection.K
+    K, cap = planned.algorithms[0].selection.K, attacks.cap(planned)
     console = _console()
     console.print(_summary(planned), highlight=False, markup=False)
     console.print(attacks.table(outcomes), highlight=False)
     console.print(
-        f"\nshare: the attackers' part of all weight; worst: the largest weight of one of them, guarded at most "
-        f"{options.cap:g}/{K} = {options.cap / K:g};\nnegated: honest updates that count backwards",
+        f"\nshare: of all weight, the attackers'; worst: the largest weight of one attacker, which is at most "
+        f"{cap:g}/{K} = {cap / K:g} guarded,\nif all {K} reply; negated: of honest updates, those that count backwards",
         highlight=False,
+        markup=False,
     )
 
 
