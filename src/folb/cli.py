@@ -81,6 +81,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     _add_reproduce(commands)
     _add_attack(commands)
     _add_runs(commands)
+    _add_deploy(commands)
 
     listing = commands.add_parser("list", help="algorithms, datasets, models and system models, with their settings")
     listing.set_defaults(handle=_list)
@@ -245,6 +246,18 @@ def _add_runs(commands: Any) -> None:
     remove = commands.add_parser("rm", help="remove runs")
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     remove.set_defaults(handle=_remove)
+
+
+def _add_deploy(commands: Any) -> None:
+    deploy = commands.add_parser("deploy", help="the same algorithms on real processes, with Flower")
+    actions = deploy.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+    demo = actions.add_parser("demo", help="a SuperLink with TLS and node keys, and SuperNodes, on this machine alone")
+    demo.add_argument("--algorithm", default="folb", help="a name of `folb list` (folb)")
+    demo.add_argument("--rounds", type=int, default=5, help="rounds (5), of about 10 seconds each")
+    demo.add_argument("--nodes", type=int, default=4, help="SuperNodes, each of them a device of Synthetic_1_1 (4)")
+    demo.add_argument("--out", metavar="DIR", help="the run directory (runs/deploy-ALGORITHM-NODES)")
+    demo.add_argument("--again", action="store_true", help="run it anew, if it is there already")
+    demo.set_defaults(handle=_deploy_demo)
 
 
 def _add_data(commands: Any) -> None:
@@ -666,6 +679,33 @@ def _remove(options: argparse.Namespace) -> None:
     for path in dict.fromkeys(store.find(name) for name in options.run):
         store.remove(path)
         print(f"removed {path}")
+
+
+def _deploy_demo(options: argparse.Namespace) -> None:
+    from folb import demo, report, store
+
+    demo.check(options.algorithm, options.rounds, options.nodes)
+    path = Path(options.out) if options.out else demo.place(options.algorithm, options.nodes)
+    store.check_free(path)
+    if options.again and store.is_run(path):
+        store.remove(path)
+
+    def tell(line: str) -> None:
+        print(f"folb: {line}", file=sys.stderr, flush=True)
+
+    if demo.finished(path, options.rounds):
+        tell(f"{path} is finished already; --again runs it anew")
+    else:
+        options.going = shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
+        demo.perform(path, options.algorithm, options.rounds, options.nodes, tell)
+        options.going = None
+    stored, console = store.read(path), _console()
+    console.print(report.table(stored.runs(), stored.experiment["target"]), highlight=False)
+    console.print(
+        f"\nin {path}: curves.png, results.json, rounds.jsonl, model.npz; folb report {stored.handle} has the page",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _accelerators(options: argparse.Namespace, began: int = 1) -> int | str:

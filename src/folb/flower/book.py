@@ -130,14 +130,15 @@ class Book:
         line = {"run": EVERY_RUN, "algorithm": run["algorithm"], "seed": run["seed"], "round": self.done + 1} | line
         self.lines.append(line)
         self.state, self.devices = state, sorted({*self.devices, *devices})
+        # first, so that a round that can be read of is never done again
+        texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
+        checkpoint.save(self.path / store.CHECKPOINTS, EVERY_RUN, self.identity, self.done + 1, (state, *texts))
         handle = os.open(self.path / store.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             durable.write(handle, _line(line))
             os.fsync(handle)
         finally:
             os.close(handle)
-        texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
-        checkpoint.save(self.path / store.CHECKPOINTS, EVERY_RUN, self.identity, self.done + 1, (state, *texts))
 
     def finish(self) -> None:
         """Leave the results and the picture; the last checkpoint stays, for it has the model."""
