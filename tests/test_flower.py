@@ -127,10 +127,10 @@ def test_guarded_unless_told_otherwise(federation, model):
 
 
 def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
-    algorithm, ends = algorithms.folb_hetero(K=6, lr=0.05, unit="epoch"), []
+    algorithm, ends = algorithms.folb_hetero(K=4, lr=0.05), []
     for gradient in (softmax_gradient, from_jax(model.loss)):
         strategy = plain(algorithm)
-        ends.append(strategy.start(InProcessGrid(apps(federation, gradient)), initial(model), num_rounds=4).arrays)
+        ends.append(strategy.start(InProcessGrid(apps(federation, gradient)), initial(model), num_rounds=3).arrays)
     assert furthest(ends[1], values(ends[0])) <= 1e-5
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(60, 10)
@@ -141,7 +141,7 @@ def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
     start = values(initial(model))
     turned = ArrayRecord({"weight": torch.tensor(start["weight"].T), "bias": torch.tensor(start["bias"])})
     grid = InProcessGrid(apps(federation, from_torch(module, loss)))
-    found = values(plain(algorithm).start(grid, turned, num_rounds=4).arrays)
+    found = values(plain(algorithm).start(grid, turned, num_rounds=3).arrays)
     assert furthest(ends[0], {"weight": found["weight"].T, "bias": found["bias"]}) <= 1e-5
 
 
@@ -240,6 +240,19 @@ def test_a_claim_that_makes_no_sense_is_refused(federation, model, claim):
     strategy = plain(algorithms.fedavg(K=3))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
     assert {member.identity for member in strategy.opened.members} == {0, 2, 3, 4, 5, 6, 7}
+
+
+def test_a_device_that_comes_back_with_other_data_is_asked_anew(federation, model):
+    grid = InProcessGrid(apps(federation))
+
+    def restart(t, record):
+        if t == 1:
+            grid.apps[6] = apps(federation)[1]
+
+    strategy = plain(algorithms.fedavg(K=30))
+    result = strategy.start(grid, initial(model), num_rounds=3, evaluate_fn=restart)
+    assert [numbers["refused"] for numbers in result.train_metrics_clientapp.values()] == [0, 1, 0]
+    assert strategy.opened.members[6].size == strategy.opened.members[1].size
 
 
 # faults --------------------------------------------------------------------------------------------------------------
@@ -701,6 +714,15 @@ def test_a_device_draws_the_simulator_s_batches():
     drawn = list(batches(task, 23))
     assert [len(rows) for rows in drawn] == [10, 10, 3] * 4
     assert np.array_equal(np.concatenate(drawn), passes)
+
+
+def test_every_exported_name_resolves():
+    import folb.flower
+
+    assert folb.flower.__all__ == sorted(set(folb.flower.__all__)) == dir(folb.flower)
+    assert all(getattr(folb.flower, name) is not None for name in folb.flower.__all__)
+    with pytest.raises(AttributeError, match="'no_such_name'"):
+        folb.flower.no_such_name  # noqa: B018
 
 
 def test_a_task_survives_the_journey():
