@@ -99,24 +99,19 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
+    """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
     name, settings = VARIANTS[variant]
     algorithm = ALGORITHMS[name](K=6, lr=0.05, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
+    work = WORK if name == "folb_two_set" else system.uniform(high=4, dropout=0.2)
+    light = model._replace(heavy=True)  # compiles sooner
     run = simulate(
-        federation, model, algorithm, rounds=10, seeds=[3], system=WORK, objective=objective, evaluate_every=10
+        federation, light, algorithm, rounds=10, seeds=[3], system=work, objective=objective, evaluate_every=10
     )[0]
-    strategy = plain(algorithm, seed=3, objective=objective)
+    strategy = plain(algorithm, seed=3, objective=objective, system=work)
     result = strategy.start(InProcessGrid(apps(federation), seed=5), initial(model, 3), num_rounds=10)
+    assert run.lost.any() == (name != "folb_two_set")
     assert furthest(initial(model, 3), run.params) > 1e-2  # it went somewhere
-    assert furthest(result.arrays, run.params) <= 1e-5
-
-
-def test_dropouts_of_the_system_model_are_the_simulator_s(federation, model):
-    algorithm, dropping = algorithms.folb_hetero(K=6, lr=0.05), system.fixed(work=3, dropout=0.4)
-    run = simulate(federation, model, algorithm, rounds=10, system=dropping, evaluate_every=10)[0]
-    strategy = plain(algorithm, system=dropping)
-    result = strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=10)
-    assert run.lost.any()
     assert furthest(result.arrays, run.params) <= 1e-5
 
 
@@ -132,10 +127,10 @@ def test_guarded_unless_told_otherwise(federation, model):
 
 
 def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
-    algorithm, ends = algorithms.folb_hetero(K=6, lr=0.05, unit="epoch"), []
+    algorithm, ends = algorithms.folb_hetero(K=4, lr=0.05), []
     for gradient in (softmax_gradient, from_jax(model.loss)):
         strategy = plain(algorithm)
-        ends.append(strategy.start(InProcessGrid(apps(federation, gradient)), initial(model), num_rounds=4).arrays)
+        ends.append(strategy.start(InProcessGrid(apps(federation, gradient)), initial(model), num_rounds=3).arrays)
     assert furthest(ends[1], values(ends[0])) <= 1e-5
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(60, 10)
@@ -146,7 +141,7 @@ def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
     start = values(initial(model))
     turned = ArrayRecord({"weight": torch.tensor(start["weight"].T), "bias": torch.tensor(start["bias"])})
     grid = InProcessGrid(apps(federation, from_torch(module, loss)))
-    found = values(plain(algorithm).start(grid, turned, num_rounds=4).arrays)
+    found = values(plain(algorithm).start(grid, turned, num_rounds=3).arrays)
     assert furthest(ends[0], {"weight": found["weight"].T, "bias": found["bias"]}) <= 1e-5
 
 
@@ -171,7 +166,7 @@ def test_nested_models_travel_flat(federation):
     algorithm = algorithms.fedavg(K=1, lr=0.5, unit="gradient")
     strategy = plain(algorithm, system=system.fixed(work=1), min_available_nodes=1)
     result = strategy.start(grid, arrays(start), num_rounds=1)
-    g = jax.grad(lambda w: deep.loss(w, x, y).mean())(start)
+    g = jax.jit(jax.grad(lambda w: deep.loss(w, x, y).mean()))(start)
     expected = jax.tree.map(lambda w, d: w - 0.5 * d, start, g)
     assert "first.weight" in result.arrays
     assert furthest(result.arrays, wire.flat(expected)) <= 1e-6
@@ -245,6 +240,19 @@ def test_a_claim_that_makes_no_sense_is_refused(federation, model, claim):
     strategy = plain(algorithms.fedavg(K=3))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
     assert {member.identity for member in strategy.opened.members} == {0, 2, 3, 4, 5, 6, 7}
+
+
+def test_a_device_that_comes_back_with_other_data_is_asked_anew(federation, model):
+    grid = InProcessGrid(apps(federation))
+
+    def restart(t, record):
+        if t == 1:
+            grid.apps[6] = apps(federation)[1]
+
+    strategy = plain(algorithms.fedavg(K=30))
+    result = strategy.start(grid, initial(model), num_rounds=3, evaluate_fn=restart)
+    assert [numbers["refused"] for numbers in result.train_metrics_clientapp.values()] == [0, 1, 0]
+    assert strategy.opened.members[6].size == strategy.opened.members[1].size
 
 
 # faults --------------------------------------------------------------------------------------------------------------
@@ -706,6 +714,15 @@ def test_a_device_draws_the_simulator_s_batches():
     drawn = list(batches(task, 23))
     assert [len(rows) for rows in drawn] == [10, 10, 3] * 4
     assert np.array_equal(np.concatenate(drawn), passes)
+
+
+def test_every_exported_name_resolves():
+    import folb.flower
+
+    assert folb.flower.__all__ == sorted(set(folb.flower.__all__)) == dir(folb.flower)
+    assert all(getattr(folb.flower, name) is not None for name in folb.flower.__all__)
+    with pytest.raises(AttributeError, match="'no_such_name'"):
+        folb.flower.no_such_name  # noqa: B018
 
 
 def test_a_task_survives_the_journey():

@@ -60,6 +60,10 @@ class Roster:
         self._settle()
         return sorted(self.claims[node] for node in self.holders.values())
 
+    def forget(self, identity: int) -> None:
+        """Ask the device anew who it is, and what it has."""
+        self.claims.pop(self.holders.get(identity, -1), None)
+
     def _hear(self, post: Post) -> bool:
         for reply in post.pull(self.queries):
             node = self.queries.pop(reply.metadata.reply_to_message_id, None)

@@ -391,6 +391,9 @@ class FederatedStrategy(Strategy):
         """Close the round: the new model, or None where it stays as it was."""
         opened = self._round
         opened.take(replies)
+        for identity, reason in opened.refused.items():
+            if reason.startswith(wire.SIZE):  # it may have been restarted, with other data
+                self.roster.forget(identity)
         following = opened.state
         if opened.plan is not None and not opened.abandoned:
             count = len(set(opened.drawn) & set(opened.usable))

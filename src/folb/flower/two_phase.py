@@ -55,7 +55,6 @@ class TwoPhaseStrategy(FederatedStrategy):
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
         self.min_devices, self.add = min_devices, add
-        self.total: float = 0.0
         rule: Any = algorithm.rule
         if rule.func not in RULES:
             names = ", ".join(known.__name__ for known in RULES)
