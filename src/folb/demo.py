@@ -73,7 +73,11 @@ def _gather(deployment: Deployment, nodes: int) -> None:
 
 def _follow(deployment: Deployment, path: Path, config: dict[str, Any], tell: Tell) -> None:
     """Submit the app, and tell each round as the run directory gets it."""
-    rounds, offset, done = config["rounds"], 0, 0
+    rounds = config["rounds"]
+    before, offset = store.read(path).rounds() if store.is_run(path) else ([], 0)
+    done = len(before)
+    if done:
+        tell(f"going on after round {done}")
     until = time.monotonic() + SLOW + rounds * 2 * DEADLINE
     submitted = deployment.run(APP, config)
     while True:

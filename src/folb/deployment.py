@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -74,8 +75,8 @@ class Process:
 
     def tail(self, lines: int = 8) -> str:
         """The end of the log, on one line."""
-        text = self.log.read_text(errors="replace").splitlines()
-        return " | ".join(stripped for line in text[-lines:] if (stripped := line.strip()))
+        text = re.sub(r"\x1b\[\d*m", "", self.log.read_text(errors="replace"))  # without colours
+        return " | ".join(stripped for line in text.splitlines()[-lines:] if (stripped := line.strip()))
 
 
 @dataclass
