@@ -105,7 +105,7 @@ class Deployment:
 
     def superlink(self, *options: str) -> Process:
         """Start the SuperLink, with the database of the one before, if there was one, and wait until it answers."""
-        kill(self.orphans)  # as systemd does: the old one's ServerApp would not leave the run directory
+        kill_all(self.orphans)  # as systemd does: the old one's ServerApp would not leave the run directory
         check_free(self.port)
         command = [program("flower-superlink"), f"--host={HOST}", f"--port={self.port}"]
         command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
@@ -205,7 +205,7 @@ class Deployment:
                     if process.code is None:
                         process.due = time.monotonic() + PAUSE
                     elif process.kept and time.monotonic() >= process.due:
-                        kill(self.orphans)
+                        kill_all(self.orphans)
                         process.start()
 
     def end(self) -> None:
@@ -224,7 +224,7 @@ class Deployment:
             process.popen.wait()
         # Flower's children leave when they see that their parent has left
         holds(lambda: not any(map(alive, children)), STOP)
-        kill(children)
+        kill_all(children)
 
 
 @contextlib.contextmanager
@@ -329,7 +329,7 @@ def alive(child: Known) -> bool:
     return False
 
 
-def kill(children: Sequence[Known]) -> None:
+def kill_all(children: Sequence[Known]) -> None:
     """End those processes that are still there, at once."""
     for pid, _ in filter(alive, children):
         with contextlib.suppress(ProcessLookupError):
