@@ -101,7 +101,9 @@ class Book:
         found = checkpoint.load(self.path / store.CHECKPOINTS, EVERY_RUN, self.identity, (self.state, "", ""))
         if found is not None:
             _, (state, lines, devices) = found
-            self.state = jax.tree.map(np.asarray, state)
+            # in the order that the arrays come in: jax sorts names
+            params = {name: np.asarray(state.params[name]) for name in self.state.params}
+            self.state = State(params, jax.tree.map(np.asarray, state.memory))
             self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
             log.info("%s: going on after round %d", self.path, self.done)
         if there is None:

@@ -83,7 +83,8 @@ class Device:
 
 def _as_given(params: Arrays) -> Any:
     """The model as a gradient function of one's own takes it: arrays without names, which Flower counts, are a list."""
-    return list(params.values()) if list(params) == [str(i) for i in range(len(params))] else dict(params)
+    counted = [str(i) for i in range(len(params))]
+    return [params[name] for name in counted] if set(params) == set(counted) else dict(params)
 
 
 def _scaled(arrays: Arrays, scale: float) -> Arrays:
