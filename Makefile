@@ -2,17 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check bench bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-stream clean
+.PHONY: demo test test-slow test-examples check bench bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
 	  --rounds 200 --seeds 5 --target 0.7 --out demo --again
 
 test: .venv/.test  ## the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: .venv/.test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-examples: .venv/.examples  ## the Flower examples, in Flower's simulation and on SuperNodes; the whole demo
+	$(BIN)/python -m pytest -m slow tests/test_deployment.py
 
 check: .venv/.test  ## format, lint and strict types
 	$(BIN)/ruff format --check .
@@ -59,6 +62,10 @@ clean:
 
 .venv/.test: requirements-test.txt .venv/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	@touch $@
+
+.venv/.examples: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.0' torch==2.13.0
 	@touch $@
 
 .venv/.bench: .venv/.run

@@ -1,8 +1,12 @@
 """What all tests share."""
 
+import os
 import signal
 
 import pytest
+
+# Flower would report home
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 # a process that was started in the background is deaf to Ctrl-C, and so would be those that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -59,6 +59,7 @@ LR = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.05}]
 MU = [{"mu": 0.0, "lr": 0.1}, {"mu": 1.0, "lr": 0.1}, {"mu": 0.1, "lr": 0.2}]
 PSI = [{"psi": 0.0, "mu": 0.0, "lr": 0.1}, {"psi": 0.5, "mu": 0.0, "lr": 0.1}, {"psi": 2.0, "mu": 0.1, "lr": 0.2}]
 STEP = [{"server_lr": 0.5, "lr": 0.1}, {"server_lr": 0.1, "lr": 0.1}, {"server_lr": 0.1, "lr": 0.2}]
+CAP = [{"cap": 1.5, "lr": 0.1}, {"cap": 3.0, "lr": 0.1}, {"cap": 2.0, "lr": 0.2}]
 
 TABLE = {
     "fedavg": Case("fedavg", {}, LR),
@@ -74,6 +75,9 @@ TABLE = {
     "folb_two_set, yogi": Case("folb_two_set", {"server": "yogi"}, STEP),
     "folb_hetero": Case("folb_hetero", {}, PSI),
     "folb_never_flip": Case("folb_never_flip", {}, PSI),
+    "folb, guarded, fedexp": Case("folb", {"guarded": True, "server": "fedexp"}, CAP),
+    "folb_two_set, guarded": Case("folb_two_set", {"guarded": True}, MU),
+    "folb_hetero, guarded": Case("folb_hetero", {"guarded": True}, PSI),
 }
 
 
@@ -160,6 +164,10 @@ def check_weights(case, runs):
             weights, size = run.records["weights"][t], FEDERATION.train.size[run.devices[t]]
             if not run.updated[t]:
                 assert not weights.any()
+                continue
+            if run.parameters.get("guarded"):  # tests/test_guard.py has the weights themselves
+                most = run.parameters["cap"] / times.sum()
+                assert np.all((weights >= 0) & (weights <= most * (1 + 1e-6)))
                 continue
             psi = run.parameters.get("psi", 0.0)
             discount = psi * gamma * np.sum(times * inner) / times.sum()  # ||grad_1 f||^2, S_1 being uniform
@@ -325,6 +333,7 @@ FURTHER = {  # each of these checks compiles a program of its own
     "fedprox": [check_one_program_over_a_sweep_is_many_runs_alone, check_the_first_is(ALGORITHMS["fedavg"])],
     "fednu_direct, signed, adam": [check_one_program_over_a_sweep_is_many_runs_alone],
     "folb_two_set": [check_one_program_over_a_sweep_is_many_runs_alone],
+    "folb_two_set, guarded": [check_a_flat_model_gives_the_same_run],
     "folb_hetero": [
         check_one_program_over_a_sweep_is_many_runs_alone,
         check_a_flat_model_gives_the_same_run,

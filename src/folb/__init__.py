@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from folb import algorithms as algorithms
     from folb import data as data
+    from folb import guard as guard
     from folb import models as models
     from folb import rules as rules
     from folb import system as system
@@ -45,7 +46,7 @@ _HOME = {
     "simulate": "simulator",
     "weighted": "rules",
 }
-_MODULES = ("algorithms", "data", "models", "rules", "system", "theory")
+_MODULES = ("algorithms", "data", "guard", "models", "rules", "system", "theory")
 
 __all__ = sorted([*_HOME, *_MODULES])
 

@@ -18,6 +18,7 @@ from jax.tree_util import Partial
 from folb import rules
 from folb.device import Solver
 from folb.errors import InputError, check, check_whole, choose
+from folb.guard import guard
 from folb.rules import Rule
 from folb.selection import Selection
 from folb.server import SERVERS, Server
@@ -152,6 +153,8 @@ Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K
 Sampling = Annotated[Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples"]
 Mu = Annotated[float, "weight of the proximal term (3); 0 makes local work that of FedAvg"]
 Psi = Annotated[float, "discount for inexact local work (18)"]
+Guarded = Annotated[bool, "bound every device's weight, whatever it reports, and never turn an update round"]
+Cap = Annotated[float, "c of the bound c/K on a device's weight, where guarded; 1 is the mean (2)"]
 NaiveRule = Annotated[Literal["mean", "signed"], "aggregation: (2) or (5)"]
 
 
@@ -195,33 +198,59 @@ def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Comm
 
 
 @_listed
-def folb(*, mu: Mu = 0.01, sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+def folb(
+    *,
+    mu: Mu = 0.01,
+    sampling: Sampling = "uniform",
+    guarded: Guarded = False,
+    cap: Cap = 2.0,
+    **common: Unpack[Common],
+) -> Algorithm:
     """FOLB with one set of devices (13): the version of the paper's experiments."""
-    return compose(rules.folb, mu=mu, sampling=sampling, uploads=("grad",), **common)
+    return _guarded(compose(rules.folb, mu=mu, sampling=sampling, uploads=("grad",), **common), guarded, cap)
 
 
 @_listed
-def folb_two_set(*, mu: Mu = 0.01, **common: Unpack[Common]) -> Algorithm:
+def folb_two_set(*, mu: Mu = 0.01, guarded: Guarded = False, cap: Cap = 2.0, **common: Unpack[Common]) -> Algorithm:
     """FOLB with two independent sets of devices (9), Algorithm 2."""
-    return compose(rules.folb_two_set, mu=mu, uploads=("grad", "second"), **common)
+    return _guarded(compose(rules.folb_two_set, mu=mu, uploads=("grad", "second"), **common), guarded, cap)
 
 
 @_listed
 def folb_hetero(
-    *, mu: Mu = 0.01, psi: Psi = 0.1, sampling: Sampling = "uniform", **common: Unpack[Common]
+    *,
+    mu: Mu = 0.01,
+    psi: Psi = 0.1,
+    sampling: Sampling = "uniform",
+    guarded: Guarded = False,
+    cap: Cap = 2.0,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FOLB, heterogeneity-aware (18), exactly as printed."""
-    return _hetero(rules.folb_hetero, psi, mu=mu, sampling=sampling, **common)
+    return _guarded(_hetero(rules.folb_hetero, psi, mu=mu, sampling=sampling, **common), guarded, cap)
 
 
 @_listed
 def folb_never_flip(
-    *, mu: Mu = 0.01, psi: Psi = 0.1, sampling: Sampling = "uniform", **common: Unpack[Common]
+    *,
+    mu: Mu = 0.01,
+    psi: Psi = 0.1,
+    sampling: Sampling = "uniform",
+    guarded: Guarded = False,
+    cap: Cap = 2.0,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """(18) with a discount that shrinks a weight to zero and never past it."""
-    return _hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, **common)
+    return _guarded(_hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, **common), guarded, cap)
 
 
 def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
     check("psi", psi, psi >= 0, "should be at least 0")
     return compose(Partial(rule, psi=psi), uploads=("grad", "gamma"), **settings)
+
+
+def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
+    if not isinstance(guarded, bool):
+        raise InputError("guarded", guarded, "should be True or False")
+    check("cap", cap, cap >= 1, "should be at least 1")
+    return guard(algorithm, cap) if guarded else algorithm

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from folb.experiment import Experiment, Plan
     from folb.runs import Run
+    from folb.simulator import Observe
 
 EXAMPLES = """examples:
   folb compare synthetic_1_1
@@ -33,6 +34,7 @@ EXAMPLES = """examples:
   folb run experiment.toml
   folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10 --seeds 5
   folb reproduce table1 --quick
+  folb attack
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
 
@@ -77,7 +79,9 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
         _add_processes(command)
     _add_tune(commands, tuning)
     _add_reproduce(commands)
+    _add_attack(commands)
     _add_runs(commands)
+    _add_deploy(commands)
 
     listing = commands.add_parser("list", help="algorithms, datasets, models and system models, with their settings")
     listing.set_defaults(handle=_list)
@@ -141,6 +145,29 @@ def _add_reproduce(commands: Any) -> None:
     reproduce.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
     _add_devices(reproduce)
     reproduce.set_defaults(handle=_reproduce, again=False, track=None)
+
+
+def _add_attack(commands: Any) -> None:
+    attack = commands.add_parser("attack", help="devices that lie: what it buys them in FOLB, guarded FOLB and FedAvg")
+    attack.add_argument(
+        "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{DATASET} (synthetic_1_1)"
+    )
+    attack.add_argument(
+        "--attackers", type=int, help="how many devices lie (one in ten); as colluders three times as many"
+    )
+    attack.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
+    attack.add_argument("--system", help="a system model of `folb list` (uniform)")
+    attack.add_argument("--rounds", type=int, help="communication rounds (100)")
+    attack.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
+    attack.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of `folb list`, such as cap=3; psi is 1 unless set",
+    )
+    attack.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    attack.set_defaults(handle=_attack, objective=None, target=None, evaluate_every=None)
 
 
 DISK = """
@@ -219,6 +246,18 @@ def _add_runs(commands: Any) -> None:
     remove = commands.add_parser("rm", help="remove runs")
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     remove.set_defaults(handle=_remove)
+
+
+def _add_deploy(commands: Any) -> None:
+    deploy = commands.add_parser("deploy", help="the same algorithms on real processes, with Flower")
+    actions = deploy.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+    demo = actions.add_parser("demo", help="a SuperLink with TLS and node keys, and SuperNodes, on this machine alone")
+    demo.add_argument("--algorithm", default="folb", help="a name of `folb list` (folb)")
+    demo.add_argument("--rounds", type=int, default=5, help="rounds (5), of about 10 seconds each")
+    demo.add_argument("--nodes", type=int, default=4, help="SuperNodes, each of them a device of Synthetic_1_1 (4)")
+    demo.add_argument("--out", metavar="DIR", help="the run directory (runs/deploy-ALGORITHM-NODES)")
+    demo.add_argument("--again", action="store_true", help="run it anew, if it is there already")
+    demo.set_defaults(handle=_deploy_demo)
 
 
 def _add_data(commands: Any) -> None:
@@ -362,6 +401,36 @@ def _reproduce(options: argparse.Namespace) -> None:
     console.print(f"\nin {home}: README.md, a page and a picture each, results/", highlight=False, markup=False)
 
 
+def _attack(options: argparse.Namespace) -> None:
+    from folb import attacks
+    from folb.experiment import plan
+
+    given = attacks.SETTINGS | _settings(options.set)
+    experiment = _experiment(options, algorithms=list(attacks.ALGORITHMS), set=given)
+    _use_compilation_cache()
+    planned = plan(experiment)
+    contests = attacks.contests(planned, options.attackers)
+    outcomes: list[attacks.Outcome] = []
+
+    def work(observe: Observe) -> None:
+        outcomes.extend(attacks.measure(planned, contests, observe))
+
+    _with_progress("rounds", len(contests) * len(experiment.seeds) * experiment.rounds, work)
+    if options.json:
+        print(json.dumps(attacks.document(planned, outcomes)))
+        return
+    K, cap = planned.algorithms[0].selection.K, attacks.cap(planned)
+    console = _console()
+    console.print(_summary(planned), highlight=False, markup=False)
+    console.print(attacks.table(outcomes), highlight=False)
+    console.print(
+        f"\nshare: of all weight, the attackers'; worst: the largest weight of one attacker, which is at most "
+        f"{cap:g}/{K} = {cap / K:g} guarded,\nif all {K} reply; negated: of honest updates, those that count backwards",
+        highlight=False,
+        markup=False,
+    )
+
+
 def _seeds(text: str, field: str = "seeds") -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part]
@@ -396,8 +465,11 @@ def _resume(options: argparse.Namespace) -> None:
     from folb.experiment import from_toml, plan
 
     path = store.find(options.run)
+    stored = store.read(path)
+    if stored.deployed:
+        raise InputError("run", path.name, f"is a run on Flower: submit it again, {stored.going}, and it goes on")
     _use_compilation_cache()
-    there = store.read(path).environment
+    there = stored.environment
     options.accelerators = _accelerators(options, there.get("accelerators", 1))
     planned = plan(
         from_toml(path / store.EXPERIMENT), there.get("stream") if options.stream is None else options.stream
@@ -486,34 +558,44 @@ def _count(seeds: Sequence[int]) -> str:
 
 
 def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -> None:
-    """Run an experiment under a progress bar, in a thread of its own.
+    """Run an experiment under a progress bar."""
+    from folb import trackers, trial
+
+    def work(observe: Observe) -> None:
+        with trackers.tracking(options.track, path, trial.environment(planned, options.accelerators)["runs"]) as log:
+
+            def both(i: int, first: int, part: Run) -> None:
+                log(i, first, part)
+                observe(i, first, part)
+
+            trial.perform(path, planned, options.again, both, options.accelerators)
+
+    total = len(planned.algorithms) * len(planned.experiment.seeds) * planned.experiment.rounds
+    _with_progress(getattr(options, "about", "rounds"), total, work, _how_to_go_on(options))
+
+
+def _with_progress(about: str, total: int, work: Callable[[Observe], None], going: str = "") -> None:
+    """Do some work under a progress bar, in a thread of its own.
 
     The main thread hears Ctrl-C and SIGTERM even while the compiler or a long round is at work, and then ends the
     process at once: what is lost is the round in flight.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from folb import trackers, trial
-
     stop, ended = threading.Event(), threading.Event()
     failed: list[BaseException] = []
-    total = len(planned.algorithms) * len(planned.experiment.seeds) * planned.experiment.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=_errors())
-    task = bar.add_task(getattr(options, "about", "rounds"), total=total)
+    task = bar.add_task(about, total=total)
 
-    def work() -> None:
-        def observe(i: int, first: int, part: Run) -> None:
-            log(i, first, part)
-            bar.advance(task, len(part.seconds))
-            if stop.is_set():
-                raise KeyboardInterrupt
+    def observe(i: int, first: int, part: Run) -> None:
+        bar.advance(task, len(part.seconds))
+        if stop.is_set():
+            raise KeyboardInterrupt
 
+    def working() -> None:
         try:
-            with trackers.tracking(
-                options.track, path, trial.environment(planned, options.accelerators)["runs"]
-            ) as log:
-                trial.perform(path, planned, options.again, observe, options.accelerators)
+            work(observe)
         except BaseException as error:
             failed.append(error)
         ended.set()  # join() is not for waiting here: interrupted, it takes the thread for dead
@@ -521,7 +603,7 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with bar:
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=working, daemon=True).start()
             while not ended.wait(0.1):
                 pass
     except KeyboardInterrupt:
@@ -529,7 +611,7 @@ def _run_with_progress(planned: Plan, path: Path, options: argparse.Namespace) -
         with contextlib.suppress(KeyboardInterrupt):  # again: at once
             ended.wait(1.5)
         if not ended.is_set():
-            print(f"folb: interrupted{_how_to_go_on(options)}", file=sys.stderr, flush=True)
+            print(f"folb: interrupted{going}", file=sys.stderr, flush=True)
             os._exit(130)  # an ordinary exit would wait for the round
         raise
     finally:
@@ -597,6 +679,33 @@ def _remove(options: argparse.Namespace) -> None:
     for path in dict.fromkeys(store.find(name) for name in options.run):
         store.remove(path)
         print(f"removed {path}")
+
+
+def _deploy_demo(options: argparse.Namespace) -> None:
+    from folb import demo, report, store
+
+    demo.check(options.algorithm, options.rounds, options.nodes)
+    path = Path(options.out) if options.out else demo.place(options.algorithm, options.nodes)
+    store.check_free(path)
+    if options.again and store.is_run(path):
+        store.remove(path)
+
+    def tell(line: str) -> None:
+        print(f"folb: {line}", file=sys.stderr, flush=True)
+
+    if demo.finished(path, options.rounds):
+        tell(f"{path} is finished already; --again runs it anew")
+    else:
+        options.going = shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
+        demo.perform(path, options.algorithm, options.rounds, options.nodes, tell)
+        options.going = None
+    stored, console = store.read(path), _console()
+    console.print(report.table(stored.runs(), stored.experiment["target"]), highlight=False)
+    console.print(
+        f"\nin {path}: curves.png, results.json, rounds.jsonl, model.npz; folb report {stored.handle} has the page",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _accelerators(options: argparse.Namespace, began: int = 1) -> int | str:

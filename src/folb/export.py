@@ -94,7 +94,7 @@ def to_latex(stored: Stored) -> bytes:
     ]
     if not begun:
         raise InputError("run", stored.name, "has no round that was evaluated yet")
-    headings = report.headings(target)
+    headings = report.headings(target, stored.clock)
     note = stored.environment["note"]
     lines = [
         r"% \usepackage{booktabs}",

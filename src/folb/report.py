@@ -41,13 +41,13 @@ def spelt(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def table(runs: Sequence[Run], target: float) -> Table:
+def table(runs: Sequence[Run], target: float, clock: str = "simulated s") -> Table:
     """One line for each algorithm: medians and means over the seeds."""
     from rich.markup import escape
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    first, *others = headings(target)
+    first, *others = headings(target, clock)
     shown.add_column(first)
     for heading in others:
         shown.add_column(heading, justify="right")
@@ -56,8 +56,8 @@ def table(runs: Sequence[Run], target: float) -> Table:
     return shown
 
 
-def headings(target: float) -> tuple[str, ...]:
-    """The headings of `rows`."""
+def headings(target: float, clock: str = "simulated s") -> tuple[str, ...]:
+    """The headings of `rows`; `clock` is what seconds are."""
     return (
         "algorithm",
         f"rounds to {100 * target:g} %",
@@ -66,7 +66,7 @@ def headings(target: float) -> tuple[str, ...]:
         "MB up",
         "MB down",
         "drops > 5 points",
-        "simulated s",
+        clock,
         "idle rounds",
     )
 

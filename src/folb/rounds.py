@@ -163,7 +163,10 @@ def play(
         _, other_effort = efforts(problem, algorithm, other, seed, t)
         arrived = (other.times > 0) & ~other_effort.lost
         second = Gradients(
-            gradients_at(here, other, arrived), jnp.where(arrived, other.times, 0.0), draw.correction(other.device)
+            gradients_at(here, other, arrived),
+            jnp.where(arrived, other.times, 0.0),
+            draw.correction(other.device),
+            other.device,
         )
         repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
         fresh = (other.times > 0) & ~repeated
@@ -182,13 +185,9 @@ def play(
         gamma=gamma if "gamma" in uploads else None,
         inner=inner,
         second=second,
+        device=drawn.device,
     )
-    update = algorithm.rule(round)
-    _check_update(update, state.params, K)
-    updated = jnp.any(times > 0) & jnp.any(update.weights != 0)
-    params, memory = algorithm.server.apply(state.memory, round, update)
-    # a round without a usable reply leaves the model, and the server's memory, as they were
-    following = tree.where(updated, State(params, memory), state)
+    following, update, updated = close(algorithm, state, round)
     surveyed = jnp.int32(len(train.size)) if algorithm.selection.survey else jnp.sum(asked)
     info = Info(
         device=drawn.device,
@@ -205,6 +204,18 @@ def play(
         work=slots.work if "work" in problem.record else None,
     )
     return following, info
+
+
+def close(algorithm: Algorithm, state: State, round: Round) -> tuple[State, Update, Array]:
+    """The state after a round, its update, and whether the model changed.
+
+    A round without a usable reply leaves the model, and the server's memory, as they were.
+    """
+    update = algorithm.rule(round)
+    _check_update(update, state.params, algorithm.selection.K)
+    updated = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
+    params, memory = algorithm.server.apply(state.memory, round, update)
+    return tree.where(updated, State(params, memory), state), update, updated
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:
@@ -234,11 +245,23 @@ class Draw(NamedTuple):
 
 
 def distribution(problem: Problem, algorithm: Algorithm, params: Params) -> Draw:
-    """The distribution P_k^t. Where no survey makes it, it is not written down: N may be a million."""
-    K, replacement, sampling = algorithm.selection.K, algorithm.selection.replacement, algorithm.selection.sampling
-    size, share = problem.train.size, problem.share
-    samples = problem.train.start[-1] + size[-1]  # of all devices, even where y is a window
-    N, survey = len(size), None
+    """The distribution P_k^t of a problem's devices."""
+    train, survey = problem.train, None
+    if algorithm.selection.sampling == "direct":
+        survey = survey_inner_products(problem, params)
+    elif algorithm.selection.sampling == "norm":
+        survey = survey_norms(problem, params, algorithm.selection.K)
+    return drawing(algorithm.selection, train.start, train.size, problem.share, survey)
+
+
+def drawing(how: selection.Selection, start: Array, size: Array, share: Array, survey: Array | None = None) -> Draw:
+    """The distribution P_k^t. Where no survey makes it, it is not written down: N may be a million.
+
+    `survey` is what (7) or its stand-in are made of: inner products, or norms.
+    """
+    K, replacement, sampling = how.K, how.replacement, how.sampling
+    samples = start[-1] + size[-1]  # of all devices, even where y is a window
+    N = len(size)
     if sampling == "uniform":
         return Draw(
             K if replacement else 2,
@@ -248,21 +271,20 @@ def distribution(problem: Problem, algorithm: Algorithm, params: Params) -> Draw
     if sampling == "samples" and replacement:
         return Draw(
             K,
-            lambda words: selection.draw_by_samples(randomness.uniform(words), problem.train.start, samples),
+            lambda words: selection.draw_by_samples(randomness.uniform(words), start, samples),
             lambda device: share[device] * samples / size[device],
         )
-    if sampling == "samples":
+    if survey is None:
         P = size / samples
     elif sampling == "direct":
-        survey = survey_inner_products(problem, params)
         P = selection.lb_near_optimal(survey)
     else:
-        P = selection.norm_proxy(survey_norms(problem, params, K))
+        P = selection.norm_proxy(survey)
     return Draw(
         K if replacement else N,
         lambda words: selection.draw(randomness.uniform(words), P, K, replacement),
         lambda device: share[device] / jnp.where(P[device] > 0, P[device], 1.0),
-        survey,
+        survey if sampling == "direct" else None,
     )
 
 
@@ -270,10 +292,17 @@ def efforts(
     problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, t: Array | int
 ) -> tuple[Array, Effort]:
     """For each slot, two random words for its batches, and what its device manages in round t."""
-    home = randomness.uniform(randomness.words(seed, randomness.HOME, chosen.device, 2))
-    words = randomness.words(seed, t, chosen.device, 4)
-    cost = devices.unit_cost(algorithm.solver, problem.train.size[chosen.device])
-    return words[:, :2], jax.vmap(problem.system)(home, randomness.uniform(words[:, 2:]), cost)
+    size = problem.train.size[chosen.device]
+    return managed(problem.system, algorithm.solver, size, chosen.device, seed, t)
+
+
+def managed(
+    system: System, solver: devices.Solver, size: Array, who: Array, seed: Array | int, t: Array | int
+) -> tuple[Array, Effort]:
+    """Of devices `who` with `size` samples, the random words for their batches, and what they manage in round t."""
+    home = randomness.uniform(randomness.words(seed, randomness.HOME, who, 2))
+    words = randomness.words(seed, t, who, 4)
+    return words[:, :2], jax.vmap(system)(home, randomness.uniform(words[:, 2:]), devices.unit_cost(solver, size))
 
 
 def survey_inner_products(problem: Problem, params: Params) -> Array:

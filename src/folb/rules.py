@@ -33,6 +33,8 @@ class Round(NamedTuple):
     gamma: Array | None = None
     inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, where a survey of all devices gave it
     second: Gradients | None = None  # what S_2 sent, for (9)
+    reference: Params | None = None  # grad_1 f(w^t), where it is to be another than (10) of `grad`
+    device: Array | None = None  # whose replies these are; no rule's business, but an attack's
 
 
 class Gradients(NamedTuple):
@@ -41,6 +43,7 @@ class Gradients(NamedTuple):
     grad: Params
     times: Array
     correction: Array
+    device: Array | None = None
 
 
 class Update(NamedTuple):
@@ -77,7 +80,9 @@ def inner_products(round: Round) -> tuple[Array, Params]:
     """<grad F_k(w^t), grad_1 f(w^t)> for each slot, and grad_1 f(w^t) of (10)."""
     if round.grad is None:
         raise InputError("uploads", (), "this rule needs the devices' gradients: should have 'grad'")
-    g1 = gradient_estimate(round.grad, round.times, round.correction)
+    g1 = round.reference
+    if g1 is None:
+        g1 = gradient_estimate(round.grad, round.times, round.correction)
     return tree.dots(round.grad, g1), g1
 
 

@@ -22,7 +22,7 @@ class Run:
     train_loss: NDArray  # per evaluated round
     bytes_up: NDArray
     bytes_down: NDArray
-    seconds: NDArray  # simulated
+    seconds: NDArray  # simulated, or on Flower real
     devices: NDArray  # [rounds, K]
     times: NDArray  # [rounds, K]; 0: drawn again, or lost
     lost: NDArray  # [rounds, K]; chosen, but without a usable reply
@@ -37,13 +37,13 @@ class Run:
 
     @property
     def best(self) -> float:
-        """The highest test accuracy."""
-        return float(np.max(self.test_accuracy))
+        """The highest test accuracy; none is NaN."""
+        return float(np.max(self.test_accuracy)) if len(self.test_accuracy) else float("nan")
 
     @property
     def final(self) -> float:
-        """The last test accuracy."""
-        return float(self.test_accuracy[-1])
+        """The last test accuracy; none is NaN."""
+        return float(self.test_accuracy[-1]) if len(self.test_accuracy) else float("nan")
 
     @property
     def drops(self) -> int:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+TROUBLE = 20  # lines of it that are shown
+
+
 def runs(console: Console) -> None:
     """Print a line for each run directory."""
     from rich.table import Table
@@ -68,10 +71,14 @@ def show(stored: Stored, console: Console) -> None:
     if stored.state == "running" and (holder := store.holder(stored.path)):
         lines.append(f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}")
     if stored.state == "interrupted":
-        lines.append(f"go on with: folb resume {stored.handle}")
+        lines.append(f"go on with: {stored.going}")
     console.print("\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     under_way = [run for run in stored.runs() if len(run.evaluated_rounds)]
     if under_way:
-        console.print(report.table(under_way, stored.experiment["target"]), highlight=False)
+        console.print(report.table(under_way, stored.experiment["target"], stored.clock), highlight=False)
+    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in store.trouble(line)]
+    if trouble:
+        console.print(f"\n{len(trouble):,} refused, failed or abandoned, the last:", highlight=False, markup=False)
+        console.print("\n".join(f"  {words}" for words in trouble[-TROUBLE:]), highlight=False, markup=False)
     text = (stored.path / store.EXPERIMENT).read_text(encoding="utf-8")
     console.print("\n" + text, highlight=False, markup=False)

@@ -3,46 +3,61 @@
 Sorting random keys is the costliest thing a compiled round can do on a CPU, and the order of a device's
 samples would have to be kept for its largest possible size. Here the sample at position j of a shuffled pass
 is a keyed bijection of j, so any batch of any pass is a few integer operations away.
+
+The same function serves jax's arrays in the simulator and NumPy's on a real device, which need not have jax.
 """
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-from jax import Array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 ROUNDS = 16
 
 
-def shuffled(words: Array, epoch: Array | int, position: Array, size: Array | int) -> Array:
+def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
     """The element of 0 .. size-1 at `position` of pass `epoch`: over positions 0 .. size-1, a permutation.
 
     A random rotation, then the swap-or-not shuffle (Hoang, Morris, Rogaway, 2012): each round pairs x with
     c - x (mod size) and swaps the two or not by one random bit of the pair, so each round, and all of them
     together, is one-to-one. `words` are two random 32-bit integers, the key; `size` is below 2^24.
     """
-    size = jnp.asarray(size, jnp.uint32)
-    x, epoch = jnp.broadcast_arrays(jnp.asarray(position, jnp.uint32), jnp.asarray(epoch, jnp.uint32))
-    per_round = jnp.arange(1, ROUNDS + 2, dtype=jnp.uint32).reshape(-1, *(1,) * x.ndim)
-    salt = _mix((words[0] + epoch * jnp.uint32(0x9E3779B9)) ^ (per_round * jnp.uint32(0x85EBCA6B)))
+    xp: Any = words.__array_namespace__()
+    size = xp.asarray(size, dtype=xp.uint32)
+    x, epoch = xp.broadcast_arrays(xp.asarray(position, dtype=xp.uint32), xp.asarray(epoch, dtype=xp.uint32))
+    per_round = xp.arange(1, ROUNDS + 2, dtype=xp.uint32).reshape(-1, *(1,) * x.ndim)
+    salt = _mix((words[0] + epoch * xp.uint32(0x9E3779B9)) ^ (per_round * xp.uint32(0x85EBCA6B)))
     # a random number below `size`, by a float product: many times faster here than the remainder
-    fraction = (salt >> 8).astype(jnp.float32) * jnp.float32(2**-24)
-    c = jnp.minimum((fraction * size.astype(jnp.float32)).astype(jnp.uint32), size - 1)
-    salt = salt * jnp.uint32(0xC2B2AE35) + words[1]
+    fraction = (salt >> 8).astype(xp.float32) * xp.float32(2**-24)
+    c = xp.minimum((fraction * size.astype(xp.float32)).astype(xp.uint32), size - 1)
+    salt = salt * xp.uint32(0xC2B2AE35) + words[1]
     x = x + c[ROUNDS]
-    x = jnp.where(x >= size, x - size, x)
+    x = xp.where(x >= size, x - size, x)
 
-    def swap_or_not(x: Array, drawn: tuple[Array, Array]) -> tuple[Array, None]:
+    def swap_or_not(x: Any, drawn: tuple[Any, Any]) -> Any:
         c, salt = drawn
-        partner = jnp.where(x <= c, c - x, c + size - x)
-        bit = _mix(jnp.maximum(x, partner) ^ salt) >> 31
-        return jnp.where(bit == 1, partner, x), None
+        partner = xp.where(x <= c, c - x, c + size - x)
+        bit = _mix(xp.maximum(x, partner) ^ salt) >> 31
+        return xp.where(bit == 1, partner, x)
 
-    x, _ = jax.lax.scan(swap_or_not, x, (c[:ROUNDS], salt[:ROUNDS]), unroll=True)
-    return x.astype(jnp.int32)
+    return _in_turn(swap_or_not, x, (c[:ROUNDS], salt[:ROUNDS])).astype(xp.int32)
 
 
-def _mix(h: Array) -> Array:
+def _in_turn(f: Callable[..., Any], x: Any, drawn: tuple[Any, Any]) -> Any:
+    """f(… f(f(x, drawn_1), drawn_2) …): a plain loop on NumPy's arrays, and one that compiles soon on jax's."""
+    if isinstance(x, np.ndarray):
+        for pair in zip(*drawn, strict=True):
+            x = f(x, pair)
+        return x
+    import jax
+
+    return jax.lax.scan(lambda x, pair: (f(x, pair), None), x, drawn, unroll=True)[0]
+
+
+def _mix(h: Any) -> Any:
     """Scatter the bits of 32-bit integers upwards (multiply, xor-shift, multiply)."""
-    h = h * jnp.uint32(0x7FEB352D)
-    return (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+    xp = h.__array_namespace__()
+    h = h * xp.uint32(0x7FEB352D)
+    return (h ^ (h >> 15)) * xp.uint32(0x846CA68B)

@@ -112,6 +112,21 @@ class Stored:
         return found
 
     @property
+    def deployed(self) -> bool:
+        """Whether it runs on real devices, under Flower, and not in the simulator."""
+        return self.environment.get("carrier") == "flower"
+
+    @property
+    def clock(self) -> str:
+        """What its seconds are."""
+        return "s" if self.deployed else "simulated s"
+
+    @property
+    def going(self) -> str:
+        """The command that goes on with it."""
+        return "flwr run ." if self.deployed else f"folb resume {self.handle}"
+
+    @property
     def state(self) -> str:
         """Whether it is running, finished or interrupted."""
         if (self.path / RESULTS).is_file():
@@ -180,6 +195,15 @@ def _parsed(raw: bytes, runs: int) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError):
         return None
     return line if sound else None
+
+
+def trouble(line: dict[str, Any]) -> Iterator[str]:
+    """What went wrong in a round on real devices, in words."""
+    for name, verb in (("refused", "refused"), ("failed", "lost")):
+        for device, reason in line.get(name, []):
+            yield f"{verb}: {reason}" if device is None else f"device {device} {verb}: {reason}"
+    if line.get("abandoned"):
+        yield f"abandoned: {line['abandoned']}"
 
 
 def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:

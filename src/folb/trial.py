@@ -18,8 +18,9 @@ import jaxlib.version
 import numpy as np
 
 from folb import __version__, durable, parallel, report, store
+from folb.algorithms import Algorithm
 from folb.errors import InputError
-from folb.experiment import Plan, run, to_toml
+from folb.experiment import Experiment, Plan, run, to_toml
 from folb.runs import Run
 from folb.simulator import Observe, memory
 
@@ -99,9 +100,17 @@ def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | 
 
 def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on beside the experiment, and what its runs are."""
-    seeds = planned.experiment.seeds
     mesh = parallel.mesh(accelerators)
-    labels = report.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
+    return program(1 if mesh is None else mesh.size, planned.stream) | {
+        "note": planned.federation.note,
+        "devices": planned.federation.N,
+        "identity": planned.identity,
+        "runs": about_runs(planned.algorithms, planned.experiment.seeds),
+    }
+
+
+def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
+    """The versions and the machine that a run is made with, and when."""
     return {
         "folb": __version__,
         "python": platform.python_version(),
@@ -110,34 +119,40 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "device": jax.devices()[0].device_kind,
-        "accelerators": 1 if mesh is None else mesh.size,
+        "accelerators": accelerators,
         "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
-        "stream": planned.stream,
+        "stream": stream,
         "command": store.command(),
         "started": store.now(),
-        "note": planned.federation.note,
-        "devices": planned.federation.N,
-        "identity": planned.identity,
-        "runs": [
-            {
-                "algorithm": label,
-                "name": algorithm.name,
-                "seed": seed,
-                "parameters": {key: report.plain(value) for key, value in algorithm.origin.settings.items()},
-            }
-            for label, algorithm in zip(labels, planned.algorithms, strict=True)
-            for seed in seeds
-        ],
     }
+
+
+def about_runs(algorithms: Sequence[Algorithm], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """What each run is: an algorithm, its settings, a seed."""
+    labels = report.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
+    return [
+        {
+            "algorithm": label,
+            "name": algorithm.name,
+            "seed": seed,
+            "parameters": {key: report.plain(value) for key, value in algorithm.origin.settings.items()},
+        }
+        for label, algorithm in zip(labels, algorithms, strict=True)
+        for seed in seeds
+    ]
 
 
 def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
     """Leave the results and the picture; what was only for going on is removed."""
+    leave(path, planned.experiment, planned.federation.note, runs)
+    shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)
+
+
+def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) -> None:
+    """Write the results and the picture."""
     from folb.figures import curves
 
-    experiment, note = planned.experiment, planned.federation.note
     title = f"{experiment.dataset}, {experiment.model}"
     text = json.dumps(report.document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
     durable.replace(path / store.RESULTS, text.encode())
     durable.replace(path / store.CURVES, curves(runs, target=experiment.target, title=title, note=note))
-    shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)

@@ -12,9 +12,10 @@ import numpy as np
 
 from folb import report
 from folb.runs import Run
-from folb.store import EXPERIMENT, Stored
+from folb.store import EXPERIMENT, Stored, trouble
 
 ENTRIES = 2_000_000  # devices in rounds that a report has room for: about 35 MB
+TROUBLE = 1000  # lines on what went wrong, of each run: the last
 LOST, REJECTED, TIMES = 1, 2, 4  # within a flag byte: two bits, and from the third on the times drawn
 
 
@@ -68,6 +69,7 @@ class Columns:
         self.weights: list[float | None] = []
         self.gamma: list[float | None] = []
         self.flags: list[int] = []
+        self.trouble: list[tuple[int, str]] = []  # on real devices: the round, and what went wrong
 
     def add(self, line: dict[str, Any], records: bool) -> None:
         """Take a line of rounds.jsonl, and what it has on devices only if `records`."""
@@ -78,6 +80,7 @@ class Columns:
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
         self.seconds.append(round(line["seconds"], 3))
+        self.trouble += [(line["round"], words) for words in trouble(line)]
         devices = line.get("devices", []) if records else []
         self.counts.append(len(devices))
         if devices:
@@ -95,6 +98,7 @@ class Columns:
         """JSON-ready; what there is of every device is packed."""
         names = ("rounds", "bytes", "seconds", "evaluated", "accuracy", "loss")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found["trouble"] = self.trouble[-TROUBLE:]
         if records:
             found["records"] = {
                 "counts": _packed(self.counts, "<u4"),
@@ -153,15 +157,16 @@ def described(stored: Stored) -> dict[str, Any]:
         ],
         "toml": (stored.path / EXPERIMENT).read_text(encoding="utf-8"),
         "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
-        "again": [
-            ["The same experiment once more, from the file above:", f"folb run {EXPERIMENT}"],
-            *(
-                []
-                if state != "interrupted"
-                else [["To go on where it was interrupted:", f"folb resume {stored.handle}"]]
-            ),
-        ],
+        "again": _again(stored, state),
     }
+
+
+def _again(stored: Stored, state: str) -> list[list[str]]:
+    """How to repeat a run or go on with it: words and a command."""
+    if stored.deployed:
+        return [["Submitted to Flower again, with this directory, it goes on after its last round:", stored.going]]
+    found = [["The same experiment once more, from the file above:", f"folb run {EXPERIMENT}"]]
+    return found + ([["To go on where it was interrupted:", stored.going]] if state == "interrupted" else [])
 
 
 def table(stored: Stored, runs: Sequence[Run]) -> dict[str, Any]:
@@ -175,8 +180,8 @@ def table(stored: Stored, runs: Sequence[Run]) -> dict[str, Any]:
     ]
     groups = report.labelled(begun).values()
     share = f"{100 * target:g} %"
-    headings = list(report.headings(target))
-    headings[2:2] = [f"MB to {share}", f"simulated s to {share}"]
+    headings = list(report.headings(target, stored.clock))
+    headings[2:2] = [f"MB to {share}", f"{stored.clock} to {share}"]
     rows = [list(row) for row in report.rows(begun, target)]
     for row, group in zip(rows, groups, strict=True):
         row[2:2] = [

@@ -15,6 +15,7 @@ class Experiment {
     this.progress = h("progress", { "aria-label": "Rounds done" });
     this.results = scrolling("Results");
     this.place = h("div");
+    this.trouble = h("div");
     this.again = h("div");
   }
 
@@ -30,7 +31,7 @@ class Experiment {
         pairs(about.facts)),
       section("Curves", this.curves.node),
       section("Results", this.results),
-      section("Devices", this.place),
+      section("Devices", this.place, this.trouble),
       section("Configuration", h("pre", { class: "toml", "aria-label": "experiment.toml" }, ...blocks),
         h("details", {}, h("summary", {}, "Environment"), pairs(about.environment))),
       section("Run it again", this.again));
@@ -61,8 +62,17 @@ class Experiment {
     this.curves.draw(true);
     this.results.replaceChildren(this.table());
     this.again.replaceChildren(...about.again.flatMap(([text, command]) => [h("p", {}, text), h("pre", {}, command)]));
+    this.trouble.replaceChildren(this.wentWrong());
     if (!this.devices) this.furnish();
     this.devices?.draw();
+  }
+
+  /** Replies refused, devices lost and rounds abandoned, the newest first; nothing where nothing was. */
+  wentWrong() {
+    const all = this.runs.flatMap((run) => run.trouble).reverse();
+    if (!all.length) return "";
+    const lines = all.map(([round, words]) => h("li", {}, `round ${round}: ${words}`));
+    return h("details", {}, h("summary", {}, `Refused, lost and abandoned: ${whole(all.length)}`), h("ul", {}, ...lines));
   }
 
   furnish() {

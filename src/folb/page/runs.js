@@ -23,11 +23,13 @@ class Run {
     this.loss = [];
     this.bytes = 0;
     this.seconds = 0;
+    this.trouble = []; // what went wrong on real devices: a round, and words
     this.packed = []; // records
     this.records = null; // unpacked, once they are looked at
   }
 
-  append({ rounds, bytes, seconds, evaluated, accuracy, loss, records }) {
+  append({ rounds, bytes, seconds, evaluated, accuracy, loss, records, trouble = [] }) {
+    this.trouble.push(...trouble);
     let next = 0;
     rounds.forEach((round, i) => {
       this.rounds.push(round);

@@ -1,0 +1,88 @@
+"""What a SuperLink and its SuperNodes know each other by: a certificate authority of one's own, and node keys.
+
+`docs/deployment.md` has the same with `openssl` and `ssh-keygen`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
+
+
+def certificates(home: Path, hosts: Sequence[str], days: int = 365) -> None:
+    """Write ca.crt, server.pem and server.key, for a server that is reached as any of `hosts`.
+
+    The authority's own key is not kept: it signs this one certificate, and no other.
+    """
+    now = datetime.now(UTC)
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = _named("folb certificate authority")
+
+    def certificate(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .issuer_name(issuer)
+            .subject_name(subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=5))  # clocks differ
+            .not_valid_after(now + timedelta(days=days))
+        )
+
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and lists
+    root = (
+        certificate(issuer, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    leaf = (
+        certificate(_named(hosts[0]), server.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    (home / CA).write_bytes(root.public_bytes(Encoding.PEM))
+    (home / CERTIFICATE).write_bytes(leaf.public_bytes(Encoding.PEM))
+    _keep(home / KEY, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def node_key(path: Path) -> None:
+    """Write a node's key pair, `path` and `path`.pub, as `ssh-keygen -t ecdsa -b 384` does."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _keep(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _keep(path: Path, secret: bytes) -> None:
+    """Write what its owner alone may read."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(secret)

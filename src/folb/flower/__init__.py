@@ -1,0 +1,40 @@
+"""FOLB and its family on Flower: the simulator's algorithm objects on real devices.
+
+The names below load on first use. A server uses the strategies, which need jax; a device uses the rest, which does not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from folb.flower.device import Device as Device
+    from folb.flower.device import client_app as client_app
+    from folb.flower.device import from_jax as from_jax
+    from folb.flower.device import from_torch as from_torch
+    from folb.flower.strategy import FederatedStrategy as FederatedStrategy
+    from folb.flower.two_phase import TwoPhaseStrategy as TwoPhaseStrategy
+    from folb.flower.wire import arrays as arrays
+
+_HOME = {
+    "Device": "device",
+    "FederatedStrategy": "strategy",
+    "TwoPhaseStrategy": "two_phase",
+    "arrays": "wire",
+    "client_app": "device",
+    "from_jax": "device",
+    "from_torch": "device",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"folb.flower.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'folb.flower' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,186 @@
+"""The device's side: one function turns local data and a gradient into a Flower `ClientApp`.
+
+This module needs numpy and flwr, and nothing else: each message may start a process of its own, and waits for its
+imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from folb.errors import InputError
+from folb.flower import local, wire
+from folb.flower.wire import Arrays, NDArray, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """A device's training samples and the gradient of its loss.
+
+    `gradient(params, x, y)` is that of the mean loss over a batch: a plain NumPy function, or `from_torch(...)`, or
+    `from_jax(...)`. A plain function gets the model as a dict of arrays, or as a list if its arrays have no names, and
+    answers in the same form. `x` and `y` are indexed by arrays of row numbers.
+
+    `identity` is the device's own number, the same in every run; by default the node's `partition-id`.
+    `evaluate(params)` gives metrics of a model, such as {"accuracy": 0.9, "loss": 0.3, "num-examples": 100}.
+    """
+
+    x: Any
+    y: Any
+    gradient: Callable[[Any, Any, Any], Any]
+    identity: int | None = None
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None
+
+    def answer(
+        self, task: Task, params: Arrays, mean: Arrays | None = None
+    ) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """What a task asks for: arrays, and numbers."""
+        uploads, gradient = set(task.uploads), self._gradient
+        arrays: dict[str, Arrays] = {}
+        numbers: dict[str, Any] = {wire.ROUND: task.round, wire.SIZE: len(self.y)}
+        delta, grad, gamma = params, params, 0.0
+        if uploads & {wire.DELTA, wire.WEIGHTED}:
+            delta = local.solve(gradient, self.x, self.y, task, params)
+        if uploads & {wire.GRAD, wire.NORM, wire.GAMMA, wire.WEIGHTED}:
+            grad = local.full_gradient(gradient, self.x, self.y, params)
+        if wire.GAMMA in uploads or (wire.WEIGHTED in uploads and task.psi):
+            here = {name: value + delta[name] for name, value in params.items()}
+            gamma = local.inexactness(task, delta, grad, local.full_gradient(gradient, self.x, self.y, here))
+        if wire.DELTA in uploads:
+            arrays[wire.DELTA] = delta
+        if wire.GRAD in uploads:
+            arrays[wire.GRAD] = _scaled(grad, task.scale)
+        if wire.GAMMA in uploads:
+            numbers[wire.GAMMA] = gamma
+        if wire.NORM in uploads:
+            numbers[wire.NORM] = local.norm(grad)
+        if wire.WEIGHTED in uploads:
+            if mean is None:
+                raise InputError("message", wire.MEAN, "should be there: the mean of the gradients")
+            weight = task.times * local.importance(task, grad, gamma, mean)
+            arrays[wire.WEIGHTED] = _scaled(delta, weight)
+            numbers[wire.IMPORTANCE] = abs(weight)
+        return arrays, numbers
+
+    def _gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
+        """The user's gradient as named arrays, checked: anything else would be broadcast in silence."""
+        found = self.gradient(_as_given(params), x, y)
+        named = found if isinstance(found, Mapping) else {str(i): value for i, value in enumerate(found)}
+        if set(named) != set(params):
+            raise InputError("gradient: names", sorted(named), f"should be {sorted(params)}, as the model's arrays")
+        grad = {name: np.asarray(named[name], np.float32) for name in params}
+        for name, value in params.items():
+            if grad[name].shape != value.shape:
+                raise InputError(f"gradient: shape of {name}", grad[name].shape, f"should be {value.shape}")
+        return grad
+
+
+def _as_given(params: Arrays) -> Any:
+    """The model as a gradient function of one's own takes it: arrays without names, which Flower counts, are a list."""
+    counted = [str(i) for i in range(len(params))]
+    return [params[name] for name in counted] if set(params) == set(counted) else dict(params)
+
+
+def _scaled(arrays: Arrays, scale: float) -> Arrays:
+    return arrays if scale == 1 else {name: np.float32(scale) * value for name, value in arrays.items()}
+
+
+def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
+    """A `ClientApp` that answers the strategies of folb, its device being make(context).
+
+    `make` is called for every message; what is dear in it can be kept with functools.cache. `settings` are those of
+    `ClientApp`, such as `mods`.
+    """
+    app = ClientApp(**settings)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        device = make(context)
+        return _reply(message, {}, {wire.IDENTITY: identity(device, context), wire.SIZE: len(device.y)})
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = message.content
+        mean = content.array_records.get(wire.MEAN)
+        found = make(context).answer(
+            wire.task(content.config_records[wire.TASK]),
+            wire.unpacked(content.array_records[wire.MODEL]),
+            None if mean is None else wire.unpacked(mean),
+        )
+        return _reply(message, *found)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        device = make(context)
+        if device.evaluate is None:
+            raise InputError("evaluate", None, "should be a function of the model: this device has none")
+        metrics = device.evaluate(_as_given(wire.unpacked(message.content.array_records[wire.MODEL])))
+        return _reply(message, {}, {wire.SIZE: len(device.y)} | dict(metrics))
+
+    return app
+
+
+def identity(device: Device, context: Context) -> int:
+    """The device's own number."""
+    found = context.node_config.get("partition-id") if device.identity is None else device.identity
+    if found is None:
+        expected = "should be in the node's config, or `identity` in its Device: a number that is always the device's"
+        raise InputError("partition-id", found, expected)
+    return int(found)
+
+
+def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> Message:
+    plain: Any = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
+    records: dict[str, Any] = {name: wire.packed(value) for name, value in arrays.items()}
+    return Message(RecordDict(records | {wire.METRICS: MetricRecord(plain)}), reply_to=message)
+
+
+def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], dict[str, NDArray]]:
+    """The gradient of a PyTorch module's parameters: loss(module(x), y), its mean where it has a value per sample.
+
+    The model's arrays are those of `module.named_parameters()`. The module stays in the mode it is in: dropout would
+    give a full gradient that no second call repeats.
+    """
+    import torch
+
+    known = dict(module.named_parameters())
+
+    def gradient(params: dict[str, NDArray], x: Any, y: Any) -> dict[str, NDArray]:
+        if set(params) != set(known):
+            raise InputError("arrays", sorted(params), f"should be the module's parameters: {sorted(known)}")
+        with torch.no_grad():
+            for name, parameter in known.items():
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(params[name])))
+        place = next(iter(known.values())).device
+        module.zero_grad()
+        loss(module(torch.as_tensor(x, device=place)), torch.as_tensor(y, device=place)).mean().backward()
+        return {
+            name: np.zeros_like(params[name]) if p.grad is None else p.grad.detach().cpu().numpy().copy()
+            for name, p in known.items()
+        }
+
+    return gradient
+
+
+def from_jax(loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """The gradient of a JAX function loss(params, x, y): its mean where it has a value per sample.
+
+    Arrays named `first.weight` are the leaves of a nested dict, as the models of folb have them.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    compiled = jax.jit(jax.grad(lambda params, x, y: jnp.mean(loss(params, x, y))))
+
+    def gradient(params: Any, x: Any, y: Any) -> Any:
+        if isinstance(params, list):
+            return [np.asarray(value) for value in compiled(params, x, y)]
+        return wire.flat(compiled(wire.nested(params), x, y))
+
+    return gradient

@@ -1,0 +1,153 @@
+"""What a reply must be before it touches the model. One that is not is refused, alone, with its reason.
+
+Nothing in a reply is believed: not the shape its array claims, nor the bytes, nor that it answers what was asked.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+
+from folb.flower import wire
+from folb.flower.wire import Arrays, NDArray
+
+LARGEST = 1e15  # norm of an update or a gradient: beyond it, products of two overflow 32 bits
+HEADER = 10_000  # bytes before the numbers in NumPy's format, at most
+
+
+class Refused(Exception):  # noqa: N818  it is no error of the program's, nor of its user's
+    """Why a reply is not used."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one device was asked for."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of the model's arrays
+    round: int
+    uploads: tuple[str, ...]
+    size: int  # the samples it declared
+    node: int
+    clamp_gamma: bool = True
+
+
+class Reply(NamedTuple):
+    """What a device sent, checked: arrays by upload and name, and numbers."""
+
+    arrays: dict[str, Arrays]
+    numbers: dict[str, float]
+
+
+def checked(message: Message, expected: Expected) -> Reply:
+    """The content of a reply, or `Refused`."""
+    try:
+        return _checked(message, expected)
+    except Refused:
+        raise
+    except Exception as error:  # whatever it is made of, it is one device's trouble
+        raise Refused(f"it cannot be read: {type(error).__name__}: {error}"[:200]) from error
+
+
+def _checked(message: Message, expected: Expected) -> Reply:
+    if message.metadata.src_node_id != expected.node:
+        raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
+    content = message.content
+    records = [name for name in expected.uploads if name in wire.RECORDS]
+    _same("records", list(content), [*records, wire.METRICS])
+    numbers = _numbers(content[wire.METRICS], expected)
+    arrays = {name: _arrays(name, content[name], expected.shapes) for name in records}
+    return Reply(arrays, numbers)
+
+
+def _same(what: str, found: list[Any], wanted: list[str]) -> None:
+    if sorted(map(str, found)) != sorted(wanted):
+        raise Refused(f"{what} are {_short(sorted(map(str, found)))}, and should be {_short(sorted(wanted))}")
+
+
+def _numbers(record: Any, expected: Expected) -> dict[str, float]:
+    if not isinstance(record, MetricRecord):
+        raise Refused(f"{wire.METRICS} is of type {type(record).__name__}")
+    kinds = {name for name in expected.uploads if name not in wire.RECORDS}
+    kinds |= {wire.IMPORTANCE} if wire.WEIGHTED in expected.uploads else set()
+    _same(wire.METRICS, list(record), [wire.ROUND, wire.SIZE, *kinds])
+    for name, value in ((wire.ROUND, expected.round), (wire.SIZE, expected.size)):
+        if type(record[name]) is not int or record[name] != value:
+            raise Refused(f"{name} is {_short(record[name])}, and should be {value}")
+    return {name: _number(name, record[name], expected) for name in kinds}
+
+
+def _number(name: str, value: Any, expected: Expected) -> float:
+    most = 1.0 if name == wire.GAMMA and expected.clamp_gamma else LARGEST
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
+        raise Refused(f"{name} is {_short(value)}, and should be a number from 0 to {most:g}")
+    return float(value)
+
+
+def _arrays(upload: str, record: Any, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    if not isinstance(record, ArrayRecord):
+        raise Refused(f"{upload} is of type {type(record).__name__}")
+    _same(upload, list(record), list(shapes))
+    arrays = {name: _array(f"{upload}: {name}", record[name], shape) for name, shape in shapes.items()}
+    # in 64 bits, where the squares of 32-bit numbers cannot overflow
+    norm = math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in arrays.values()))
+    if not norm <= LARGEST:
+        raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {LARGEST:g}")
+    return arrays
+
+
+def _array(name: str, array: Array, shape: tuple[int, ...]) -> NDArray:
+    """The numbers, once the format's own header says what was expected of them; nothing is allocated before."""
+    if array.stype != "numpy.ndarray" or array.dtype != "float32" or tuple(array.shape) != shape:
+        found = f"{array.dtype} {tuple(array.shape)} of {array.stype}"
+        raise Refused(f"{name} is {_short(found)}, and should be float32 {shape} of numpy.ndarray")
+    room = 4 * math.prod(shape)
+    if not room < len(array.data) <= room + HEADER:
+        raise Refused(f"{name} has {len(array.data)} bytes, and {room} and a header were expected")
+    stream = io.BytesIO(array.data)
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise Refused(f"{name} is in version {version} of NumPy's format")
+    actual, fortran, kind = read(stream)
+    if actual != shape or kind != np.float32:
+        raise Refused(f"{name} holds {kind} {_short(actual)}, and should hold float32 {shape}")
+    numbers = np.frombuffer(array.data, np.float32, offset=stream.tell())
+    if numbers.size != math.prod(shape):
+        raise Refused(f"{name} holds {numbers.size} numbers, and should hold {math.prod(shape)}")
+    if not np.isfinite(numbers).all():
+        raise Refused(f"{name} is not finite")
+    return numbers.reshape(shape, order="F" if fortran else "C")
+
+
+def evaluation(reply: Message) -> dict[str, float]:
+    """A device's metrics of a model, or `Refused`."""
+    if reply.has_error():
+        raise Refused(f"the device failed: {one_line(reply.error.reason)}")
+    record = reply.content.get(wire.METRICS)
+    if not isinstance(record, MetricRecord) or wire.SIZE not in record:
+        raise Refused(f"it has no {wire.METRICS} with {wire.SIZE}")
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise Refused(f"{one_line(name)} is {one_line(value)}, and should be a finite number")
+        found[name] = float(value)
+    if found[wire.SIZE] <= 0:
+        raise Refused(f"{wire.SIZE} should be more than 0")
+    return found
+
+
+def one_line(text: object) -> str:
+    """Words from elsewhere, fit for a log: one line, of bounded length."""
+    return _short(" ".join(str(text).split()))
+
+
+def _short(value: object) -> str:
+    shown = value if isinstance(value, str) else repr(value)
+    shown = "".join(c if c.isprintable() else "?" for c in shown)
+    return shown if len(shown) <= 160 else shown[:157] + "..."

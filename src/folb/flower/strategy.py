@@ -1,0 +1,471 @@
+"""Any algorithm of folb as a Flower strategy on the Message API.
+
+Draws, random words, rules and server steps are the simulator's own: `folb.rounds` has them, and this module carries
+them to real devices. A round is one multiset of devices, a message to each distinct one, the replies that pass the
+checks of `folb.flower.replies` stacked in ascending order of identity, and one compiled step; so neither Flower's node
+ids nor the order in which replies arrive can change a bit of the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from folb import system as systems
+from folb.algorithms import Algorithm
+from folb.errors import InputError, check, check_whole, choose
+from folb.federation import starts
+from folb.flower import wire
+from folb.flower.book import About, Book, kept
+from folb.flower.local import dot
+from folb.flower.opened import Opened, close, plan, recorded
+from folb.flower.post import SLACK, Post
+from folb.flower.replies import Expected, Refused, Reply, evaluation
+from folb.flower.roster import Member, Roster
+from folb.flower.wire import Arrays, NDArray, Task
+from folb.guard import guard
+from folb.rounds import State
+from folb.rules import Update
+from folb.system import System
+
+log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
+
+
+class FederatedStrategy(Strategy):
+    """An algorithm of folb, such as `folb.algorithms.folb(K=10)`, as a Flower strategy.
+
+    The keywords of FedAvg: `fraction_train` of the devices there are, and at least `min_train_nodes`, take the place
+    of the algorithm's K if given; `fraction_evaluate` of them, and at least `min_evaluate_nodes`, evaluate the model
+    after each round (none, unless given); no round begins with fewer than `min_available_nodes`.
+
+    Real devices may lie, so a FOLB rule is `guarded` unless told otherwise: no device's weight exceeds `cap` / K, and
+    no update is negated (folb.guard).
+    `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
+    `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
+    of fewer than `min_replies` usable replies is abandoned, and the model stays as it was. `over_selection` = 1.3 asks
+    30 % more devices than K, and closes the round once K have answered.
+    `directory` is where the run is kept, as the simulator keeps its own; a strategy that finds a run there goes on
+    with it. `dataset`, `model` and `target` (of test accuracy) are for its report alone.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        guarded: bool = True,
+        cap: float = 2.0,
+        seed: int = 0,
+        system: System | None = None,
+        objective: str = "uniform",
+        deadline: float = 600.0,
+        wait: float = 60.0,
+        min_replies: int = 1,
+        over_selection: float = 1.0,
+        fraction_train: float | None = None,
+        min_train_nodes: int = 1,
+        fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 2,
+        directory: str | Path | None = None,
+        dataset: str = "flower",
+        model: str = "deployed",
+        target: float = 0.7,
+    ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
+        if not isinstance(guarded, bool):
+            raise InputError("guarded", guarded, "should be True or False")
+        check_whole("seed", seed, 0)
+        choose("objective", objective, ("uniform", "samples"))
+        check("deadline", deadline, 0 < deadline < math.inf, "should be more than 0 seconds")
+        check("wait", wait, 0 <= wait < math.inf, "should be at least 0 seconds")
+        check_whole("min_replies", min_replies, 1)
+        check("over_selection", over_selection, 1 <= over_selection <= 10, "should be from 1 to 10")
+        for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
+            check(name, fraction, fraction is None or 0 <= fraction <= 1, "should be from 0 to 1")
+        for name, number in (
+            ("min_train_nodes", min_train_nodes),
+            ("min_evaluate_nodes", min_evaluate_nodes),
+            ("min_available_nodes", min_available_nodes),
+        ):
+            check_whole(name, number, 1)
+        self.algorithm = guard(algorithm, cap) if guarded else algorithm
+        self.seed, self.objective = seed, objective
+        self.system = systems.uniform() if system is None else system
+        self.deadline, self.wait = float(deadline), float(wait)
+        self.min_replies, self.over_selection = min_replies, float(over_selection)
+        self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
+        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.directory = None if directory is None else Path(directory)
+        self.dataset, self.model, self.target = dataset, model, target
+        self.awaited: set[int] = set()  # devices of the rounds before an interruption
+        self.roster = Roster()
+        self.post: Post | None = None
+        self.memory: Any = None
+        self.opened: Opened | None = None
+        self.evaluating: list[Message] = []
+
+    def summary(self) -> None:
+        """Log what will be run."""
+        algorithm = self.algorithm
+        log.info("%s, K = %d, %s", algorithm.name, algorithm.selection.K, dict(algorithm.origin.settings))
+        log.info("rounds of at most %g s, and at least %d replies", self.deadline, self.min_replies)
+
+    # -- a run ---------------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run `num_rounds` rounds; `timeout` is a round's deadline, in place of the strategy's own.
+
+        evaluate_fn(round, arrays) is called with the model before the first round and after each; what it calls
+        "accuracy" and "loss" is the test accuracy and the training loss of the run's record.
+        """
+        check_whole("num_rounds", num_rounds, 1)
+        if timeout is not None:
+            check("timeout", timeout, 0 < timeout < math.inf, "should be more than 0 seconds")
+            self.deadline = float(timeout)
+        model = self._checked_model(initial_arrays)
+        self.post, self.roster = Post(grid), Roster()
+        self.summary()
+        state = State(model, self.algorithm.server.init(model))
+        if self.directory is None:
+            return self._rounds(grid, state, num_rounds, train_config, evaluate_config, evaluate_fn, None)
+        about = About(
+            self.algorithm,
+            self.system,
+            self.seed,
+            self.objective,
+            num_rounds,
+            self.dataset,
+            self.model,
+            self.target,
+        )
+        with kept(self.directory, about, state, type(self).__name__) as book:
+            self.awaited = set(book.devices)
+            result = self._rounds(grid, book.state, num_rounds, train_config, evaluate_config, evaluate_fn, book)
+            book.finish()
+        return result
+
+    def _rounds(
+        self,
+        grid: Grid,
+        state: State,
+        num_rounds: int,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        book: Book | None,
+    ) -> Result:
+        """The rounds that are left, each recorded as it is finished."""
+        assert self.post is not None
+        result, done = Result(), 0 if book is None else book.done
+        self.memory, arrays = state.memory, wire.packed(state.params)
+        if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, arrays)) is not None:
+            result.evaluate_metrics_serverapp[0] = found
+        for t in range(done + 1, num_rounds + 1):
+            messages = list(self.configure_train(t, arrays, train_config or ConfigRecord(), grid))
+            received = self.post.exchange(messages, self._round.left, self._enough)
+            changed, numbers = self.aggregate_train(t, received)
+            arrays = arrays if changed is None else changed
+            if numbers is not None:
+                result.train_metrics_clientapp[t] = numbers
+                log.info("round %d of %d: %s", t, num_rounds, dict(numbers))
+            seconds = time.monotonic() - self._round.began
+            evaluations = list(self.configure_evaluate(t, arrays, evaluate_config or ConfigRecord(), grid))
+            measured = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
+            if measured is not None:
+                result.evaluate_metrics_clientapp[t] = measured
+            if evaluate_fn is not None and (found := evaluate_fn(t, arrays)) is not None:
+                measured = result.evaluate_metrics_serverapp[t] = found
+            if book is not None:
+                line = recorded(self._round, seconds, measured)
+                identities = [member.identity for member in self._round.members]
+                book.add(line, State(wire.unpacked(arrays), self.memory), identities)
+        result.arrays = arrays
+        return result
+
+    @property
+    def _round(self) -> Opened:
+        if self.opened is None:
+            raise RuntimeError("no round is under way: configure_train begins one")
+        return self.opened
+
+    def _checked_model(self, arrays: ArrayRecord) -> Arrays:
+        if not len(arrays):
+            raise InputError("initial_arrays", [], "should hold at least one array")
+        for name, array in arrays.items():
+            if array.dtype != "float32":
+                raise InputError(f"initial_arrays: dtype of {name}", array.dtype, "should be float32")
+        model = wire.unpacked(arrays)
+        for name, value in model.items():
+            if not np.isfinite(value).all():
+                raise InputError(f"initial_arrays: {name}", value, "should be finite")
+        return model
+
+    # -- a round: who, and what is asked of them -----------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's devices: a message for each distinct one."""
+        if self.post is None or self.post.grid is not grid:
+            self.post = Post(grid)
+        params = wire.unpacked(arrays)
+        if self.memory is None:
+            self.memory = self.algorithm.server.init(params)
+        state = State(params, self.memory)
+        members = self._present(self.post)
+        self.opened = opened = Opened(
+            server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
+        )
+        if len(members) < self.min_available_nodes:
+            opened.abandoned = f"{len(members)} devices are there, and {self.min_available_nodes} are needed"
+            return []
+        opened.algorithm = self._sized(len(members))
+        survey = self._survey(opened, arrays, config)
+        if opened.abandoned:
+            return []
+        who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
+        drawn = plan(
+            opened.algorithm,
+            self.system,
+            who,
+            starts(size),
+            size,
+            self._share(members),
+            survey,
+            np.uint32(self.seed),
+            np.uint32(server_round),
+        )
+        opened.plan = jax.tree.map(np.asarray, drawn)
+        return self._ask(opened, arrays, config)
+
+    def _present(self, post: Post) -> list[Member]:
+        """The devices that are there, once enough of them are or the time for that is over."""
+        until = time.monotonic() + self.wait
+        members = self.roster.update(post, self.wait)
+        while self._incomplete(members) and (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.5, left))
+            members = self.roster.update(post, left)
+        self.awaited = set()  # once: who has not come back by then may never
+        return members
+
+    def _incomplete(self, members: Sequence[Member]) -> bool:
+        return len(members) < self.min_available_nodes or bool(self.awaited - {m.identity for m in members})
+
+    def _refusals(self) -> list[tuple[int | None, str]]:
+        """What was refused since the last round: of the roster, and replies to earlier rounds."""
+        found: list[tuple[int | None, str]] = [(None, reason) for reason in self.roster.refused]
+        self.roster.refused = []
+        for reply in self.post.late() if self.post is not None else []:
+            if reply.has_content():
+                reason = f"node {reply.metadata.src_node_id}: a late reply, of round {reply.metadata.group_id}"
+                log.warning("refused: %s", reason)
+                found.append((None, reason))
+        return found
+
+    def _sized(self, N: int) -> Algorithm:
+        """The algorithm with the K of this round."""
+        how = self.algorithm.selection
+        K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
+        K = math.ceil(K * self.over_selection - 1e-9)
+        return replace(self.algorithm, selection=replace(how, K=K if how.replacement else min(K, N)))
+
+    def _survey(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> NDArray | None:
+        """What (7), or its stand-in, is made of: <grad f, grad F_k>, or ||grad F_k||, of all devices there are.
+
+        A device that does not answer has 0 here: it is not drawn.
+        """
+        how = self.algorithm.selection
+        if not how.survey:
+            return None
+        upload = wire.GRAD if how.sampling == "direct" else wire.NORM
+        tasks = {member.identity: Task(opened.t, (upload,)) for member in opened.members}
+        found = self._exchange(opened, tasks, arrays, config)
+        if len(found) < self.min_replies:
+            opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
+        if upload == wire.NORM:
+            norms = [found[m.identity].numbers[upload] if m.identity in found else 0.0 for m in opened.members]
+            return np.array(norms, np.float32)
+        grads = [found[m.identity].arrays[upload] if m.identity in found else None for m in opened.members]
+        mean = {name: np.zeros_like(value) for name, value in opened.state.params.items()}
+        for p, grad in zip(self._share(opened.members), grads, strict=True):
+            if grad is not None:
+                mean = {name: total + p * grad[name] for name, total in mean.items()}
+        return np.array([0.0 if g is None else dot(g, mean) for g in grads], np.float32)
+
+    def _share(self, members: Sequence[Member]) -> NDArray:
+        """p_k of (1), of the devices that are there."""
+        size = np.array([member.size for member in members])
+        share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
+        return share.astype(np.float32)
+
+    def _exchange(
+        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord
+    ) -> dict[int, Reply]:
+        """The usable replies to tasks that come before the round's own, in at most half of its time."""
+        assert self.post is not None
+        opened.take(self.post.exchange(self._messages(opened, tasks, arrays, config), opened.left / 2))
+        return opened.turn()
+
+    def _messages(
+        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord, **more: ArrayRecord
+    ) -> list[Message]:
+        """A message for each task, by the device's identity; they count as asked."""
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        members = {member.identity: member for member in opened.members}
+        for identity, task in tasks.items():
+            member = members[identity]
+            records: dict[str, Any] = {wire.MODEL: arrays, wire.TASK: task.record(), wire.SETTINGS: config, **more}
+            message = Message(
+                RecordDict(records),
+                dst_node_id=member.node,
+                message_type="train",
+                group_id=str(opened.t),
+                ttl=self.deadline + SLACK,
+            )
+            expected = Expected(shapes, opened.t, task.uploads, member.size, member.node, task.clamp_gamma)
+            opened.asked[identity] = (message, expected)
+            opened.down += wire.nbytes(message.content)
+        return [opened.asked[identity][0] for identity in tasks]
+
+    def _ask(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """S_1 is asked for updates, and for what else the rule needs; the rest of S_2 for gradients."""
+        drawn, solver = opened.plan, self.algorithm.solver
+        assert drawn is not None
+        uploads = (wire.DELTA, *(name for name in self.algorithm.uploads if name in (wire.GRAD, wire.GAMMA)))
+        tasks = {}
+        for i, k in enumerate(drawn.first.device):
+            if drawn.first.times[i] > 0 and not drawn.lost[i]:
+                tasks[opened.members[k].identity] = Task(
+                    round=opened.t,
+                    uploads=uploads,
+                    work=int(drawn.work[i]),
+                    words=(int(drawn.words[i][0]), int(drawn.words[i][1])),
+                    lr=float(solver.lr),
+                    mu=float(solver.mu),
+                    batch=solver.batch,
+                    unit=solver.unit,
+                    clamp_gamma=self.algorithm.clamp_gamma,
+                )
+        if drawn.second is not None and drawn.second_lost is not None:
+            for i, k in enumerate(drawn.second.device):
+                if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
+                    tasks.setdefault(opened.members[k].identity, Task(opened.t, (wire.GRAD,)))
+        return self._messages(opened, tasks, arrays, config)
+
+    # -- a round: what came back ---------------------------------------------------------------------------------------
+
+    def _enough(self, received: Sequence[Message]) -> bool:
+        """Whether K of the devices asked have answered, where more than K were."""
+        opened = self._round
+        opened.take(received)
+        if self.over_selection == 1:
+            return False
+        counted = sum(times for identity, times in opened.drawn.items() if identity in opened.usable)
+        return counted >= math.ceil(opened.algorithm.selection.K / self.over_selection - 1e-9)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close the round: the new model, or None where it stays as it was."""
+        opened = self._round
+        opened.take(replies)
+        for identity, reason in opened.refused.items():
+            if reason.startswith(wire.SIZE):  # it may have been restarted, with other data
+                self.roster.forget(identity)
+        following = opened.state
+        if opened.plan is not None and not opened.abandoned:
+            count = len(set(opened.drawn) & set(opened.usable))
+            if count < self.min_replies:
+                opened.abandoned = f"{count} usable replies, and {self.min_replies} are needed"
+            else:
+                following, opened.update = self._closed(opened)
+        if opened.abandoned:
+            log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
+        self.memory = following.memory
+        return (None if opened.update is None else wire.packed(following.params)), self._metrics(opened)
+
+    def _closed(self, opened: Opened) -> tuple[State, Update | None]:
+        """The state after the round's step, unless that is not finite."""
+        round = opened.stacked()
+        return self._finite(opened, *jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round)))
+
+    def _finite(self, opened: Opened, following: State, update: Update, updated: Any) -> tuple[State, Update | None]:
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(following)):
+            opened.abandoned = "the step is not finite"
+            return opened.state, None
+        # in the order that the arrays came in: jax sorts names
+        params = {name: following.params[name] for name in opened.state.params}
+        return State(params, following.memory), update if updated else None
+
+    def _metrics(self, opened: Opened) -> MetricRecord:
+        return MetricRecord(
+            {
+                "asked": len(opened.asked),
+                "replied": len(opened.usable),
+                "refused": len(opened.noted),
+                "lost": len(set(opened.drawn) - set(opened.usable) - set(opened.refused)),
+                "abandoned": int(bool(opened.abandoned)),
+            }
+        )
+
+    # -- evaluation on the devices -------------------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask `fraction_evaluate` of the devices for their metrics of the model: a draw of (seed, round), too."""
+        self.evaluating = []
+        if self.fraction_evaluate == 0 or self.opened is None:
+            return []
+        members = self.opened.members
+        count = min(len(members), max(self.min_evaluate_nodes, int(self.fraction_evaluate * len(members))))
+        order = np.random.default_rng([self.seed, server_round]).permutation(len(members))[:count]
+        content = RecordDict({wire.MODEL: arrays, wire.SETTINGS: config})
+        self.evaluating = [
+            Message(
+                content,
+                dst_node_id=members[i].node,
+                message_type="evaluate",
+                group_id=str(server_round),
+                ttl=self.deadline + SLACK,
+            )
+            for i in sorted(order)
+        ]
+        return self.evaluating
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The devices' metrics, each device weighted by its `num-examples`; in the order they were asked in."""
+        found: dict[str, dict[str, float]] = {}
+        for reply in replies:
+            try:
+                found.setdefault(reply.metadata.reply_to_message_id, evaluation(reply))
+            except Refused as error:
+                log.warning("round %d: an evaluation is refused: %s", server_round, error)
+        in_order = [found[m.metadata.message_id] for m in self.evaluating if m.metadata.message_id in found]
+        if not in_order:
+            return None
+        names = sorted(set.intersection(*map(set, in_order)) - {wire.SIZE})
+        total = sum(own[wire.SIZE] for own in in_order)
+        return MetricRecord({name: sum(own[wire.SIZE] * own[name] for own in in_order) / total for name in names})

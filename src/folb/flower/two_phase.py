@@ -1,0 +1,131 @@
+"""FOLB in two phases, for a server that learns sums alone.
+
+Phase 1 sums the devices' gradients; their mean g goes back. In phase 2 each device computes its own importance I_k of
+(13) or (18), and sends I_k Delta w_k and |I_k| into two sums; the server divides one by the other. What one device sent
+is never looked at alone: all that is done with it is to add it up.
+
+The sums themselves are a function, `in_the_clear` unless another is given. It does not hide what it adds: masking is
+for a protocol of the carrier, which takes that function's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from jax.tree_util import Partial
+
+from folb import rules, server
+from folb.algorithms import Algorithm
+from folb.errors import InputError, check_whole
+from folb.flower import wire
+from folb.flower.opened import Opened, close
+from folb.flower.strategy import FederatedStrategy
+from folb.flower.wire import Arrays, Task
+from folb.rounds import State
+from folb.rules import Round, Update
+
+Sum = Callable[[Sequence[Arrays]], Arrays]
+
+RULES = (rules.folb, rules.folb_hetero, rules.folb_never_flip)
+
+
+def in_the_clear(parts: Sequence[Arrays]) -> Arrays:
+    """The sum of arrays by name: in 64 bits, and in the order given, which is that of the devices' identities."""
+    total = {name: value.astype(np.float64) for name, value in parts[0].items()}
+    for part in parts[1:]:
+        for name, value in part.items():
+            total[name] += value
+    return {name: value.astype(np.float32) for name, value in total.items()}
+
+
+class TwoPhaseStrategy(FederatedStrategy):
+    """FOLB (13), or (18), in which the server learns two sums a round and no device's own update or gradient.
+
+    A draw of fewer than `min_devices` distinct devices that answer is refused: the sum of few tells of each. `add` sums
+    what the devices send. All else is as in `FederatedStrategy`, but that nothing can be guarded: the guard has to look
+    at each gradient.
+    """
+
+    def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
+        super().__init__(algorithm, guarded=False, **settings)
+        check_whole("min_devices", min_devices, 2)
+        self.min_devices, self.add = min_devices, add
+        rule: Any = algorithm.rule
+        if rule.func not in RULES:
+            names = ", ".join(known.__name__ for known in RULES)
+            raise InputError("algorithm", algorithm.name, f"should be one of {names}: sums are enough for no other")
+        apply: Any = algorithm.server.apply
+        if apply.func is server.fedexp().apply.func:  # type: ignore[attr-defined]
+            raise InputError("server", "fedexp", "needs the norm of each update; choose another server step")
+        self.psi = float(rule.keywords.get("psi", 0.0))
+        self.never_flip = rule.func is rules.folb_never_flip
+
+    def _ask(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """Phase 1 as a whole, and the messages of phase 2 to those who answered it."""
+        drawn = opened.plan
+        assert drawn is not None
+        solver = self.algorithm.solver
+        slots = {
+            opened.members[k].identity: i
+            for i, k in enumerate(drawn.first.device)
+            if drawn.first.times[i] > 0 and not drawn.lost[i]
+        }
+        tasks = {
+            identity: Task(opened.t, (wire.GRAD,), scale=float(drawn.first.times[i] * drawn.correction[i]))
+            for identity, i in slots.items()
+        }
+        found = self._exchange(opened, tasks, arrays, config)
+        if self._too_few(opened, len(found)):
+            return []
+        there = sorted(found)
+        total = self.add([found[identity].arrays[wire.GRAD] for identity in there])
+        K = sum(float(drawn.first.times[slots[identity]]) for identity in there)
+        mean = wire.packed({name: value / np.float32(K) for name, value in total.items()})
+        tasks = {
+            identity: Task(
+                round=opened.t,
+                uploads=(wire.WEIGHTED,),
+                work=int(drawn.work[slots[identity]]),
+                words=(int(drawn.words[slots[identity]][0]), int(drawn.words[slots[identity]][1])),
+                lr=float(solver.lr),
+                mu=float(solver.mu),
+                batch=solver.batch,
+                unit=solver.unit,
+                clamp_gamma=self.algorithm.clamp_gamma,
+                times=float(drawn.first.times[slots[identity]]),
+                psi=self.psi,
+                never_flip=self.never_flip,
+            )
+            for identity in there
+        }
+        return self._messages(opened, tasks, arrays, config, **{wire.MEAN: mean})
+
+    def _too_few(self, opened: Opened, count: int) -> bool:
+        if count < self.min_devices:
+            opened.abandoned = f"{count} distinct devices answered, and a sum needs {self.min_devices}"
+        return bool(opened.abandoned)
+
+    def _closed(self, opened: Opened) -> tuple[State, Update | None]:
+        """The two sums, the one over the other, as the step of a round with one reply."""
+        there = sorted(opened.usable)
+        if self._too_few(opened, len(there)):
+            return opened.state, None
+        step = self.add([opened.usable[identity].arrays[wire.WEIGHTED] for identity in there])
+        shares = [{"": np.array(opened.usable[identity].numbers[wire.IMPORTANCE])} for identity in there]
+        total = float(self.add(shares)[""])
+        one: Any = np.ones(1, np.float32)
+        round = Round(
+            params=opened.state.params,
+            times=one if total > 0 else 0 * one,
+            size=one,
+            correction=one,
+            delta={name: value[None] / np.float32(total or 1.0) for name, value in step.items()},
+        )
+        how = replace(opened.algorithm.selection, K=1)
+        alone = replace(opened.algorithm, selection=how, rule=Partial(rules.mean))
+        return self._finite(opened, *jax.tree.map(np.asarray, close(alone, opened.state, round)))

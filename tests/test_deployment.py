@@ -1,0 +1,334 @@
+"""The same algorithms on real Flower processes, on loopback: who is let in, what a kill costs, what is left."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folb import algorithms, cli, data, demo, deployment, models, simulate, store
+from folb.deployment import HOST, holds
+from folb.errors import InputError
+
+# one worker has them all: they share a SuperLink, and processes that would otherwise wait for each other
+pytestmark = pytest.mark.xdist_group("deployment")
+needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs flwr")
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "flower"
+LONG = 240.0  # seconds: a bound for a slow machine, never reached on another
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """A SuperLink with TLS and node keys, and four SuperNodes."""
+    with deployment.running(tmp_path_factory.mktemp("deployed"), 4) as running:
+        assert holds(lambda: running.online() == 4, LONG)
+        yield running
+
+
+def settle(deployed):
+    """All four nodes are there again, after what an earlier test did to them."""
+    assert holds(lambda: deployed.online() == 4, LONG)
+
+
+def retire(deployed, name):
+    """End a node for good."""
+    process = deployed.processes[name]
+    with deployed.lock:
+        process.kept = False
+        if process.code is None:
+            process.popen.terminate()
+    assert holds(lambda: process.code is not None, LONG)
+
+
+def said(process, words):
+    """Whether a log has these words."""
+    return words in process.log.read_text(errors="replace")
+
+
+def rounds(directory):
+    return store.read(directory).rounds()[0] if store.is_run(directory) else []
+
+
+@needs_flower
+def test_only_registered_keys_and_the_right_authority_are_let_in(deployed):
+    from folb.certificates import certificates, node_key
+
+    home = deployed.home
+    node_key(home / "stranger.key")
+    certificates(home / "elsewhere", [HOST])
+    authority, key = deployed.credentials("stranger")
+    other = f"--root-certificates={home / 'elsewhere' / 'ca.crt'}"
+    refused = {
+        "stranger": ((authority, key), "Failed to activate SuperNode"),
+        "keyless": ((authority,), "All SuperNodes must be registered"),
+        "misled": ((other, deployed.credentials("node0")[1]), "CERTIFICATE_VERIFY_FAILED"),
+        "unsure": ((deployed.credentials("node0")[1],), "CERTIFICATE_VERIFY_FAILED"),
+        "plain": (("--insecure", "--max-retries=1"), "Failed to initialize the connection to the SuperLink"),
+    }
+    for name, (options, _) in refused.items():
+        deployed.node(name, "partition-id=4 num-partitions=5", *options)
+    for name, (_, reason) in refused.items():
+        assert holds(lambda name=name, reason=reason: said(deployed.processes[name], reason), LONG), name
+        if name != "stranger":
+            retire(deployed, name)
+        assert not said(deployed.processes[name], "SuperNode ID")
+    assert deployed.online() == 4
+    # the very same node, once its key is known: it has been trying all the time
+    deployed.register([home / "stranger.key.pub"])
+    assert holds(lambda: said(deployed.processes["stranger"], "SuperNode ID"), LONG)
+    assert deployed.online() == 5
+    retire(deployed, "stranger")
+    assert holds(lambda: deployed.online() == 4, LONG)
+
+
+class FleetOnly(BaseHTTPRequestHandler):
+    """The proxy of docs/deployment.md: devices reach /v1/fleet/, and nothing else."""
+
+    protocol_version = "HTTP/1.1"
+    upstream: deployment.Deployment
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if not self.path.startswith("/v1/fleet/"):
+            return self.answer(403, {}, b"")
+        known = ssl.create_default_context(cafile=self.upstream.home / "ca.crt")
+        beyond = http.client.HTTPSConnection(HOST, self.upstream.port, timeout=30, context=known)
+        with contextlib.closing(beyond):
+            beyond.request("POST", self.path, body, dict(self.headers))
+            found = beyond.getresponse()
+            self.answer(found.status, {"Content-Type": found.headers.get("Content-Type", "")}, found.read())
+
+    def answer(self, status, headers, body):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@needs_flower
+def test_a_proxy_that_passes_the_fleet_api_alone_is_all_that_a_device_needs(deployed):
+    from folb.certificates import node_key
+
+    home = deployed.home
+    node_key(home / "outside.key")
+    deployed.register([home / "outside.key.pub"])
+    certified = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certified.load_cert_chain(home / "server.pem", home / "server.key")
+    with ThreadingHTTPServer((HOST, 0), type("Handler", (FleetOnly,), {"upstream": deployed})) as proxy:
+        proxy.socket = certified.wrap_socket(proxy.socket, server_side=True)
+        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
+        where = f"--superlink={HOST}:{proxy.server_port}"
+        node = deployed.node("outside", "partition-id=4 num-partitions=5", *deployed.credentials("outside"), where)
+        assert holds(lambda: said(node, "SuperNode ID"), LONG)
+        assert deployed.online() == 5
+        for path in ("/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
+            known = ssl.create_default_context(cafile=home / "ca.crt")
+            asked = http.client.HTTPSConnection(HOST, proxy.server_port, timeout=30, context=known)
+            with contextlib.closing(asked):
+                asked.request("POST", path, b"")
+                assert asked.getresponse().status == 403, path
+        retire(deployed, "outside")
+        proxy.shutdown()
+
+
+@needs_flower
+def test_a_killed_superlink_is_resumed_and_the_result_is_the_simulators(deployed, tmp_path):
+    settle(deployed)
+    directory = tmp_path / "run"
+    config = {"k": 2, "rounds": 5, "min-available-nodes": 4, "directory": str(directory)}
+    first = deployed.run(EXAMPLES / "synthetic", config)
+    assert holds(lambda: len(rounds(directory)) >= 2 or first.code is not None, LONG)
+    assert first.code is None
+    deployed.kill("superlink")
+    deployed.superlink()
+    before = rounds(directory)
+    assert 2 <= len(before) < 5 and store.read(directory).state == "interrupted"
+
+    again = deployed.run(EXAMPLES / "synthetic", config)
+    assert holds(lambda: again.code is not None, LONG)
+    assert rounds(directory)[: len(before)] == before  # and not done again
+    assert store.read(directory).state == "finished"
+    assert_equal_to_the_simulator(directory, algorithms.folb(K=2, lr=0.01), 5)
+
+
+def assert_equal_to_the_simulator(directory, algorithm, count):
+    """The weights, and what was measured on the way, of so many rounds of four devices."""
+    from folb.flower import FederatedStrategy
+
+    federation = data.load("synthetic_1_1", devices=4)
+    model = models.logistic(federation.shape, federation.classes)
+    # guarded, as the strategy has it
+    [run] = simulate(federation, model, [FederatedStrategy(algorithm).algorithm], rounds=count, seeds=[0])
+    lines, deployed_model = rounds(directory), np.load(directory / "model.npz")
+    assert [line["round"] for line in lines] == list(range(1, count + 1))
+    assert all(line["lost"] == 0 and not line["rejected_devices"] for line in lines)
+    for name, value in run.params.items():
+        assert np.abs(deployed_model[name] - value).max() <= 1e-5
+        assert np.abs(value).max() > 0.01
+    assert np.allclose([line["test_accuracy"] for line in lines], run.test_accuracy, atol=1e-6)
+    assert np.allclose([line["train_loss"] for line in lines], run.train_loss, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_flower
+@pytest.mark.parametrize("name", ["folb", "folb_hetero"])
+def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
+    settle(deployed)
+    config = {"algorithm": name, "k": 2, "rounds": 10, "min-available-nodes": 4, "directory": str(tmp_path / "run")}
+    submitted = deployed.run(EXAMPLES / "synthetic", config)
+    assert holds(lambda: submitted.code is not None, 2 * LONG)
+    assert_equal_to_the_simulator(tmp_path / "run", algorithms.ALGORITHMS[name](K=2, lr=0.01), 10)
+
+
+@needs_flower
+def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(deployed, tmp_path):
+    settle(deployed)
+    directory, deadline = tmp_path / "run", 25.0
+    config = {"algorithm": "fedavg", "k": 2, "rounds": 2, "seed": 3, "min-available-nodes": 4, "deadline": deadline}
+    node = deployed.processes["node0"]
+    before = node.log.stat().st_size
+    submitted = deployed.run(EXAMPLES / "synthetic", config | {"directory": str(directory)})
+    assert holds(lambda: b"train message" in node.log.read_bytes()[before:], LONG)
+    deployed.kill("node0")
+    assert holds(lambda: submitted.code is not None, LONG)
+    first, second = rounds(directory)
+    assert store.read(directory).state == "finished"
+    assert (first["devices"], first["lost_devices"], first["updated"]) == ([0, 1], [0], True)
+    assert (second["devices"], second["lost_devices"], second["updated"]) == ([2, 3], [], True)
+    assert first["seconds"] <= deadline + 3 and second["seconds"] <= deadline + 3
+    # its old registration has to lapse first: until then it is refused, and tries again
+    settle(deployed)
+    assert node.starts > 1
+
+
+@needs_flower
+def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "FOLB_RUNS": str(tmp_path / "runs")}
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "folb", "deploy", "demo", "--nodes", "1", "--rounds", "1000"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        line = next(line for line in running.stderr if "joined" in line or "error" in line)
+        assert "1 SuperNode has joined" in line
+        assert len(started_in(tmp_path)) >= 4  # each with the one that starts its apps
+        running.send_signal(signal.SIGINT)
+        last = running.stderr.read()
+        assert running.wait(LONG) == 130
+    assert "go on with: folb deploy demo --nodes 1 --rounds 1000" in last
+    assert not started_in(tmp_path) and not list((tmp_path / "tmp").iterdir())
+
+
+def started_in(path):
+    """The processes that have this path in their environment, as Flower's have; not those that are being buried."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(path) in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
+
+
+@needs_flower
+def test_a_taken_port_is_named(tmp_path):
+    with ThreadingHTTPServer((HOST, 0), BaseHTTPRequestHandler) as other:
+        expected = f"port = {other.server_port}: should be a free port"
+        with pytest.raises(InputError, match=expected), deployment.running(tmp_path, 1, other.server_port):
+            pass
+
+
+@needs_flower
+def test_a_superlink_that_does_not_start_is_told_with_its_last_words(tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no database today\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(deployment, "program", lambda name: str(broken))
+    expected = "superlink = 3: did not start; its log ends: no database today"
+    with pytest.raises(InputError, match=expected), deployment.running(tmp_path / "home", 1):
+        pass
+    assert not started_in(tmp_path / "home")
+
+
+def test_without_flower_the_demo_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(deployment, "find_spec", lambda name: None)
+    assert cli.main(["deploy", "demo"]) == 2
+    assert capsys.readouterr().err == "folb: error: deploy = 'flwr': is not installed: pip install 'folb[flower]'\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--algorithm=fobl", "algorithm = 'fobl': did you mean 'folb'?"),
+        ("--rounds=0", "rounds = 0: should be a whole number"),
+        ("--nodes=0", "nodes = 0: should be a whole number"),
+    ],
+)
+def test_the_demo_refuses_what_it_cannot_run(option, message, capsys):
+    assert cli.main(["deploy", "demo", option]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_demo_runs_the_example():
+    names = {path.name for path in (EXAMPLES / "synthetic").glob("*.*")}
+    assert names == {"device.py", "pyproject.toml", "server.py"}
+    assert all((demo.APP / name).read_bytes() == (EXAMPLES / "synthetic" / name).read_bytes() for name in names)
+
+
+@pytest.mark.slow
+@needs_flower
+def test_the_demo(tmp_path):
+    begun = [sys.executable, "-m", "folb", "deploy", "demo", "--out", str(tmp_path / "run"), "--rounds", "1"]
+    subprocess.run(begun, capture_output=True, text=True, timeout=2 * LONG, check=True)
+    command = [*begun[:-1], "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LONG, check=True)
+    assert "going on after round 1" in done.stderr
+    assert [f"round {t} of 3: " in done.stderr for t in (1, 2, 3)] == [False, True, True]
+    assert "final accuracy" in done.stdout and not started_in("folb-deploy-")
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left >= {"environment.json", "experiment.toml", "rounds.jsonl", "results.json", "curves.png", "model.npz"}
+    began = time.monotonic()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=True)
+    assert "is finished already" in again.stderr and again.stdout == done.stdout
+    assert time.monotonic() - began < 30
+    page = tmp_path / "page.html"
+    subprocess.run([sys.executable, "-m", "folb", "report", str(tmp_path / "run"), "-o", str(page)], check=True)
+    assert page.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@needs_flower
+@pytest.mark.parametrize("app", ["synthetic", "mnist"])
+@pytest.mark.parametrize("simulated", [True, False], ids=["simulation", "deployment"])
+def test_the_examples_run_unchanged_in_simulation_and_deployment(app, simulated, tmp_path):
+    if simulated:
+        pytest.importorskip("ray")
+    if app == "mnist":
+        pytest.importorskip("torch")
+        try:
+            data.mnist.raw_files()
+        except InputError:
+            pytest.skip("MNIST is not here")
+    where = (0, 0, "--simulation") if simulated else (4,)
+    options = ["--federation-config=num-supernodes=4 client-resources-num-cpus=1"] if simulated else []
+    config = {"rounds": 2, "min-available-nodes": 4, "directory": str(tmp_path / "run")}
+    with deployment.running(tmp_path / "home", *where) as running:
+        submitted = running.run(EXAMPLES / app, config, *options)
+        assert holds(lambda: submitted.code is not None, 2 * LONG)
+    assert store.is_run(tmp_path / "run"), submitted.tail(30)
+    results = json.loads((tmp_path / "run" / "results.json").read_bytes())
+    [run] = results["runs"]
+    assert run["evaluated_rounds"] == [1, 2] and run["train_loss"][1] < run["train_loss"][0]

@@ -1,0 +1,734 @@
+"""The strategies on an in-process grid: equal to the simulator, and unharmed by what devices and nodes do."""
+
+import copy
+import dataclasses
+import json
+import logging
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+
+import jax
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from inprocess import InProcessGrid
+
+from folb import algorithms, cli, models, simulate, store, system
+from folb.algorithms import ALGORITHMS
+from folb.data.synthetic import synthetic
+from folb.errors import InputError
+from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, from_jax, from_torch, wire
+
+SIZES = [20, 35, 12, 27, 64, 31, 300, 45]
+WORK = system.uniform(high=4)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(devices=len(SIZES), sizes=SIZES)
+
+
+@pytest.fixture(scope="module")
+def model(federation):
+    return models.logistic(federation.shape, federation.classes, init="glorot")
+
+
+def softmax_gradient(params, x, y):
+    """The logistic model's, in NumPy."""
+    z = x @ params["weight"] + params["bias"]
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    p /= np.float32(len(y))
+    return {"weight": x.T @ p, "bias": p.sum(axis=0)}
+
+
+def samples(federation, k):
+    train = federation.train
+    rows = slice(train.start[k], train.start[k] + train.size[k])
+    return train.x[rows], train.y[rows]
+
+
+def apps(federation, gradient=softmax_gradient, **settings):
+    def app(k):
+        x, y = samples(federation, k)
+        return client_app(lambda context: Device(x, y, gradient, **settings))
+
+    return [app(k) for k in range(federation.N)]
+
+
+def initial(model, seed=0):
+    start = model.init(jax.random.key(seed))
+    return arrays({name: start[name] for name in ("weight", "bias")})  # in another order than jax's
+
+
+def quick(algorithm, **settings):
+    """A strategy that waits for nothing."""
+    return FederatedStrategy(algorithm, **{"system": WORK, "wait": 0.0, "deadline": 0.05} | settings)
+
+
+def plain(algorithm, **settings):
+    return quick(algorithm, guarded=False, **settings)
+
+
+def values(record):
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def furthest(record, params):
+    return max(float(np.abs(value - np.asarray(params[name])).max()) for name, value in values(record).items())
+
+
+def same(a, b):
+    return all(np.array_equal(value, values(b)[name]) for name, value in values(a).items())
+
+
+# the simulator's word ------------------------------------------------------------------------------------------------
+
+VARIANTS = {
+    **{name: (name, {}) for name in ALGORITHMS},
+    "by samples": ("fedprox", {"averaging": "samples", "sampling": "samples", "mu": 0.5}),
+    "without replacement": ("folb", {"replacement": False, "unit": "epoch", "server": "adam"}),
+    "full gradients": ("folb_hetero", {"unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),
+    "guarded": ("folb_never_flip", {"guarded": True, "server": "momentum"}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
+    """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
+    name, settings = VARIANTS[variant]
+    algorithm = ALGORITHMS[name](K=6, lr=0.05, **settings)
+    objective = "samples" if variant == "by samples" else "uniform"
+    work = WORK if name == "folb_two_set" else system.uniform(high=4, dropout=0.2)
+    light = model._replace(heavy=True)  # compiles sooner
+    run = simulate(
+        federation, light, algorithm, rounds=10, seeds=[3], system=work, objective=objective, evaluate_every=10
+    )[0]
+    strategy = plain(algorithm, seed=3, objective=objective, system=work)
+    result = strategy.start(InProcessGrid(apps(federation), seed=5), initial(model, 3), num_rounds=10)
+    assert run.lost.any() == (name != "folb_two_set")
+    assert furthest(initial(model, 3), run.params) > 1e-2  # it went somewhere
+    assert furthest(result.arrays, run.params) <= 1e-5
+
+
+def test_guarded_unless_told_otherwise(federation, model):
+    default, told = quick(algorithms.folb(K=6)), plain(algorithms.folb(K=6))
+    assert default.algorithm.origin.settings["guarded"] is True
+    assert told.algorithm.origin.settings["guarded"] is False
+    asked = plain(algorithms.folb(K=6, guarded=True))
+    start = initial(model)
+    ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, told)]
+    assert same(ends[0], ends[1])
+    assert not same(ends[0], ends[2])
+
+
+def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
+    algorithm, ends = algorithms.folb_hetero(K=4, lr=0.05), []
+    for gradient in (softmax_gradient, from_jax(model.loss)):
+        strategy = plain(algorithm)
+        ends.append(strategy.start(InProcessGrid(apps(federation, gradient)), initial(model), num_rounds=3).arrays)
+    assert furthest(ends[1], values(ends[0])) <= 1e-5
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(60, 10)
+
+    def loss(scores, y):
+        return torch.nn.functional.cross_entropy(scores, y.long())
+
+    start = values(initial(model))
+    turned = ArrayRecord({"weight": torch.tensor(start["weight"].T), "bias": torch.tensor(start["bias"])})
+    grid = InProcessGrid(apps(federation, from_torch(module, loss)))
+    found = values(plain(algorithm).start(grid, turned, num_rounds=3).arrays)
+    assert furthest(ends[0], {"weight": found["weight"].T, "bias": found["bias"]}) <= 1e-5
+
+
+def test_a_model_without_names_is_a_list(federation, model):
+    def gradient(params, x, y):
+        weight, bias = params
+        found = softmax_gradient({"weight": weight, "bias": bias}, x, y)
+        return [found["weight"], found["bias"]]
+
+    start = values(initial(model))
+    grid = InProcessGrid(apps(federation, gradient))
+    listed = plain(algorithms.folb(K=4)).start(grid, arrays([start["weight"], start["bias"]]), num_rounds=2).arrays
+    named = plain(algorithms.folb(K=4)).start(InProcessGrid(apps(federation)), arrays(start), num_rounds=2).arrays
+    assert furthest(named, {"weight": values(listed)["0"], "bias": values(listed)["1"]}) <= 1e-6
+
+
+def test_nested_models_travel_flat(federation):
+    deep = models.mlp(federation.shape, federation.classes, first=5, second=4)
+    start = jax.tree.map(np.asarray, deep.init(jax.random.key(0)))
+    x, y = samples(federation, 0)
+    grid = InProcessGrid({0: client_app(lambda context: Device(x, y, from_jax(deep.loss)))})
+    algorithm = algorithms.fedavg(K=1, lr=0.5, unit="gradient")
+    strategy = plain(algorithm, system=system.fixed(work=1), min_available_nodes=1)
+    result = strategy.start(grid, arrays(start), num_rounds=1)
+    g = jax.jit(jax.grad(lambda w: deep.loss(w, x, y).mean()))(start)
+    expected = jax.tree.map(lambda w, d: w - 0.5 * d, start, g)
+    assert "first.weight" in result.arrays
+    assert furthest(result.arrays, wire.flat(expected)) <= 1e-6
+
+
+# identity ------------------------------------------------------------------------------------------------------------
+
+
+def test_draws_follow_the_identity_and_not_the_node_id(federation, model):
+    ends = [
+        plain(algorithms.folb(K=5)).start(InProcessGrid(apps(federation), seed=seed), initial(model), 4).arrays
+        for seed in (1, 2)
+    ]
+    assert same(*ends)
+
+
+def test_node_ids_may_change_from_round_to_round(federation, model):
+    grid = InProcessGrid(apps(federation))
+    steady = plain(algorithms.folb(K=5)).start(InProcessGrid(apps(federation)), initial(model), 4).arrays
+
+    def reconnect(t, record):
+        grid.nodes = {node + 1 + t: k for node, k in grid.nodes.items()}
+
+    moving = plain(algorithms.folb(K=5)).start(grid, initial(model), 4, evaluate_fn=reconnect).arrays
+    assert same(steady, moving)
+
+
+def test_one_message_for_each_distinct_device(federation, model):
+    grid = InProcessGrid(apps(federation))
+    plain(algorithms.folb(K=40)).start(grid, initial(model), num_rounds=2)
+    asked = [(m.metadata.group_id, m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == "train"]
+    assert len(asked) == len(set(asked)) <= 2 * federation.N
+
+
+def test_a_second_claim_to_an_identity_is_refused(federation, model):
+    def impostor(partition, message, reply):
+        if message.metadata.message_type == "query" and partition == 6:
+            reply.content["metrics"]["identity"] = 2
+        return reply
+
+    grid, strategy = InProcessGrid(apps(federation), tamper=impostor), plain(algorithms.fedavg(K=5))
+    strategy.start(grid, initial(model), num_rounds=2)
+    assert len(strategy.opened.members) == federation.N - 1
+    claimed = [reason for reason in strategy.roster.told if "claims to be device 2" in reason]
+    assert len(claimed) == 1
+    holder = strategy.roster.holders[2]
+    other = ({grid.node(2), grid.node(6)} - {holder}).pop()
+    del grid.nodes[holder]  # the one that has it goes away
+    assert other in {member.node for member in strategy.roster.update(strategy.post, 0.0)}
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"identity": -1},
+        {"identity": 1.0},
+        {"identity": 2**31},
+        {"num-examples": 0},
+        {"num-examples": [3]},
+        {"num-examples": 2**24},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_claim_that_makes_no_sense_is_refused(federation, model, claim):
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "query" and partition == 1:
+            reply.content["metrics"].update(claim)
+        return reply
+
+    strategy = plain(algorithms.fedavg(K=3))
+    strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
+    assert {member.identity for member in strategy.opened.members} == {0, 2, 3, 4, 5, 6, 7}
+
+
+def test_a_device_that_comes_back_with_other_data_is_asked_anew(federation, model):
+    grid = InProcessGrid(apps(federation))
+
+    def restart(t, record):
+        if t == 1:
+            grid.apps[6] = apps(federation)[1]
+
+    strategy = plain(algorithms.fedavg(K=30))
+    result = strategy.start(grid, initial(model), num_rounds=3, evaluate_fn=restart)
+    assert [numbers["refused"] for numbers in result.train_metrics_clientapp.values()] == [0, 1, 0]
+    assert strategy.opened.members[6].size == strategy.opened.members[1].size
+
+
+# faults --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_third_of_all_replies_lost_for_a_hundred_rounds(federation, model):
+    rng = random.Random(0)
+
+    def lose(partition, message, reply):
+        if message.metadata.message_type == "query" or rng.random() > 0.3:
+            return reply
+        return None if rng.random() < 0.5 else Message(Error(2, "the node is gone"), reply_to=message)
+
+    strategy = quick(algorithms.folb(K=5), min_replies=3, deadline=0.002)
+    result = strategy.start(InProcessGrid(apps(federation), tamper=lose), initial(model), num_rounds=100)
+    found = result.train_metrics_clientapp
+    assert len(found) == 100
+    assert sum(numbers["lost"] for numbers in found.values()) > 50
+    assert 0 < sum(numbers["abandoned"] for numbers in found.values()) < 100
+    assert all(np.isfinite(value).all() for value in values(result.arrays).values())
+
+
+def test_below_the_least_number_of_replies_a_round_is_abandoned(federation, model, tmp_path):
+    def lose(partition, message, reply):
+        return None if message.metadata.group_id == "2" and partition != 0 else reply
+
+    grid = InProcessGrid(apps(federation), tamper=lose)
+    strategy = quick(algorithms.folb(K=6, server="momentum"), min_replies=2, directory=tmp_path / "run")
+    models_seen = []
+    strategy.start(grid, initial(model), 3, evaluate_fn=lambda t, record: models_seen.append(record))
+    assert same(models_seen[1], models_seen[2])
+    assert not same(models_seen[2], models_seen[3])
+    lines = store.read(tmp_path / "run").rounds()[0]
+    assert lines[1]["abandoned"] == "1 usable replies, and 2 are needed" or "0 usable" in lines[1]["abandoned"]
+    assert [line["updated"] for line in lines] == [True, False, True]
+    assert lines[1]["lost"] == len(lines[1]["lost_devices"]) > 0
+
+
+def test_no_devices_and_too_few_are_waited_for_and_no_longer(federation, model):
+    strategy = quick(algorithms.folb(K=2), min_available_nodes=9, wait=0.05)
+    result = strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
+    assert [numbers["abandoned"] for numbers in result.train_metrics_clientapp.values()] == [1, 1]
+    assert same(result.arrays, initial(model))
+    nobody = quick(algorithms.folb(K=2)).start(InProcessGrid([]), initial(model), num_rounds=1)
+    assert nobody.train_metrics_clientapp[1]["abandoned"] == 1
+
+
+def test_a_node_that_says_nothing_costs_its_wait_once(federation, model):
+    grid = InProcessGrid(apps(federation), tamper=lambda k, message, reply: None if k == 3 else reply)
+    strategy = quick(algorithms.folb(K=4), wait=0.1)
+    strategy.start(grid, initial(model), num_rounds=3)
+    queries = [m for m in grid.sent if m.metadata.message_type == "query"]
+    assert len(queries) == federation.N
+    assert 3 not in {member.identity for member in strategy.opened.members}
+
+
+def test_a_device_that_fails_is_lost_with_its_reason(federation, model, tmp_path):
+    def broken(params, x, y):
+        raise RuntimeError("out of memory\nand more")
+
+    mixed = apps(federation)
+    mixed[2] = apps(federation, broken)[2]
+    grid = InProcessGrid(mixed)
+    quick(algorithms.folb(K=30), directory=tmp_path / "run").start(grid, initial(model), num_rounds=1)
+    (line,) = store.read(tmp_path / "run").rounds()[0]
+    assert line["failed"] == [[2, "RuntimeError: out of memory and more"]]
+    assert line["lost_devices"] == [2]
+    assert line["rejected_devices"] == []
+
+
+def test_over_selection_closes_once_enough_have_answered(federation, model):
+    class Slow(InProcessGrid):
+        """Two replies at a time."""
+
+        def pull_messages(self, message_ids):
+            asked = sorted(message_ids)
+            return super().pull_messages(asked[:2] if any(m.metadata.group_id for m in self.sent) else asked)
+
+    grid = Slow(apps(federation))
+    strategy = quick(algorithms.fedavg(K=4, replacement=False), over_selection=1.5, deadline=5.0)
+    strategy.start(grid, initial(model), num_rounds=2)
+    asked = [m for m in grid.sent if m.metadata.group_id == "1"]
+    assert len(asked) == 6
+    assert len(strategy.opened.usable) == 4
+    # the two that were not waited for in round 1 are heard of in round 2, and refused
+    assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply, of round 1"] * 2
+
+
+def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, model):
+    held = []
+
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "query":
+            return reply
+        if message.metadata.group_id == "1" and partition == 6:
+            held.append(reply)
+            return None
+        return [reply, copy.deepcopy(reply), reply]
+
+    class Late(InProcessGrid):
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            if any(message.metadata.group_id == "2" for message in self.sent):
+                found += [held.pop() for _ in range(len(held))]
+            return found
+
+    strategy = quick(algorithms.folb(K=30))
+    result = strategy.start(Late(apps(federation), tamper=tamper), initial(model), num_rounds=2)
+    reasons = [reason for _, reason in strategy.opened.noted]
+    assert reasons.count("a repeated reply") == 2 * len(strategy.opened.usable) == 2 * federation.N
+    assert sum("a reply to no message of this round" in reason for reason in reasons) == 1
+    once = quick(algorithms.folb(K=30))
+    alone = once.start(
+        InProcessGrid(
+            apps(federation),
+            tamper=lambda k, m, reply: None if m.metadata.group_id == "1" and k == 6 else reply,
+        ),
+        initial(model),
+        num_rounds=2,
+    )
+    assert same(result.arrays, alone.arrays)
+
+
+def test_the_order_of_arrival_changes_no_bit(federation, model):
+    """A thousand permutations of the replies to one round."""
+    strategy = quick(algorithms.folb_hetero(K=30, lr=0.05))
+    grid, start = InProcessGrid(apps(federation)), initial(model)
+    messages = list(strategy.configure_train(1, start, ConfigRecord(), grid))
+    received = list(grid.send_and_receive(messages))
+    opened, memory = strategy.opened, strategy.memory
+    rng, ends = random.Random(0), set()
+    for _ in range(1000):
+        rng.shuffle(received)
+        strategy.opened = dataclasses.replace(opened, usable={}, refused={}, looked_at=[], owners={})
+        strategy.memory = memory
+        changed, _ = strategy.aggregate_train(1, received)
+        ends.add(b"".join(array.data for array in changed.values()))
+    assert len(received) == federation.N
+    assert len(ends) == 1
+
+
+def test_stock_flower_s_own_loop_can_drive_it(federation, model):
+    from flwr.serverapp.strategy import Strategy
+
+    ours = plain(algorithms.folb(K=5)).start(InProcessGrid(apps(federation)), initial(model), 3).arrays
+    theirs = Strategy.start(plain(algorithms.folb(K=5)), InProcessGrid(apps(federation)), initial(model), 3).arrays
+    assert same(ours, theirs)
+
+
+def test_devices_evaluate_the_model_if_asked(federation, model):
+    counted = apps(federation, evaluate=lambda params: {"accuracy": 0.5, "loss": 2.0, "num-examples": 10})
+    counted[0] = apps(federation)[0]  # which cannot, and fails
+
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "evaluate" and partition == 1:
+            reply.content["metrics"]["accuracy"] = float("nan")
+        return reply
+
+    strategy = quick(algorithms.fedavg(K=3), fraction_evaluate=1.0)
+    result = strategy.start(InProcessGrid(counted, tamper=tamper), initial(model), num_rounds=2)
+    assert result.evaluate_metrics_clientapp[2] == MetricRecord({"accuracy": 0.5, "loss": 2.0})
+
+
+def test_fraction_train_takes_the_place_of_k(federation, model):
+    grid = InProcessGrid(apps(federation))
+    quick(algorithms.fedavg(K=3, replacement=False), fraction_train=0.5).start(grid, initial(model), 1)
+    assert sum(m.metadata.message_type == "train" for m in grid.sent) == 4
+    # without replacement there cannot be more than there are
+    grid = InProcessGrid(apps(federation))
+    quick(algorithms.fedavg(K=30, replacement=False)).start(grid, initial(model), 1)
+    assert sum(m.metadata.message_type == "train" for m in grid.sent) == federation.N
+
+
+# two phases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["folb", "folb_hetero", "folb_never_flip"])
+def test_two_phases_are_one_phase_to_rounding(federation, model, name):
+    algorithm = ALGORITHMS[name](K=6, lr=0.05, server="momentum")
+    one = plain(algorithm).start(InProcessGrid(apps(federation)), initial(model), 10).arrays
+    two = TwoPhaseStrategy(algorithm, system=WORK, wait=0.0).start(InProcessGrid(apps(federation)), initial(model), 10)
+    assert furthest(two.arrays, values(one)) <= 1e-5
+
+
+def test_two_phases_look_at_sums_alone(federation, model):
+    sums = []
+
+    def add(parts):
+        sums.append(len(parts))
+        return {name: np.sum([part[name] for part in parts], axis=0, dtype=np.float32) for name in parts[0]}
+
+    strategy = TwoPhaseStrategy(algorithms.folb(K=6), add=add, system=WORK, wait=0.0)
+    result = strategy.start(InProcessGrid(apps(federation)), initial(model), 2)
+    assert len(sums) == 2 * 3  # gradients, updates and importances
+    assert min(sums) >= 3
+    assert not same(result.arrays, initial(model))
+    sent = strategy.opened.usable.values()
+    assert all(set(reply.arrays) == {wire.WEIGHTED} and set(reply.numbers) == {wire.IMPORTANCE} for reply in sent)
+
+
+def test_two_phases_refuse_a_draw_of_too_few(federation, model):
+    def lose(partition, message, reply):
+        return None if message.metadata.message_type == "train" and partition > 1 else reply
+
+    settings = {"system": WORK, "wait": 0.0, "deadline": 0.02}
+    grid = InProcessGrid(apps(federation), tamper=lose)
+    strategy = TwoPhaseStrategy(algorithms.folb(K=30), **settings)
+    result = strategy.start(grid, initial(model), 1)
+    assert strategy.opened.abandoned == "2 distinct devices answered, and a sum needs 3"
+    assert same(result.arrays, initial(model))
+    assert not any(wire.MEAN in m.content for m in grid.sent)  # the sum of two goes nowhere
+
+
+def test_two_phases_with_a_device_lost_in_between(federation, model):
+    def lose(partition, message, reply):
+        return None if wire.MEAN in message.content and partition == 4 else reply
+
+    strategy = TwoPhaseStrategy(algorithms.folb(K=30), system=WORK, wait=0.0, deadline=0.05)
+    result = strategy.start(InProcessGrid(apps(federation), tamper=lose), initial(model), 1)
+    assert not strategy.opened.abandoned
+    assert not same(result.arrays, initial(model))
+
+
+@pytest.mark.parametrize(
+    "algorithm", [algorithms.fedavg(), algorithms.folb(guarded=True), algorithms.folb(server="fedexp")]
+)
+def test_two_phases_are_for_folb_alone(algorithm):
+    with pytest.raises(InputError):
+        TwoPhaseStrategy(algorithm)
+
+
+# the run directory ---------------------------------------------------------------------------------------------------
+
+
+def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsys, monkeypatch):
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "train" and partition == 6:
+            reply.content["metrics"]["round"] = 99
+        return reply
+
+    monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
+    strategy = quick(algorithms.folb_hetero(K=30), directory=tmp_path / "mine", dataset="Synthetic", model="logistic")
+    grid = InProcessGrid(apps(federation), tamper=tamper)
+    strategy.start(grid, initial(model), 3, evaluate_fn=lambda t, r: MetricRecord({"accuracy": 0.3 * t, "loss": 1.5}))
+    stored = store.read(tmp_path / "mine")
+    (run,) = stored.runs()
+    assert stored.state == "finished"
+    assert run.test_accuracy == pytest.approx([0.3, 0.6, 0.9])
+    assert run.rounds_to(0.7) == 3
+    assert run.records["weights"].shape == run.records["gamma"].shape == (3, federation.N)
+    assert all(line["rejected_devices"] == [6] for line in stored.rounds()[0])
+    assert json.loads((tmp_path / "mine" / "results.json").read_bytes())["runs"][0]["rounds_to_target"] == 3
+    for command in (
+        ["runs"],
+        ["show", "mine"],
+        ["export", "mine", "--format", "csv"],
+        ["export", "mine", "--format", "latex"],
+    ):
+        assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    assert "device 6 refused: round is 99, and should be 3" in shown
+    page = tmp_path / "report.html"
+    assert cli.main(["report", "mine", "-o", str(page), "--figures"]) == 0
+    assert "device 6 refused: round is 99" in page.read_text()
+    assert cli.main(["resume", "mine"]) == 2
+    assert "flwr run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("server", ["plain", "adam"])
+def test_a_run_goes_on_bit_for_bit(federation, model, tmp_path, server):
+    algorithm = algorithms.folb_hetero(K=6, lr=0.05, server=server)
+    whole = plain(algorithm).start(InProcessGrid(apps(federation)), initial(model), 6).arrays
+
+    class KilledError(Exception):
+        pass
+
+    def kill(t, record):
+        if t == 3:
+            raise KilledError  # before round 3 is recorded: it is played again
+
+    with pytest.raises(KilledError):
+        plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 6, evaluate_fn=kill)
+    assert store.read(tmp_path).state == "interrupted"
+    assert len(store.read(tmp_path).rounds()[0]) == 2
+    # the resubmitted run has other node ids, and may draw another model to begin with
+    grid = InProcessGrid(apps(federation), seed=9)
+    gone_on = plain(algorithm, directory=tmp_path).start(grid, initial(model, 7), 6)
+    assert same(gone_on.arrays, whole)
+    assert list(gone_on.arrays) == list(whole) == ["weight", "bias"]
+    assert sorted(gone_on.train_metrics_clientapp) == [3, 4, 5, 6]
+    assert [line["round"] for line in store.read(tmp_path).rounds()[0]] == [1, 2, 3, 4, 5, 6]
+    # finished, it has the model at once; and more rounds can follow
+    idle = InProcessGrid(apps(federation))
+    assert same(plain(algorithm, directory=tmp_path).start(idle, initial(model), 6).arrays, whole)
+    assert not idle.sent
+    more = plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 8).arrays
+    assert same(more, plain(algorithm).start(InProcessGrid(apps(federation)), initial(model), 8).arrays)
+
+
+def test_a_damaged_checkpoint_costs_a_round(federation, model, tmp_path):
+    algorithm = algorithms.folb(K=6, lr=0.05)
+    whole = plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 4).arrays
+    last = max((tmp_path / "checkpoints").iterdir())
+    last.write_bytes(last.read_bytes()[:-40])
+    with (tmp_path / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"run": 0, "rou')
+    again = plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 4)
+    assert sorted(again.train_metrics_clientapp) == [4]
+    assert same(again.arrays, whole)
+    assert [line["round"] for line in store.read(tmp_path).rounds()[0]] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_waits_for_the_devices_it_had(federation, model, tmp_path):
+    algorithm, grid = algorithms.folb(K=6), InProcessGrid(apps(federation))
+    plain(algorithm, directory=tmp_path).start(grid, initial(model), 1)
+
+    class Reconnecting(InProcessGrid):
+        looks = 0
+
+        def get_node_ids(self):
+            self.looks += 1
+            return list(self.nodes)[: 3 * self.looks]
+
+    strategy = plain(algorithm, directory=tmp_path, wait=20.0)
+    strategy.start(Reconnecting(apps(federation)), initial(model), 2)
+    assert len(strategy.opened.members) == federation.N
+
+
+def test_another_run_s_directory_is_left_alone(federation, model, tmp_path):
+    plain(algorithms.folb(K=6), directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 1)
+    for other in (
+        plain(algorithms.folb(K=7), directory=tmp_path),
+        plain(algorithms.folb(K=6, mu=0.5), directory=tmp_path),
+        plain(algorithms.folb(K=6), seed=1, directory=tmp_path),
+        quick(algorithms.folb(K=6), directory=tmp_path),
+    ):
+        with pytest.raises(InputError, match="holds another run"):
+            other.start(InProcessGrid(apps(federation)), initial(model), 2)
+    assert len(store.read(tmp_path).rounds()[0]) == 1
+
+
+# what a user may get wrong -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"deadline": 0},
+        {"deadline": float("inf")},
+        {"wait": -1},
+        {"min_replies": 0},
+        {"over_selection": 0.9},
+        {"fraction_train": 1.5},
+        {"min_available_nodes": 0},
+        {"objective": "none"},
+        {"seed": -1},
+        {"guarded": 1},
+        {"cap": 0.5},
+    ],
+    ids=str,
+)
+def test_settings_are_checked(settings):
+    with pytest.raises(InputError, match=next(iter(settings))):
+        FederatedStrategy(algorithms.folb(), **settings)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {"weight": np.zeros((2, 2))},
+        {"weight": np.zeros(2, np.int64)},
+        {"weight": np.array([0, np.nan], np.float32)},
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_run_is_refused_at_once(bad):
+    with pytest.raises(InputError, match="initial_arrays"):
+        quick(algorithms.folb()).start(InProcessGrid([]), arrays(bad), 1)
+    with pytest.raises(InputError, match="algorithm"):
+        FederatedStrategy("folb")
+
+
+def test_a_gradient_of_another_shape_is_the_device_s_error(federation, model):
+    x, y = samples(federation, 0)
+    for wrong in ({"weight": np.zeros((60, 1)), "bias": np.zeros(10)}, {"weight": np.zeros((60, 10))}):
+        device = Device(x, y, lambda params, x, y, wrong=wrong: wrong)
+        with pytest.raises(InputError, match="gradient"):
+            device.answer(wire.Task(1, (wire.GRAD,)), values(initial(model)))
+
+
+def test_a_node_without_identity_says_what_is_missing(federation, model, caplog):
+    app = apps(federation)[0]
+
+    class Nameless(InProcessGrid):
+        def answers(self, message):
+            from flwr.app import Context
+
+            try:
+                return [app(message, Context(1, 1, {}, RecordDict(), {}))]
+            except InputError as error:
+                return [Message(Error(2, str(error)), reply_to=message)]
+
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        quick(algorithms.folb()).start(Nameless([app]), initial(model), 1)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert "partition-id" in caplog.text
+
+
+# the device's side ---------------------------------------------------------------------------------------------------
+
+LIGHT = """
+import sys, time
+import numpy as np
+import flwr.app, flwr.clientapp
+begun = time.perf_counter()
+from folb.flower.device import Device, client_app
+took = time.perf_counter() - begun
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from folb.flower import wire
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+x, y = np.ones((7, 3), np.float32), np.ones(7, np.float32)
+app = client_app(lambda context: Device(x, y, lambda w, x, y: {"w": 2 * x.T @ (x @ w["w"] - y) / len(y)}))
+task = wire.Task(1, ("delta", "grad", "gamma"), work=3, words=(1, 2), lr=0.1, mu=0.1, batch=2, unit="epoch")
+content = RecordDict({"arrays": wire.arrays({"w": np.zeros(3, np.float32)}), "task": task.record()})
+context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+reply = app(Message(content, dst_node_id=1, message_type="train"), context)
+assert set(reply.content) == {"delta", "grad", "metrics"}
+known = app(Message(RecordDict(), dst_node_id=1, message_type="query"), context)
+assert dict(known.content["metrics"]) == {"identity": 0, "num-examples": 7}
+heavy = [name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "optax", "torch", "matplotlib")]
+heavy += [name for name in sys.modules if name in ("folb.rounds", "folb.simulator", "folb.device", "folb.rules")]
+assert not heavy, heavy
+print(took)
+"""
+
+
+def test_a_device_needs_neither_jax_nor_the_simulator():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5  # seconds, beside numpy's and Flower's own
+
+
+def test_a_device_draws_the_simulator_s_batches():
+    """Every batch of every unit, against the compiled shuffle."""
+    import jax.numpy as jnp
+
+    from folb.flower.local import batches
+    from folb.shuffle import shuffled
+
+    words = (0xDEADBEEF, 12345)
+    order = jax.jit(lambda epoch: shuffled(jnp.array(words, jnp.uint32), epoch, jnp.arange(23), 23))
+    passes = np.concatenate([np.asarray(order(epoch)) for epoch in range(4)])
+    task = wire.Task(1, (), work=9, words=words, batch=10, unit="step")
+    assert np.array_equal(np.concatenate(list(batches(task, 23))), passes[:90])
+    task = dataclasses.replace(task, unit="epoch", work=4)
+    drawn = list(batches(task, 23))
+    assert [len(rows) for rows in drawn] == [10, 10, 3] * 4
+    assert np.array_equal(np.concatenate(drawn), passes)
+
+
+def test_every_exported_name_resolves():
+    import folb.flower
+
+    assert folb.flower.__all__ == sorted(set(folb.flower.__all__)) == dir(folb.flower)
+    assert all(getattr(folb.flower, name) is not None for name in folb.flower.__all__)
+    with pytest.raises(AttributeError, match="'no_such_name'"):
+        folb.flower.no_such_name  # noqa: B018
+
+
+def test_a_task_survives_the_journey():
+    task = wire.Task(3, ("delta", "grad"), 5, (2**32 - 1, 0), 0.1, 0.2, 7, "epoch", False, 0.5, 3.0, 0.1, True)
+    assert wire.task(task.record()) == task
+    tree = {"a": {"b": np.ones(2), "c": {"d": np.zeros(1)}}, "e": np.ones(3)}
+    assert jax.tree.all(jax.tree.map(np.array_equal, wire.nested(wire.flat(tree)), tree))

@@ -1,0 +1,382 @@
+"""Replies of every malformed kind, in every field: each refused alone, the round completed, the model finite."""
+
+import copy
+import io
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from inprocess import InProcessGrid
+
+from folb import algorithms, store, system
+from folb.flower import Device, FederatedStrategy, arrays, client_app, wire
+from folb.flower.replies import LARGEST, Expected, Refused, checked
+
+N, LIAR = 5, 2
+SHAPES = {"weight": (4, 3), "bias": (3,)}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """A refusal is a line in the log; ten thousand are for nobody."""
+    logger = logging.getLogger("flwr")
+    before, logger.disabled = logger.disabled, True
+    yield
+    logger.disabled = before
+
+
+def gradient(params, x, y):
+    error = x @ params["weight"] + params["bias"] - y
+    return {"weight": x.T @ error / len(y), "bias": error.mean(axis=0)}
+
+
+def device(k):
+    rng = np.random.default_rng(k)
+    x, y = (rng.normal(size=(9, width)).astype(np.float32) for width in (4, 3))
+    return client_app(lambda context: Device(x, y, gradient))
+
+
+APPS = [device(k) for k in range(N)]
+START = {name: np.full(shape, 0.1, np.float32) for name, shape in SHAPES.items()}
+
+
+def npy(array, version=None):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, version=version, allow_pickle=False)
+    return stream.getvalue()
+
+
+def claim(shape=(4, 3), dtype="float32", data=None, stype="numpy.ndarray"):
+    """An array record of the wire: what it says it is, and bytes that may say something else."""
+    return Array(dtype, shape, stype, npy(np.ones(shape, np.float32)) if data is None else data)
+
+
+def header(text):
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(48)
+
+
+def zipped():
+    stream = io.BytesIO()
+    np.savez(stream, np.ones((4, 3), np.float32))
+    return stream.getvalue()
+
+
+def filled(value):
+    array = np.ones((4, 3), np.float32)
+    array[1, 2] = value
+    return claim(data=npy(array))
+
+
+ARRAYS = {  # what can be wrong with one array of an update or of a gradient
+    "not a number": filled(np.nan),
+    "infinite": filled(np.inf),
+    "minus infinite": filled(-np.inf),
+    "huge": filled(3e38),
+    "beyond the largest norm": filled(2 * LARGEST),
+    "one number": claim((1,)),
+    "a scalar": claim(()),
+    "one row too many": claim((5, 3)),
+    "turned round": claim((3, 4)),
+    "an axis too many": claim((1, 4, 3)),
+    "empty": claim((0, 3)),
+    "doubles": Array(np.ones((4, 3))),
+    "halves": Array(np.ones((4, 3), np.float16)),
+    "integers": Array(np.ones((4, 3), np.int32)),
+    "complex": Array(np.ones((4, 3), np.complex64)),
+    "claimed shape is not the bytes'": claim(data=npy(np.ones((3, 4), np.float32))),
+    "claimed dtype is not the bytes'": claim(data=npy(np.ones((4, 3)))),
+    "of the other byte order": claim(data=npy(np.ones((4, 3), ">f4"))),
+    "no bytes": claim(data=b""),
+    "noise": claim(data=bytes(range(256))),
+    "cut short": claim(data=npy(np.ones((4, 3), np.float32))[:-5]),
+    "too long": claim(data=npy(np.ones((4, 3), np.float32)) + bytes(4)),
+    "far too long": claim(data=npy(np.ones((4, 3), np.float32)) + bytes(100_000)),
+    "an archive": claim(data=zipped()),
+    "a pickle": claim(data=b"\x80\x04]\x94." + bytes(60)),
+    "another format": claim(stype="torch.tensor"),
+    "version 3 of the format": claim(data=npy(np.ones((4, 3), np.float32), (3, 0))),
+    "a header that is no dict": claim(data=header("[1, 2]".ljust(70))),
+    "a header of objects": claim(data=header("{'descr': '|O', 'fortran_order': False, 'shape': (4, 3), }".ljust(70))),
+    "a header of a terabyte": claim(
+        data=header("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(80))
+    ),
+}
+
+NUMBERS = {  # what can be wrong with a number
+    "not a number": float("nan"),
+    "infinite": float("inf"),
+    "minus infinite": -float("inf"),
+    "negative": -1,
+    "large": 10**9,
+    "a fraction": 0.5,
+    "a list": [1, 2],
+    "an empty list": [],
+}
+
+
+def without(record, name):
+    del record[name]
+
+
+def with_(record, name, value):
+    record[name] = value
+
+
+def replaced(upload, name, value):
+    return lambda content: with_(content[upload], name, value)
+
+
+KINDS = {}
+for upload in ("delta", "grad"):
+    for kind, array in ARRAYS.items():
+        KINDS[f"{upload}: {kind}"] = replaced(upload, "weight", array)
+    KINDS |= {
+        f"{upload}: missing": lambda content, u=upload: without(content, u),
+        f"{upload}: an array missing": lambda content, u=upload: without(content[u], "bias"),
+        f"{upload}: an array too many": lambda content, u=upload: with_(content[u], "more", claim((1,))),
+        f"{upload}: an array by another name": lambda content, u=upload: with_(
+            content[u], "Bias", content[u].pop("bias")
+        ),
+        f"{upload}: no arrays": lambda content, u=upload: with_(content, u, ArrayRecord()),
+        f"{upload}: numbers in its place": lambda content, u=upload: with_(content, u, MetricRecord({"weight": 1.0})),
+        f"{upload}: settings in its place": lambda content, u=upload: with_(content, u, ConfigRecord({"weight": "1"})),
+    }
+for name in ("round", "num-examples", "gamma"):
+    for kind, value in NUMBERS.items():
+        if (name, kind) != ("gamma", "a fraction"):
+            KINDS[f"{name}: {kind}"] = replaced("metrics", name, value)
+    KINDS[f"{name}: missing"] = lambda content, n=name: without(content["metrics"], n)
+KINDS |= {
+    "round: the one before": replaced("metrics", "round", 0),
+    "round: a float": replaced("metrics", "round", 1.0),
+    "num-examples: one more": replaced("metrics", "num-examples", 10),
+    "num-examples: a float": replaced("metrics", "num-examples", 9.0),
+    "gamma: above 1": replaced("metrics", "gamma", 1.0000001),
+    "metrics: missing": lambda content: without(content, "metrics"),
+    "metrics: one too many": replaced("metrics", "bonus", 1.0),
+    "metrics: arrays in its place": lambda content: with_(content, "metrics", ArrayRecord()),
+    "records: one too many": lambda content: with_(content, "more", ArrayRecord()),
+    "records: none": lambda content: content.clear(),
+}
+
+
+def round_with(spoil, **settings):
+    """A round in which one device's reply is spoilt, and what came of it."""
+
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "train" and partition == LIAR:
+            spoil(reply.content)
+        return reply
+
+    strategy = FederatedStrategy(
+        algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), wait=0.0, deadline=0.05, **settings
+    )
+    result = strategy.start(InProcessGrid(APPS, tamper=tamper), arrays(START), num_rounds=1)
+    return strategy, {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def test_an_honest_round_uses_everybody():
+    strategy, params = round_with(lambda content: None)
+    assert set(strategy.opened.usable) == set(range(N))
+    assert not strategy.opened.noted
+    assert any((params[name] != START[name]).any() for name in START)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_malformed_reply_is_refused_alone(kind):
+    strategy, params = round_with(KINDS[kind])
+    assert set(strategy.opened.usable) == set(range(N)) - {LIAR}
+    assert [identity for identity, _ in strategy.opened.noted] == [LIAR]
+    assert "\n" not in strategy.opened.refused[LIAR]
+    assert len(strategy.opened.refused[LIAR]) < 500
+    assert all(np.isfinite(value).all() for value in params.values())
+    assert any((params[name] != START[name]).any() for name in START)
+
+
+def test_there_are_kinds_enough():
+    for upload in ("delta", "grad"):
+        assert sum(kind.startswith(f"{upload}:") for kind in KINDS) >= 20
+
+
+def test_the_model_is_what_it_would_be_without_the_liar():
+    """Refused is not asked: bit for bit."""
+    _, refused = round_with(KINDS["delta: not a number"])
+    strategy = FederatedStrategy(
+        algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), wait=0.0, deadline=0.01
+    )
+    grid = InProcessGrid(APPS, tamper=lambda k, m, r: None if k == LIAR and m.metadata.message_type == "train" else r)
+    silent = strategy.start(grid, arrays(START), num_rounds=1).arrays
+    assert all(np.array_equal(refused[name], array.numpy()) for name, array in silent.items())
+
+
+def test_a_reason_goes_to_the_log_and_the_record(tmp_path, caplog):
+    logger = logging.getLogger("flwr")
+    logger.disabled = False
+    logger.addHandler(caplog.handler)
+    try:
+        round_with(KINDS["grad: infinite"], directory=tmp_path)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "round 1: refused: device 2: grad: weight is not finite" in caplog.text
+    (line,) = store.read(tmp_path).rounds()[0]
+    assert line["refused"] == [[LIAR, "grad: weight is not finite"]]
+    assert line["rejected_devices"] == [LIAR]
+    assert line["lost_devices"] == []
+
+
+def test_a_survey_is_checked_as_well():
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "train" and partition == LIAR and "norm" in reply.content["metrics"]:
+            reply.content["metrics"]["norm"] = float("inf")
+        return reply
+
+    strategy = FederatedStrategy(algorithms.fednu_norm(K=20), system=system.fixed(work=2), wait=0.0, deadline=0.05)
+    strategy.start(InProcessGrid(APPS, tamper=tamper), arrays(START), num_rounds=1)
+    assert LIAR not in strategy.opened.drawn
+    assert [identity for identity, _ in strategy.opened.noted] == [LIAR]
+
+
+def test_an_answer_from_another_node_is_refused():
+    expected = Expected(SHAPES, 1, ("delta",), 9, node=5)
+    message = Message(RecordDict({"metrics": MetricRecord({})}), dst_node_id=5, message_type="train")
+    reply = Message(message.content, reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = 6
+    with pytest.raises(Refused, match="from node 6"):
+        checked(reply, expected)
+
+
+# ten thousand ---------------------------------------------------------------------------------------------------------
+
+
+class Spoiler:
+    """Replies made up by a seeded generator: an honest one with one to three things done to it."""
+
+    def __init__(self, seed, honest):
+        self.rng, self.honest = np.random.default_rng(seed), honest
+
+    def choice(self, options):
+        return options[self.rng.integers(len(options))]
+
+    def number(self):
+        return self.choice(
+            [
+                0,
+                1,
+                -1,
+                9,
+                2**40,
+                0.0,
+                0.5,
+                -0.5,
+                1e-45,
+                1e30,
+                1e308,
+                float("nan"),
+                float("inf"),
+                [1.0],
+                [],
+                float(self.rng.normal()) * 10.0 ** self.rng.integers(-40, 40),
+            ]
+        )
+
+    def array(self, name):
+        shape = tuple(self.rng.integers(0, 5, self.rng.integers(0, 4)).tolist())
+        shape = self.choice([SHAPES.get(name, shape)] * 4 + [(4, 3), (3,), shape])
+        scale = 10.0 ** self.rng.integers(-45, 39)
+        kind = self.choice(["f4", "f4", "f4", "f4", "f8", "i4", "f2", ">f4", "?"])
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.asarray(self.rng.normal(size=shape) * scale).astype(kind)
+        if values.size and kind == "f4" and self.rng.random() < 0.2:
+            values.flat[self.rng.integers(values.size)] = self.choice([np.nan, np.inf, -np.inf, 3.4e38, -0.0, 1e-45])
+        found = Array(np.asfortranarray(values) if self.rng.random() < 0.2 else values)
+        if self.rng.random() < 0.2:
+            found.shape = self.choice([(4, 3), (3,), (12,), (2**31,), ()])
+        if self.rng.random() < 0.1:
+            found.dtype = self.choice(["float32", "float64", "", "object"])
+        if self.rng.random() < 0.2:
+            data = bytearray(found.data)
+            for _ in range(self.rng.integers(1, 4)):
+                data[self.rng.integers(len(data))] = self.rng.integers(256)
+            found.data = bytes(data[: self.rng.integers(len(data) + 1)] if self.rng.random() < 0.3 else data)
+        return found
+
+    def content(self):
+        content = RecordDict(
+            {
+                "delta": ArrayRecord(dict(self.honest["delta"].items())),
+                "grad": ArrayRecord(dict(self.honest["grad"].items())),
+                "metrics": MetricRecord(dict(self.honest["metrics"].items())),
+            }
+        )
+        for _ in range(self.rng.integers(1, 4)):
+            upload = self.choice(["delta", "grad", "metrics"])
+            if self.rng.random() < 0.05:
+                content.pop(upload, None)
+            elif upload not in content:
+                content[upload] = ArrayRecord()
+            elif upload == "metrics":
+                name = self.choice(["round", "num-examples", "gamma", "more"])
+                if isinstance(content[upload], MetricRecord):
+                    content[upload][name] = self.number()
+            else:
+                name = self.choice(["weight"] * 4 + ["bias"] * 4 + ["other"])
+                content[upload][name] = self.array(name)
+        return content
+
+
+@pytest.mark.parametrize("name", ["folb_hetero", "folb"])
+def test_no_generated_reply_spoils_the_model(name):
+    """5,000 rounds of each rule, one guarded and one not: a generated reply beside honest ones, then the step."""
+    algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](K=40, lr=0.1)
+    strategy = FederatedStrategy(
+        algorithm, guarded=name == "folb", system=system.fixed(work=2), wait=0.0, deadline=0.05
+    )
+    grid = InProcessGrid(APPS)
+    messages = list(strategy.configure_train(1, arrays(START), ConfigRecord(), grid))
+    received = list(grid.send_and_receive(messages))
+    liar = next(reply for reply in received if reply.metadata.src_node_id == grid.node(LIAR))
+    if name == "folb":  # which asks for no gamma
+        liar.content["metrics"]["gamma"] = 0.5
+    others = [reply for reply in received if reply is not liar]
+    opened, spoiler = strategy.opened, Spoiler(len(name), liar.content)
+    opened.take(others)
+    honest, used = dict(opened.usable), 0
+    for _ in range(5000):
+        content = spoiler.content()
+        if name == "folb" and isinstance(content.get("metrics"), MetricRecord):
+            content["metrics"].pop("gamma", None)
+        lie = copy.copy(liar)
+        lie.__dict__["_content"] = content
+        opened.usable, opened.refused, opened.noted, opened.looked_at = dict(honest), {}, [], []
+        opened.abandoned, opened.update, strategy.memory = "", None, ()
+        changed, numbers = strategy.aggregate_train(1, [lie])
+        assert numbers["abandoned"] == 0, opened.abandoned
+        assert numbers["replied"] + numbers["refused"] == N
+        assert all(np.isfinite(array.numpy()).all() for array in changed.values())
+        used += numbers["replied"] == N
+    assert 200 < used < 4500  # some are harmless, and most are not
+
+
+def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():
+    """At the largest norm let in, every rule and server step stays within 32 bits."""
+    for server in ("plain", "adam", "fedexp"):
+        strategy = FederatedStrategy(
+            algorithms.folb(K=5, server=server), guarded=False, system=system.fixed(work=1), wait=0.0, deadline=0.05
+        )
+
+        def inflate(partition, message, reply):
+            if message.metadata.message_type == "train":
+                for upload in ("delta", "grad"):
+                    reply.content[upload] = wire.packed(
+                        {name: np.full(shape, (-1) ** partition * 1e14, np.float32) for name, shape in SHAPES.items()}
+                    )
+            return reply
+
+        result = strategy.start(InProcessGrid(APPS, tamper=inflate), arrays(START), num_rounds=1)
+        assert not strategy.opened.noted
+        assert not strategy.opened.abandoned
+        assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
