@@ -196,6 +196,24 @@ def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
     assert_equal_to_the_simulator(tmp_path / "run", algorithms.ALGORITHMS[name](K=2, lr=0.01), 10)
 
 
+@pytest.mark.slow
+@needs_flower
+def test_malformed_replies_of_every_kind_are_refused_alone(deployed, tmp_path):
+    """Three of the four nodes lie, in every round in another way; Flower itself stops some of it on the way."""
+    from malformed.kinds import KINDS
+
+    settle(deployed)
+    directory = tmp_path / "run"
+    submitted = deployed.run(Path(__file__).parent / "malformed", {"directory": str(directory)})
+    assert holds(lambda: submitted.code is not None, 6 * LONG)
+    lines = rounds(directory)
+    assert len(lines) == -(-len(KINDS) // 3), submitted.tail(30)
+    assert all(line["updated"] and line["devices"] == [0, 1, 2, 3] for line in lines)
+    assert all(sorted(line["rejected_devices"] + line["lost_devices"]) == [1, 2, 3] for line in lines)
+    assert sum(len(line["rejected_devices"]) for line in lines) >= 60
+    assert all(np.isfinite(value).all() for value in np.load(directory / "model.npz").values())
+
+
 @needs_flower
 def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(deployed, tmp_path):
     settle(deployed)

@@ -40,18 +40,27 @@ def carry_out(
     wanted: dict[str, Arm] = {}
     for name in names:
         figure = files.read(name, quick)
-        wanted |= {arm.slug: arm for arm in [*figure.arms, *files.used(figure, quick)]}
+        everything = [*figure.arms, *files.used(figure, quick)]
+        wanted |= {arm.slug: arm for arm in everything}
+        for claim in figure.claims:
+            if not quick:  # which leaves arms out
+                verdicts.check(claim, figure.matching(claim.arms, everything))
+    arms.check_home(home, quick)
     known = list(wanted)
     wanted = {slug: arm for slug, arm in wanted.items() if any(fnmatchcase(slug, pattern) for pattern in only)}
     if not wanted:
         raise InputError("only", list(only), f"should fit one of {', '.join(known)}")
+    missing: list[MissingError] = []
     for i, arm in enumerate(wanted.values(), start=1):
         try:
             found = arms.carry_out(arm, complete)
         except MissingError as error:
             tell(f"{arm.slug} is left out ({i} of {len(wanted)}): {error}")
+            missing.append(error)
             continue
         tell(f"{arm.slug} is done ({i} of {len(wanted)}): {arms.keep(home, found)}")
+    if len(missing) == len(wanted):  # there is nothing to make pages of
+        raise missing[0]
 
 
 def table(pages: Sequence[Page]) -> Table:
@@ -80,8 +89,9 @@ def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
                 "verdict": verdict.word,
                 "logarithmic": verdict.claim.metric in verdicts.RATIOS,
                 "conditions": [
-                    {"condition": one.name, "against": one.against, "holds": one.holds, **one.effect._asdict()}
+                    {"condition": one.name, "against": against, "holds": one.holds, **effect._asdict()}
                     for one in verdict.conditions
+                    for against, effect in one.effects.items()
                 ],
                 "untested": list(verdict.untested),
                 "unreached": list(verdict.unreached),

@@ -103,16 +103,22 @@ def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str,
     reported, records = Experiment(**given).seeds, []
     settings = dict(given.get("set", {}))
     for search in arm.searches:
-        seeds, draws = set(search.seeds) & set(reported), set(search.draws) & set(range(arm.draws))
-        if draws or (seeds and not search.draws):
-            shared = sorted(draws or seeds)
-            raise InputError(f"{arm.slug}: search", shared, "should be none of the draws and seeds that are reported")
+        _check_apart(arm, search, reported, settings.get("draw", 0))
         points = _ranked(arm, search, given, planner, complete)
         values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
         for name in (search.algorithm, *search.also):
             settings[name] = dict(settings.get(name, {})) | values
         records.append(_record(search, values, points))
     return given | {"set": settings}, records
+
+
+def _check_apart(arm: Arm, search: Search, seeds: Sequence[int], own: int) -> None:
+    """Nothing may be chosen on what is reported: no draw of the data, or where there is but one, no seed."""
+    reported, tried = set(range(arm.draws)) or {own}, set(search.draws) or {own}
+    shared = reported & tried if arm.draws else set(search.seeds) & set(seeds) if reported & tried else set()
+    if shared:
+        expected = f"should be none of the {'draws' if arm.draws else 'seeds'} that are reported"
+        raise InputError(f"{arm.slug}: search", sorted(shared), expected)
 
 
 def _record(search: Search, values: Mapping[str, Any], points: Sequence[tune.Point]) -> dict[str, Any]:
@@ -223,6 +229,18 @@ def place(home: Path, document: Mapping[str, Any]) -> Path:
     return home / "results" / f"{document['figure']}-{document['arm']}-{document['identity'][:8]}.json"
 
 
+def check_home(home: Path, quick: bool) -> None:
+    """Results of quick tries and the others do not share a directory: either would replace the other's."""
+    durable.directory(home)
+    for path in (home / "results").glob("*.json"):
+        found = quick
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(path.read_bytes())["quick"]
+        if found is not quick:
+            what = "results of the full setting" if quick else "results of a quick try"
+            raise InputError("out", str(home), f"holds {what}; should be another directory")
+
+
 def keep(home: Path, document: Mapping[str, Any]) -> Path:
     """Write an arm's results, in place of those it had before."""
     path = place(home, document)
@@ -240,8 +258,40 @@ def _files(home: Path, slug: str) -> list[Path]:
 
 
 def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
-    """The results of an arm, if there are any."""
-    for path in _files(home, arm.slug):
-        with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads(path.read_bytes()))
-    return None
+    """The results of an arm, if there are any; those of another experiment than the file's are not."""
+    paths = _files(home, arm.slug)
+    if not paths:
+        return None
+    path, again = paths[-1], "run the arm again, or delete the file"
+    if len(paths) > 1:
+        raise InputError("results", [path.name for path in paths], "should be one file for an arm; delete the others")
+    try:
+        document = json.loads(path.read_bytes())
+        problem = _problem(document, arm)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError("results", str(path), f"is damaged ({type(error).__name__}: {error}): {again}") from error
+    if problem:
+        raise InputError("results", str(path), f"{problem}: {again}")
+    return dict(document)
+
+
+def _problem(document: Mapping[str, Any], arm: Arm) -> str:
+    """What is wrong with stored results, if anything is; or an error, if they are not of the form at all."""
+    if (document["figure"], document["arm"], document["quick"]) != (arm.figure, arm.id, arm.quick):
+        return "is of another arm"
+    if arm.check is not None:
+        same = document["check"] == arm.check and document["settings"] == dict(arm.settings)
+        return "" if same and all(map(len, document["values"].values())) else "is of another check"
+    found, wanted = document["experiment"], Experiment(**arm.given)
+    for key in ("rounds", "target", "evaluate_every"):
+        if found[key] != getattr(wanted, key):
+            return f"has {key} = {found[key]}, and the experiment file {getattr(wanted, key)}"
+    if document["draws"] != arm.draws or list(found["seeds"]) != list(wanted.seeds):
+        return "has other draws or seeds than the experiment file"
+    evaluated = len(document["evaluated_rounds"])
+    for name, algorithm in document["algorithms"].items():
+        lengths = {len(values) for values in algorithm["runs"].values()}
+        curves = {len(curve) for what in ("accuracy", "loss") for curve in algorithm[what].values()}
+        if lengths != {len(found["seeds"]) * max(arm.draws, 1)} or curves != {evaluated}:
+            return f"has runs of {name} that are not all there"
+    return ""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -88,6 +88,7 @@ class Claim:
     same: float | None = None
     at_least: float | None = None
     at_most: float | None = None
+    keeping: Mapping[str, float] = field(default_factory=dict)
     conditions: Sequence[str] = ()
 
     @property
@@ -136,12 +137,15 @@ def names() -> list[str]:
 def chosen(wanted: Sequence[str]) -> list[str]:
     """What the command was asked for: names, "all", and files of one's own."""
     known = names()
-    if "all" in wanted:
-        return known
     for name in wanted:
         if not name.endswith(".toml"):
             choose("reproduce", name, [*known, "all"])
-    return list(dict.fromkeys(wanted))
+    found = list(dict.fromkeys(known * ("all" in wanted) + [name for name in wanted if name != "all"]))
+    stems = [Path(name).stem for name in found]
+    for name, stem in zip(found, stems, strict=True):
+        if stems.count(stem) > 1 or (name.endswith(".toml") and stem in known):
+            raise InputError("reproduce", name, "should have a name that no other figure has")
+    return found
 
 
 def _home() -> Any:
@@ -161,6 +165,12 @@ def read(name: str, quick: bool = False) -> Figure:
     """The figure or table of that name, or of the file at that path."""
     found, stem = content(name), Path(name).stem
     where = f"{stem}.toml"
+    for key in ("arm", "claim"):
+        if not _all(lambda one: isinstance(one, dict), list)(found.get(key, [])):
+            raise InputError(f"{where}: {key}", found[key], f"should be tables: [[{key}]]")
+    for key in ("name", "arms", "claims"):
+        if key in found:
+            raise InputError(f"{where}: key of figure", key, "should not be given: it is made of the file")
     arms = [arm for table in found.pop("arm", []) for arm in _arms(where, stem, table, quick)]
     claims = [_made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
     for kind, ids in (("arm", [arm.id for arm in arms]), ("claim", [claim.id for claim in claims])):
@@ -175,10 +185,56 @@ def used(figure: Figure, quick: bool = False) -> list[Arm]:
     return figure.matching(figure.uses, [arm for other in others for arm in other.arms])
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _all(what: Callable[[Any], bool], many: type) -> Callable[[Any], bool]:
+    """Whether a value is a list, or a table, of what fits."""
+
+    def fits(value: Any) -> bool:
+        if not isinstance(value, many):
+            return False
+        return all(what(one) for one in (value.values() if isinstance(value, dict) else list(value)))  # type: ignore[call-overload]
+
+    return fits
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what TOML may give to a field of a type
+    "str": (_text, "a text"),
+    "str | None": (_text, "a text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (_whole, "a whole number"),
+    "int | None": (_whole, "a whole number"),
+    "float | None": (_number, "a number"),
+    "Sequence[str]": (_all(_text, list), "a list of texts"),
+    "Sequence[int]": (_all(_whole, list), "a list of whole numbers"),
+    "Mapping[str, Any]": (lambda value: isinstance(value, dict), "a table"),
+    "Mapping[str, str]": (_all(_text, dict), "a table of texts"),
+    "Mapping[str, float]": (_all(_number, dict), "a table of numbers"),
+    "Mapping[str, Sequence[Any]]": (_all(lambda one: isinstance(one, list) and bool(one), dict), "a table of lists"),
+    "Mapping[str, int | str]": (
+        _all(lambda one: one == "never" or (_whole(one) and one > 0), dict),
+        "a table of whole numbers from 1 on, or 'never'",
+    ),
+}
+
+
 def _made(where: str, kind: type, given: dict[str, Any]) -> Any:
-    known = [field.name for field in fields(kind)]
-    for key in given:
-        choose(f"{where}: key of {kind.__name__.lower()}", key, known)
+    known = {field.name: str(field.type) for field in fields(kind)}
+    for key, value in given.items():
+        choose(f"{where}: key of {kind.__name__.lower()}", key, list(known))
+        fits, form = FORMS.get(known[key], (lambda value: True, ""))
+        if not fits(value):
+            raise InputError(f"{where}: {key} of {kind.__name__.lower()}", value, f"should be {form}")
     try:
         return kind(**given)
     except TypeError as error:
@@ -188,17 +244,24 @@ def _made(where: str, kind: type, given: dict[str, Any]) -> Any:
 def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[Arm]:
     """The arm of a table; or one for each value that it varies."""
     table = dict(table)
-    instead = table.pop("quick", {})
+    for key in ("quick", "vary", "set"):
+        if not isinstance(table.get(key, {}), dict):
+            raise InputError(f"{where}: {key} of arm", table[key], "should be a table")
+    instead = dict(table.pop("quick", {}))
     if quick:
-        if instead.pop("skip", False):
+        if instead.pop("skip", False) is True:
             return []
         table = _merged(table, instead)
     vary = table.pop("vary", {})
+    if not FORMS["Mapping[str, Sequence[Any]]"][0](vary):
+        raise InputError(f"{where}: vary of arm", vary, "should be a table of lists, each with a value")
     own: dict[str, Any] = {key: table.pop(key) for key in OWN if key in table}
-    if not re.fullmatch("[a-z0-9_.-]+", own.get("id", "")):
+    if not re.fullmatch("[a-z0-9_.-]+", str(own.get("id", ""))):
         raise InputError(f"{where}: id of an arm", own.get("id"), "should be small letters, digits, - and _")
     search = table.pop("search", {})
     searches = search if isinstance(search, list) else [search] if search else []
+    if not all(isinstance(one, dict) for one in searches):
+        raise InputError(f"{where}: search of arm", search, "should be a table, or tables")
     own["searches"] = [_made(where, Search, one) for one in searches]
     if not own.get("check"):
         for key in table:

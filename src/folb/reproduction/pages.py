@@ -6,6 +6,7 @@ They are made of the experiment files' texts and of stored results, and of nothi
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,8 +89,8 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
     count = Counter(verdict.word for verdict in judged)
     words = (verdicts.HOLDS, verdicts.PARTLY, verdicts.FAILS, verdicts.UNTESTED)
     yield f"{len(judged)} claims: {', '.join(f'{word}: {count[word]}' for word in words if count[word])}.\n"
-    if not quick and texts.get("advice"):
-        yield f"## Should I use FOLB, and when?\n\n{texts['advice'].strip()}\n"
+    if not quick and not count[verdicts.UNTESTED] and len(pages) >= len(files.names()):
+        yield f"## Should I use FOLB, and when?\n\n{advice(pages)}\n"
     for one in pages:
         yield from _nearest(one, heading="## Which reading of the paper comes nearest to its numbers")
     yield "## Verdicts\n"
@@ -103,6 +104,17 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
     yield f"## Again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
 
 
+def advice(pages: Sequence[Page]) -> str:
+    """The advice of the front page, each {arm: algorithm} in it the median of the rounds to the target."""
+    documents = {f"{one['figure']}-{one['arm']}": one for page in pages for one in page.present}
+
+    def middle(found: re.Match[str]) -> str:
+        document = documents[found[1]]
+        return _rounds(median(document["algorithms"][found[2]]["runs"]["rounds"]), document["experiment"]["rounds"])
+
+    return re.sub(r"{([^:}]+): ([^}]+)}", middle, files.content(files.FRONT)["advice"].strip())
+
+
 def _nearest(one: Page, heading: str) -> Iterator[str]:
     near = verdicts.nearest([document for document in one.present if document["figure"] == one.figure.name], UNDERS)
     if not near:
@@ -110,25 +122,34 @@ def _nearest(one: Page, heading: str) -> Iterator[str]:
     best = near[0]
     yield f"{heading}\n"
     yield (
-        f"Rounds to the target on the {best.rows} datasets that were run in every reading: our median against the "
-        f"printed number. The nearest is **{best.combination}**, off by a factor of {_factor(best)}, with "
-        f"{best.ordered} of {best.pairs} pairs of algorithms in the printed order.\n"
+        f"Rounds to the target, our median against the printed number, on the {best.rows} rows of the table that were "
+        f"run in every reading (the LSTMs were not). The nearest is **{best.combination}**, off by a factor of "
+        f"{_factor(best)}, with {best.ordered} of {best.pairs} pairs of algorithms in the printed order.\n"
     )
     yield "| reading | off by a factor of [95 % interval] | pairs in the printed order |\n|---|---|---|"
     for row in near:
         yield f"| {row.combination} | {_factor(row)} | {row.ordered} of {row.pairs} |"
-    by_average = {under: next(row for row in near if row.combination.endswith(under)) for under in UNDERS}
-    first, second = sorted(by_average, key=lambda under: by_average[under].factor)
-    nearer, other = _factor(by_average[first]), _factor(by_average[second])
-    said = (
-        f"So {first} explains the printed numbers better than {second}: off by {nearer} against {other}."
-        if by_average[first].high < by_average[second].low
-        else f"Neither average explains the printed numbers: {first} is at best off by {nearer}, {second} by {other}."
-    )
     yield (
-        f"\nFactors are geometric means over datasets and algorithms. {said} The paper's text says simple averaging; "
-        "the code it builds on weights by samples.\n"
+        "\nFactors are geometric means over rows and algorithms, their intervals bootstraps; a run that never arrives "
+        f"counts as twice the rounds it had. {_implied(near)} The paper's text speaks of steps and averages simply; "
+        "the code it builds on has epochs and weights by samples.\n"
     )
+
+
+def _implied(near: Sequence[verdicts.Nearness]) -> str:
+    """What can be said of the unit of work, and of the average, from intervals that do not overlap."""
+    said = []
+    for what, part in (("unit of work", 0), ("average", 1)):
+        best: dict[str, verdicts.Nearness] = {}
+        for row in near:  # the nearest come first
+            best.setdefault(row.combination.split(", ")[part], row)
+        (first, nearer), *others = best.items()
+        if others and all(nearer.high < row.low for _, row in others):
+            said.append(f"Of the {what}, {first} comes nearest to the printed numbers.")
+        elif others:
+            rest = ", ".join(f"{name} {_factor(row)}" for name, row in others)
+            said.append(f"Which {what} comes nearest is not settled: {first} {_factor(nearer)}, {rest}.")
+    return " ".join(said)
 
 
 def _factor(row: verdicts.Nearness) -> str:
@@ -169,9 +190,11 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
     if verdict.conditions:
         yield "| condition | against | effect [95 % interval] | runs | |\n|---|---|---|---|---|"
         for condition in verdict.conditions:
-            effect = verdicts.effect_text(verdict.claim, condition.effect)
             word = "holds" if condition.holds else "does not hold"
-            yield f"| {condition.name} | {condition.against} | {effect} | {condition.effect.runs} | {word} |"
+            for against, effect in condition.effects.items():
+                shown = verdicts.effect_text(verdict.claim, effect)
+                noted = ": ".join(filter(None, (word, condition.note)))
+                yield f"| {condition.name} | {against} | {shown} | {effect.runs} | {noted} |"
         yield ""
     if verdict.unreached:
         yield f"No run arrives at the target: {'; '.join(verdict.unreached)}.\n"
@@ -200,14 +223,29 @@ def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             )
             yield f"| {' | '.join(cells)} |"
     yield "\nMedians over runs with their 10th to 90th percentile; drops and megabytes are means.\n"
+    diverged = [
+        f"{document['name']}, {label}: {lost} of {len(algorithm['runs']['loss'])}"
+        for document in documents
+        for label, algorithm in document["algorithms"].items()
+        if (lost := algorithm["runs"]["loss"].count(None))
+    ]
+    if diverged:
+        yield (
+            f"Runs that diverged, their loss not finite at the end: {'; '.join(diverged)}. Such a run counts as a loss "
+            f"of {verdicts.WORST_LOSS:g}, and with the accuracy that it has.\n"
+        )
 
 
 def _arrival(reached: Sequence[int | None], rounds: int) -> str:
     """The median of the rounds to the target and its range; one that never arrives is later than any that does."""
-    low, middle, high = (f"> {rounds}" if math.isinf(value) else f"{value:g}" for value in _spread(reached))
+    low, middle, high = (_rounds(value, rounds) for value in _spread(reached))
     missed = list(reached).count(None)
     never = f"; {missed} of {len(reached)} never" if missed else ""
     return f"{middle} ({low} to {high}{never})"
+
+
+def _rounds(value: float, rounds: int) -> str:
+    return f"> {rounds}" if math.isinf(value) else f"{value:g}"
 
 
 def _middle(values: Sequence[float | None], scale: float) -> str:
@@ -216,9 +254,16 @@ def _middle(values: Sequence[float | None], scale: float) -> str:
 
 
 def _spread(values: Sequence[float | None]) -> list[float]:
-    """The 10th percentile, the median and the 90th, as values that were measured; none is larger than any."""
+    """The 10th percentile, the median and the 90th; what never came, or is not finite, is larger than any number."""
     ordered = sorted(math.inf if value is None else value for value in values)
-    return [ordered[round(q / 100 * (len(ordered) - 1))] for q in arms.QUANTILES]
+    low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
+    return [low, median(values), high]
+
+
+def median(values: Sequence[float | None]) -> float:
+    """The middle value, or the mean of the two."""
+    ordered = sorted(math.inf if value is None else value for value in values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
