@@ -256,6 +256,43 @@ def test_a_device_that_comes_back_with_other_data_is_asked_anew(federation, mode
     assert strategy.opened.members[6].size == strategy.opened.members[1].size
 
 
+@pytest.mark.parametrize("name", ["fednu_norm", "two_phase"])
+def test_so_is_one_of_a_survey_and_of_the_first_phase(federation, model, name):
+    grid = InProcessGrid(apps(federation))
+
+    def restart(t, record):
+        if t == 1:
+            grid.apps[6] = apps(federation)[1]
+
+    given = {"system": WORK, "wait": 0.0, "deadline": 0.05, "min_replies": 2}
+    if name == "two_phase":
+        strategy = TwoPhaseStrategy(algorithms.folb(K=30), **given)
+    else:
+        strategy = FederatedStrategy(algorithms.fednu_norm(K=30), **given)
+    result = strategy.start(grid, initial(model), num_rounds=3, evaluate_fn=restart)
+    assert [numbers["refused"] for numbers in result.train_metrics_clientapp.values()] == [0, 1, 0]
+    assert result.train_metrics_clientapp[2]["lost"] == 0
+
+
+def test_a_device_has_one_identity_at_a_time(federation, model):
+    """One that changes it, round after round, counts once, and leaves the others theirs."""
+    known = iter(range(100, 200))
+
+    def tamper(partition, message, reply):
+        if partition == 6 and message.metadata.message_type == "query":
+            reply.content["metrics"]["identity"] = next(known)
+        if partition == 6 and message.metadata.message_type == "train":
+            reply.content["metrics"]["num-examples"] += 1
+        return reply
+
+    strategy = plain(algorithms.fedavg(K=30))
+    strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=4)
+    identities = [member.identity for member in strategy.opened.members]
+    assert len(identities) == len(set(identities)) == federation.N
+    assert len({member.node for member in strategy.opened.members}) == federation.N
+    assert next(known) == 104  # asked anew in every round
+
+
 # faults --------------------------------------------------------------------------------------------------------------
 
 
@@ -306,8 +343,78 @@ def test_a_node_that_says_nothing_costs_its_wait_once(federation, model):
     strategy = quick(algorithms.folb(K=4), wait=0.1)
     strategy.start(grid, initial(model), num_rounds=3)
     queries = [m for m in grid.sent if m.metadata.message_type == "query"]
-    assert len(queries) == federation.N
+    assert len(queries) == federation.N  # asked again, but not so soon
     assert 3 not in {member.identity for member in strategy.opened.members}
+
+
+def test_a_lost_query_is_asked_again(federation, model, monkeypatch):
+    monkeypatch.setattr("folb.flower.roster.AGAIN", 0.0)
+    lost = []
+
+    def tamper(partition, message, reply):
+        if partition == 3 and message.metadata.message_type == "query" and not lost:
+            lost.append(message)
+            return None
+        return reply
+
+    strategy = quick(algorithms.fedavg(K=4), wait=0.01)
+    strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=2)
+    assert lost and 3 in {member.identity for member in strategy.opened.members}
+
+
+def test_rounds_abandoned_one_after_another_end_the_run(federation, model, tmp_path):
+    def broken(params, x, y):
+        return {"b": params["bias"]}
+
+    def strategy():
+        return quick(algorithms.fedavg(K=4), max_abandoned=2, directory=tmp_path)
+
+    with pytest.raises(RuntimeError, match="2 rounds in a row were abandoned, the last since 0 usable replies"):
+        strategy().start(InProcessGrid(apps(federation, broken)), initial(model), num_rounds=50)
+    assert store.read(tmp_path).state == "interrupted"
+    (first, _) = store.read(tmp_path).rounds()[0]
+    assert "gradient: names" in first["failed"][0][1]
+    strategy().start(InProcessGrid(apps(federation)), initial(model), num_rounds=3)
+    assert store.read(tmp_path).rounds()[0][-1]["updated"]
+
+
+def test_an_error_s_last_words_are_kept():
+    from folb.flower.replies import last_words
+
+    traceback = "(pid=1)\\n" + "  File x, in y\\n" * 20 + "ValueError: b is wrong"
+    wrapped = f"<class 'ray.exceptions.RayTaskError'>:<'\x1b[36mray::run()\x1b[39m {traceback}'>"
+    assert last_words(wrapped) == "ValueError: b is wrong"
+    assert last_words("ValueError: out of\nmemory") == "ValueError: out of memory"
+    assert last_words("plain") == "plain"
+    assert last_words("") == ""
+
+
+def test_a_step_that_the_guard_must_shorten_is_told_once(federation, model, caplog):
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        quick(algorithms.folb(K=30)).start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
+        assert len({id(record) for record in caplog.records if "a smaller K suits so few" in record.message}) == 1
+        caplog.clear()
+        quick(algorithms.folb(K=4, replacement=False)).start(InProcessGrid(apps(federation)), initial(model), 1)
+        assert "a smaller K" not in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+def test_a_refused_reply_raises_nobody_s_bound(federation, model):
+    """Three that send rubbish do not make a fourth's weight dearer: c / K, whatever is refused."""
+
+    def tamper(partition, message, reply):
+        if message.metadata.message_type == "train" and partition < 4:
+            scale = 1e3 if partition == 3 else float("nan")
+            reply.content["grad"] = wire.packed({n: scale * a.numpy() for n, a in reply.content["grad"].items()})
+        return reply
+
+    strategy = quick(algorithms.folb(K=8, replacement=False))
+    strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
+    assert len(strategy.opened.refused) == 3
+    assert 0 < np.max(strategy.opened.update.weights) <= 2 / 8 + 1e-6
 
 
 def test_a_device_that_fails_is_lost_with_its_reason(federation, model, tmp_path):
@@ -340,6 +447,22 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     assert len(strategy.opened.usable) == 4
     # the two that were not waited for in round 1 are heard of in round 2, and refused
     assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply, of round 1"] * 2
+
+
+@pytest.mark.parametrize("K, more, asked, closes", [(1, 1.3, 2, 1), (3, 1.3, 4, 3), (4, 1.3, 6, 4), (8, 1.3, 8, 8)])
+def test_over_selection_closes_at_the_k_that_was_wanted(federation, model, K, more, asked, closes):
+    class Slow(InProcessGrid):
+        """One reply at a time."""
+
+        def pull_messages(self, message_ids):
+            some = sorted(message_ids)
+            return super().pull_messages(some[:1] if any(m.metadata.group_id for m in self.sent) else some)
+
+    grid = Slow(apps(federation))
+    strategy = quick(algorithms.fedavg(K=K, replacement=False), over_selection=more, deadline=20.0)
+    strategy.start(grid, initial(model), num_rounds=1)
+    assert len([m for m in grid.sent if m.metadata.group_id == "1"]) == asked
+    assert len(strategy.opened.usable) == closes
 
 
 def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, model):
@@ -415,6 +538,8 @@ def test_devices_evaluate_the_model_if_asked(federation, model):
     strategy = quick(algorithms.fedavg(K=3), fraction_evaluate=1.0)
     result = strategy.start(InProcessGrid(counted, tamper=tamper), initial(model), num_rounds=2)
     assert result.evaluate_metrics_clientapp[2] == MetricRecord({"accuracy": 0.5, "loss": 2.0})
+    refused = [reason for _, reason in strategy.opened.noted]
+    assert len(refused) == 2 and any("accuracy is nan" in reason for reason in refused)
 
 
 def test_fraction_train_takes_the_place_of_k(federation, model):
@@ -589,10 +714,31 @@ def test_another_run_s_directory_is_left_alone(federation, model, tmp_path):
         plain(algorithms.folb(K=6, mu=0.5), directory=tmp_path),
         plain(algorithms.folb(K=6), seed=1, directory=tmp_path),
         quick(algorithms.folb(K=6), directory=tmp_path),
+        plain(algorithms.folb(K=6), fraction_train=0.5, directory=tmp_path),
+        plain(algorithms.folb(K=6), over_selection=2.0, directory=tmp_path),
     ):
         with pytest.raises(InputError, match="holds another run"):
             other.start(InProcessGrid(apps(federation)), initial(model), 2)
     assert len(store.read(tmp_path).rounds()[0]) == 1
+
+
+def test_fewer_rounds_than_there_are_is_refused(federation, model, tmp_path):
+    for rounds in (3, 2):
+        strategy = plain(algorithms.fedavg(K=3), directory=tmp_path)
+        if rounds == 3:
+            strategy.start(InProcessGrid(apps(federation)), initial(model), rounds)
+        else:
+            with pytest.raises(InputError, match="num_rounds = 2: should be at least 3"):
+                strategy.start(InProcessGrid(apps(federation)), initial(model), rounds)
+    assert store.read(tmp_path).experiment["rounds"] == 3
+
+
+def test_no_command_line_of_flower_s_is_kept(federation, model, tmp_path, monkeypatch):
+    """It has a token."""
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-serverapp", "--token", "secret"])
+    plain(algorithms.fedavg(K=3), directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 1)
+    assert store.read(tmp_path).environment["command"] == "flwr-serverapp"
+    assert all(b"secret" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 # what a user may get wrong -------------------------------------------------------------------------------------------
@@ -612,6 +758,14 @@ def test_another_run_s_directory_is_left_alone(federation, model, tmp_path):
         {"seed": -1},
         {"guarded": 1},
         {"cap": 0.5},
+        {"cap": float("inf")},
+        {"deadline": "2 minutes"},
+        {"wait": None},
+        {"target": "0.7"},
+        {"directory": 5},
+        {"system": "uniform"},
+        {"min_replies": 11},
+        {"max_abandoned": 0},
     ],
     ids=str,
 )

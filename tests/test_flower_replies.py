@@ -66,15 +66,15 @@ def test_a_malformed_reply_is_refused_alone(kind):
 
 
 def test_there_are_kinds_enough():
-    for upload in ("delta", "grad"):
-        assert sum(kind.startswith(f"{upload}:") for kind in KINDS) >= 20
+    for field in ("delta", "grad", "round", "num-examples", "gamma"):
+        assert sum(kind.startswith(f"{field}:") for kind in KINDS) >= 20
 
 
 def test_the_model_is_what_it_would_be_without_the_liar():
     """Refused is not asked: bit for bit."""
-    _, refused = round_with(KINDS["delta: not a number"])
+    _, refused = round_with(KINDS["delta: not a number"], guarded=False)
     strategy = FederatedStrategy(
-        algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), wait=0.0, deadline=0.01
+        algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), guarded=False, wait=0.0, deadline=0.01
     )
     grid = InProcessGrid(APPS, tamper=lambda k, m, r: None if k == LIAR and m.metadata.message_type == "train" else r)
     silent = strategy.start(grid, arrays(START), num_rounds=1).arrays

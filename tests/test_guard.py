@@ -96,13 +96,15 @@ def literal(name, r, cap):
     delta = {k: r["delta"][k] * min(1, 3 * middle["delta"] / norm(r["delta"][k])) for k in S}
     clipped = {k: r["grad"][k] * min(1, middle["grad"] / norm(r["grad"][k])) for k in S}
     count = sum(r["times"][k] for k in S)
-    g1 = sum(r["times"][k] * r["correction"][k] * clipped[k] for k in S) / count
+    usual = sorted(r["correction"][k] for k in S)[(len(S) - 1) // 2]
+    g1 = sum(r["times"][k] * min(r["correction"][k], usual) * clipped[k] for k in S) / count
     total = 1.0
     if name == "folb_two_set":
         S2 = [k for k in range(K) if r["second_times"][k] > 0]
         middle2 = sorted(norm(r["second_grad"][k]) for k in S2)[(len(S2) - 1) // 2]
         clipped2 = {k: r["second_grad"][k] * min(1, middle2 / norm(r["second_grad"][k])) for k in S2}
-        weight2 = {k: r["second_times"][k] * r["second_correction"][k] for k in S2}
+        usual2 = sorted(r["second_correction"][k] for k in S2)[(len(S2) - 1) // 2]
+        weight2 = {k: r["second_times"][k] * min(r["second_correction"][k], usual2) for k in S2}
         g2 = sum(weight2[k] * clipped2[k] for k in S2) / sum(r["second_times"][k] for k in S2)
         total = (g1 @ g1) / (g2 @ g2)
     weights = np.zeros(K)

@@ -696,11 +696,12 @@ def _deploy_demo(options: argparse.Namespace) -> None:
     if demo.finished(path, options.rounds):
         tell(f"{path} is finished already; --again runs it anew")
     else:
+        demo.check_place(path)
         options.going = shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
         demo.perform(path, options.algorithm, options.rounds, options.nodes, tell)
         options.going = None
     stored, console = store.read(path), _console()
-    console.print(report.table(stored.runs(), stored.experiment["target"]), highlight=False)
+    console.print(report.table(stored.runs(), stored.experiment["target"], stored.clock), highlight=False)
     console.print(
         f"\nin {path}: curves.png, results.json, rounds.jsonl, model.npz; folb report {stored.handle} has the page",
         highlight=False,

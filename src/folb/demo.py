@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from folb import store
+from folb import durable, store
 from folb.algorithms import ALGORITHMS
 from folb.deployment import HOST, START, Deployment, check_installed, holds, running
 from folb.errors import InputError, check_whole, choose
@@ -32,6 +32,16 @@ def check(algorithm: str, rounds: int, nodes: int) -> None:
 def place(algorithm: str, nodes: int) -> Path:
     """The run directory, unless another is asked for."""
     return store.home() / f"deploy-{algorithm}-{nodes}"
+
+
+def check_place(path: Path) -> None:
+    """Raise an `InputError` unless the run can be kept there: before Flower is started for nothing."""
+    if store.is_run(path):
+        if not store.read(path).deployed:
+            raise InputError("out", str(path), "holds a run of the simulator; choose another directory")
+        return
+    durable.directory(path)
+    store.check_own(path, again=False)
 
 
 def finished(path: Path, rounds: int) -> bool:

@@ -263,6 +263,8 @@ def check_installed() -> None:
     """Raise an `InputError` unless Flower is installed, beside the Python that runs this."""
     if find_spec("flwr") is None or not Path(program("flwr")).exists():
         raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
+    if find_spec("jax") is None:
+        raise InputError("deploy", "jax", "is not installed, and the server needs it: pip install 'folb[flower]'")
 
 
 def ended(processes: Sequence[Process]) -> bool:

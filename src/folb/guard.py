@@ -7,7 +7,7 @@ grad_1 f and its own weight. A guarded rule is the rule itself on a round that h
 2. so is one whose update does not descend on its own gradient, <Delta_k, -grad F_k> > 0;
 3. gamma_k is clamped to [0, 1];
 4. the norm of Delta_k is clipped to 3 times the median;
-5. the reference is the mean (10) of gradients clipped to their median norm;
+5. the reference is the mean (10) of gradients clipped to their median norm, p_k / P_k to its median;
 6. negative weights are dropped, not turned round;
 7. no weight exceeds cap / K, by water-filling.
 
@@ -44,9 +44,10 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     """The algorithm with its rule guarded, and a server step that sees the replies as the rule did.
 
     One that is guarded already keeps its own cap. One whose rule uses no gradients of its devices (FedAvg, FedProx,
-    most of FedNu) comes back as it is: nobody can buy weight in it.
+    most of FedNu) comes back as it is: a gradient buys nothing in it. A number of samples does where they are what
+    averages or draws go by, and so does what a survey is told: no guard checks those.
     """
-    check("cap", cap, cap >= 1, "should be at least 1")
+    check("cap", cap, (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if "grad" not in algorithm.uploads or is_guarded(algorithm):
         return algorithm
     return replace(
@@ -77,7 +78,7 @@ def _guarded(round: Round, *, rule: Rule, cap: Any) -> Update:
     if sound.second is not None:
         g2 = gradient_estimate(sound.second.grad, sound.second.times, sound.second.correction)
         total = fraction(tree.dot(sound.reference, sound.reference), tree.dot(g2, g2))
-    most = cap / jnp.maximum(jnp.sum(round.times), 1.0)
+    most = cap / jnp.maximum(jnp.sum(round.times) if round.K is None else round.K, 1.0)
     return weighted(sound, water_filled(jnp.maximum(rule(sound).weights, 0.0), most, total))
 
 
@@ -109,7 +110,11 @@ def screened(round: Round) -> Round:
         delta=_scaled(round.delta, jnp.where(counted, shorter, 0.0)),
         grad=_scaled(grad.direction, jnp.minimum(length, LARGEST)),
         gamma=gamma,
-        reference=gradient_estimate(_scaled(grad.direction, jnp.minimum(length, 1.0)), times, round.correction),
+        reference=gradient_estimate(
+            _scaled(grad.direction, jnp.minimum(length, 1.0)),
+            times,
+            jnp.minimum(round.correction, median(round.correction, counted)),  # p_k is what the device says it has
+        ),
         second=None if round.second is None else _screened_second(round.second, unit),
     )
 
@@ -122,6 +127,7 @@ def _screened_second(second: Gradients, unit: Array) -> Gradients:
     return second._replace(
         grad=_scaled(grad.direction, jnp.where(counted, jnp.minimum(fraction(length, unit), LARGEST), 0.0)),
         times=jnp.where(counted, second.times, 0.0),
+        correction=jnp.minimum(second.correction, median(second.correction, counted)),
     )
 
 

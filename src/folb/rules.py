@@ -35,6 +35,7 @@ class Round(NamedTuple):
     second: Gradients | None = None  # what S_2 sent, for (9)
     reference: Params | None = None  # grad_1 f(w^t), where it is to be another than (10) of `grad`
     device: Array | None = None  # whose replies these are; no rule's business, but an attack's
+    K: Array | None = None  # what arrived, where that is more than `times` has: replies that were refused before
 
 
 class Gradients(NamedTuple):

@@ -124,7 +124,7 @@ class Stored:
     @property
     def going(self) -> str:
         """The command that goes on with it."""
-        return "flwr run ." if self.deployed else f"folb resume {self.handle}"
+        return "the same flwr run, or folb deploy demo, again" if self.deployed else f"folb resume {self.handle}"
 
     @property
     def state(self) -> str:
@@ -313,8 +313,12 @@ def now() -> str:
 
 
 def command() -> str:
-    """The command line, as one would type it."""
-    return shlex.join(["folb", *sys.argv[1:]])
+    """The command line, as one would type it.
+
+    That of a program of another name is nobody's business: Flower's hands a token to the server's process.
+    """
+    program = Path(sys.argv[0]).name
+    return program if program.startswith("flwr") else shlex.join(["folb", *sys.argv[1:]])
 
 
 DIRECTORIES = (CHECKPOINTS, TRACKING)

@@ -32,7 +32,12 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"folb.flower.{_HOME[name]}"), name)
+        try:
+            return getattr(import_module(f"folb.flower.{_HOME[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "flwr":
+                raise
+            raise ModuleNotFoundError("folb.flower needs Flower: pip install 'folb[flower]'", name="flwr") from error
     raise AttributeError(f"module 'folb.flower' has no attribute {name!r}")
 
 

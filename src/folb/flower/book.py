@@ -97,6 +97,8 @@ class Book:
         elif there["identity"] != self.identity:
             expected = "holds another run: other settings, or a model of other arrays; choose another directory"
             raise InputError("directory", str(self.path), expected)
+        if there is None:  # first of all: what makes the directory a run, that can be gone on with
+            durable.replace(self.path / store.ENVIRONMENT, _json(self._environment()))
         (self.path / store.CHECKPOINTS).mkdir(exist_ok=True)
         found = checkpoint.load(self.path / store.CHECKPOINTS, EVERY_RUN, self.identity, (self.state, "", ""))
         if found is not None:
@@ -105,9 +107,9 @@ class Book:
             params = {name: np.asarray(state.params[name]) for name in self.state.params}
             self.state = State(params, jax.tree.map(np.asarray, state.memory))
             self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
+            if self.done > self.about.rounds:
+                raise InputError("num_rounds", self.about.rounds, f"should be at least {self.done}: so many are done")
             log.info("%s: going on after round %d", self.path, self.done)
-        if there is None:
-            durable.replace(self.path / store.ENVIRONMENT, _json(self._environment()))
         durable.replace(self.path / store.ROUNDS, b"".join(map(_line, self.lines)))
         (self.path / store.RESULTS).unlink(missing_ok=True)
         durable.replace(self.path / store.EXPERIMENT, _toml(self.about.experiment()))

@@ -37,6 +37,12 @@ class Device:
     identity: int | None = None
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
 
+    def __post_init__(self) -> None:
+        """Lists become arrays, which rows can be taken of."""
+        for name in ("x", "y"):
+            if isinstance(getattr(self, name), list | tuple):
+                object.__setattr__(self, name, np.asarray(getattr(self, name)))
+
     def answer(
         self, task: Task, params: Arrays, mean: Arrays | None = None
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
@@ -132,6 +138,8 @@ def identity(device: Device, context: Context) -> int:
     if found is None:
         expected = "should be in the node's config, or `identity` in its Device: a number that is always the device's"
         raise InputError("partition-id", found, expected)
+    if isinstance(found, bool) or int(found) != found:
+        raise InputError("identity", found, "should be a whole number")
     return int(found)
 
 
@@ -159,7 +167,10 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, A
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(params[name])))
         place = next(iter(known.values())).device
         module.zero_grad()
-        loss(module(torch.as_tensor(x, device=place)), torch.as_tensor(y, device=place)).mean().backward()
+        labels = torch.as_tensor(y, device=place)
+        if not (labels.is_floating_point() or labels.dtype == torch.bool):
+            labels = labels.long()  # as PyTorch's losses have them
+        loss(module(torch.as_tensor(x, device=place)), labels).mean().backward()
         return {
             name: np.zeros_like(params[name]) if p.grad is None else p.grad.detach().cpu().numpy().copy()
             for name, p in known.items()

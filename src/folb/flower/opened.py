@@ -16,7 +16,7 @@ from flwr.app import Message
 from folb import rounds
 from folb.algorithms import Algorithm
 from folb.flower import replies, wire
-from folb.flower.replies import Expected, Refused, Reply, one_line
+from folb.flower.replies import Expected, Refused, Reply, last_words
 from folb.flower.roster import Member
 from folb.flower.wire import Arrays
 from folb.rounds import State
@@ -79,11 +79,13 @@ class Opened:
     members: list[Member]
     until: float
     plan: Plan | None = None
+    wanted: int = 0  # replies, each as often as its device was drawn, at which over-selection closes the round
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # lost, with a reason
     noted: list[tuple[int | None, str]] = field(default_factory=list)  # all refusals, and whose they are
+    before: dict[int, str] = field(default_factory=dict)  # refused in what came before the round's own messages
     looked_at: list[Message] = field(default_factory=list)
     owners: dict[str, int] = field(default_factory=dict)
     abandoned: str = ""
@@ -104,6 +106,11 @@ class Opened:
             return {}
         first = zip(*self.plan.first, strict=True)
         return {self.members[k].identity: int(times) for k, times in first if times > 0}
+
+    @property
+    def silent(self) -> set[int]:
+        """Devices that were asked, and did not answer."""
+        return set(self.asked) - set(self.usable) - set(self.refused)
 
     def refuse(self, identity: int | None, reason: str) -> None:
         """Note a refusal."""
@@ -127,11 +134,12 @@ class Opened:
         elif identity in self.usable or identity in self.refused:
             self.refuse(identity, "a repeated reply")
         elif reply.has_error():
-            self.failed[identity] = one_line(reply.error.reason)
+            self.failed[identity] = last_words(reply.error.reason)
             log.warning("round %d: lost: device %d: %s", self.t, identity, self.failed[identity])
         else:
             try:
                 self.usable[identity] = replies.checked(reply, self.asked[identity][1])
+                self.failed.pop(identity, None)  # an error came first
                 self.up += wire.nbytes(reply.content)
             except Refused as reason:
                 self.refused[identity] = str(reason)
@@ -140,6 +148,7 @@ class Opened:
     def turn(self) -> dict[int, Reply]:
         """The usable replies so far, which were to what came before the round's own messages."""
         found = self.usable
+        self.before |= self.refused
         self.asked, self.usable, self.refused, self.looked_at, self.owners = {}, {}, {}, [], {}
         return found
 
@@ -178,6 +187,7 @@ class Opened:
             gamma=_array(gamma) if wire.GAMMA in uploads else None,
             inner=drawn.inner,
             second=second,
+            K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
         )
 
 
@@ -186,7 +196,7 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     drawn = opened.drawn
     identities = sorted(drawn)
     rejected = sorted({identity for identity, _ in opened.noted if identity is not None})
-    lost = sorted(set(drawn) - set(opened.usable) - set(opened.refused))
+    lost = sorted(set(drawn) - set(opened.usable) - set(opened.refused) - set(opened.before))
     line: dict[str, Any] = {}
     if measured is not None:
         line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
@@ -229,5 +239,5 @@ def _number(measured: Mapping[str, Any], *names: str) -> float | None:
     return float(found[0]) if found and isinstance(found[0], int | float) and math.isfinite(found[0]) else None
 
 
-def _array(values: Sequence[float]) -> Any:
+def _array(values: Sequence[float] | float) -> Any:
     return np.array(values, np.float32)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from folb.flower import wire
 from folb.flower.wire import Arrays, NDArray
 
 LARGEST = 1e15  # norm of an update or a gradient: beyond it, products of two overflow 32 bits
+MOST_SAMPLES = 2**24  # of one device: more cannot be shuffled
+LONGEST = 160  # characters of what a device says, in a log
 HEADER = 10_000  # bytes before the numbers in NumPy's format, at most
 
 
@@ -128,17 +131,19 @@ def _array(name: str, array: Array, shape: tuple[int, ...]) -> NDArray:
 def evaluation(reply: Message) -> dict[str, float]:
     """A device's metrics of a model, or `Refused`."""
     if reply.has_error():
-        raise Refused(f"the device failed: {one_line(reply.error.reason)}")
+        raise Refused(f"the device failed: {last_words(reply.error.reason)}")
     record = reply.content.get(wire.METRICS)
     if not isinstance(record, MetricRecord) or wire.SIZE not in record:
         raise Refused(f"it has no {wire.METRICS} with {wire.SIZE}")
     found: dict[str, float] = {}
     for name, value in record.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise Refused(f"{one_line(name)} is {one_line(value)}, and should be a finite number")
+        if not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise Refused(f"{one_line(name)} is {one_line(value)}, and should be a number of at most {LARGEST:g}")
         found[name] = float(value)
-    if found[wire.SIZE] <= 0:
-        raise Refused(f"{wire.SIZE} should be more than 0")
+    if not 1 <= found[wire.SIZE] < MOST_SAMPLES:
+        raise Refused(f"{wire.SIZE} is {found[wire.SIZE]:g}, and should be from 1 to {MOST_SAMPLES - 1}")
+    if not 0 <= found.get("accuracy", 0.0) <= 1:
+        raise Refused(f"accuracy is {found['accuracy']:g}, and should be from 0 to 1")
     return found
 
 
@@ -147,7 +152,16 @@ def one_line(text: object) -> str:
     return _short(" ".join(str(text).split()))
 
 
+def last_words(text: object) -> str:
+    """What an error says: all of it, or if that is long, the last line, which of a traceback says what it was."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(text)).replace("\\n", "\n")
+    if len(plain) <= LONGEST:
+        return one_line(plain)
+    lines = [line.strip(" \t\r'\"<>") for line in plain.splitlines()]
+    return one_line(next((line for line in reversed(lines) if line), plain))
+
+
 def _short(value: object) -> str:
     shown = value if isinstance(value, str) else repr(value)
     shown = "".join(c if c.isprintable() else "?" for c in shown)
-    return shown if len(shown) <= 160 else shown[:157] + "..."
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."

@@ -10,9 +10,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from folb.flower import wire
 from folb.flower.post import Post
-from folb.flower.replies import one_line
+from folb.flower.replies import MOST_SAMPLES, last_words, one_line
 
-MOST = 2**31 - 2
+AGAIN = 10.0  # seconds after which a node that did not say who it is is asked again, at the earliest
+MOST = 10**6 - 1  # a report has a row for each number up to the largest
 
 log = logging.getLogger("flwr")
 
@@ -31,32 +32,36 @@ class Roster:
     def __init__(self) -> None:
         self.claims: dict[int, Member] = {}  # by node
         self.holders: dict[int, int] = {}  # by identity, its node
-        self.queries: dict[str, int] = {}  # queries not answered yet, and their nodes
+        self.queries: dict[str, tuple[int, float]] = {}  # queries not answered yet, their nodes, and when they lapse
+        self.met: set[int] = set()  # nodes that were asked before: nobody waits for them a second time
         self.refused: list[str] = []  # what was refused since the last look
         self.told: set[str] = set()  # each claim is refused in every round, and told of once
 
     def update(self, post: Post, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
 
-        Nodes not seen before are asked, and waited for; those that did not answer then are heard if they do later.
+        Nodes not seen before are asked, and waited for; those that did not answer then, or not well, are asked again,
+        and heard when they answer.
         """
-        until = time.monotonic() + seconds
+        now = time.monotonic()
+        until = now + seconds
         nodes = set(post.grid.get_node_ids())
         self.claims = {node: member for node, member in self.claims.items() if node in nodes}
         self._hear(post)
-        asked = set(self.queries.values())
-        unseen = sorted(nodes - set(self.claims) - asked)
+        self.queries = {id: asked for id, asked in self.queries.items() if asked[0] in nodes and asked[1] > now}
+        unseen = sorted(nodes - set(self.claims) - {node for node, _ in self.queries.values()})
         messages = [
             Message(RecordDict(), dst_node_id=node, message_type="query", ttl=max(seconds, 1.0) + 3600)
             for node in unseen
         ]
         sent = {id: message.metadata.dst_node_id for id, message in post.send(messages).items()}
-        self.queries |= sent
+        self.queries |= {id: (node, now + max(seconds, AGAIN)) for id, node in sent.items()}
+        new = {id for id, node in sent.items() if node not in self.met}
+        self.met |= set(unseen)
         pause = 0.02
-        while self._hear(post) and set(sent) & set(self.queries) and (left := until - time.monotonic()) > 0:
+        while self._hear(post) and new & set(self.queries) and (left := until - time.monotonic()) > 0:
             time.sleep(min(pause, left))
             pause = min(2 * pause, 1.0)
-        self.queries = {id: node for id, node in self.queries.items() if node in nodes}
         self._settle()
         return sorted(self.claims[node] for node in self.holders.values())
 
@@ -66,7 +71,7 @@ class Roster:
 
     def _hear(self, post: Post) -> bool:
         for reply in post.pull(self.queries):
-            node = self.queries.pop(reply.metadata.reply_to_message_id, None)
+            node, _ = self.queries.pop(reply.metadata.reply_to_message_id, (None, 0.0))
             if node is None:
                 continue
             try:
@@ -77,7 +82,8 @@ class Roster:
 
     def _settle(self) -> None:
         """Give each identity to one node: the one that has it, as long as it is there, and else the lowest."""
-        self.holders = {k: node for k, node in self.holders.items() if node in self.claims}
+        held = ((k, node) for k, node in self.holders.items() if node in self.claims)
+        self.holders = {k: node for k, node in held if self.claims[node].identity == k}  # it may be another's by now
         for node, member in sorted(self.claims.items()):
             holder = self.holders.setdefault(member.identity, node)
             if holder != node:
@@ -93,13 +99,13 @@ class Roster:
 def _member(reply: Message, node: int) -> Member:
     """Who a node says it is; anything but a plain answer is a `ValueError`."""
     if reply.has_error():
-        raise ValueError(one_line(reply.error.reason))
+        raise ValueError(last_words(reply.error.reason))
     record = reply.content.get(wire.METRICS)
     if not isinstance(record, MetricRecord) or set(record) != {wire.IDENTITY, wire.SIZE}:
         raise ValueError(f"its answer has not just {wire.IDENTITY} and {wire.SIZE}")
     identity, size = record[wire.IDENTITY], record[wire.SIZE]
     if type(identity) is not int or not 0 <= identity <= MOST:
         raise ValueError(f"{wire.IDENTITY} is {one_line(identity)}, and should be a whole number from 0 to {MOST}")
-    if type(size) is not int or not 1 <= size < 2**24:
-        raise ValueError(f"{wire.SIZE} is {one_line(size)}, and should be a whole number from 1 to {2**24 - 1}")
+    if type(size) is not int or not 1 <= size < MOST_SAMPLES:
+        raise ValueError(f"{wire.SIZE} is {one_line(size)}, and should be a whole number from 1 to {MOST_SAMPLES - 1}")
     return Member(identity, size, node)

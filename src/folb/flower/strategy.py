@@ -34,7 +34,7 @@ from folb.flower.post import SLACK, Post
 from folb.flower.replies import Expected, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
 from folb.flower.wire import Arrays, NDArray, Task
-from folb.guard import guard
+from folb.guard import guard, is_guarded
 from folb.rounds import State
 from folb.rules import Update
 from folb.system import System
@@ -53,8 +53,9 @@ class FederatedStrategy(Strategy):
     no update is negated (folb.guard).
     `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
-    of fewer than `min_replies` usable replies is abandoned, and the model stays as it was. `over_selection` = 1.3 asks
-    30 % more devices than K, and closes the round once K have answered.
+    of fewer than `min_replies` usable replies is abandoned, and the model stays as it was; after `max_abandoned` in a
+    row the run ends, and can be gone on with. `over_selection` = 1.3 asks 30 % more devices than K, and closes the
+    round once K have answered.
     `directory` is where the run is kept, as the simulator keeps its own; a strategy that finds a run there goes on
     with it. `dataset`, `model` and `target` (of test accuracy) are for its report alone.
     """
@@ -71,6 +72,7 @@ class FederatedStrategy(Strategy):
         deadline: float = 600.0,
         wait: float = 60.0,
         min_replies: int = 1,
+        max_abandoned: int = 10,
         over_selection: float = 1.0,
         fraction_train: float | None = None,
         min_train_nodes: int = 1,
@@ -88,12 +90,17 @@ class FederatedStrategy(Strategy):
             raise InputError("guarded", guarded, "should be True or False")
         check_whole("seed", seed, 0)
         choose("objective", objective, ("uniform", "samples"))
-        check("deadline", deadline, 0 < deadline < math.inf, "should be more than 0 seconds")
-        check("wait", wait, 0 <= wait < math.inf, "should be at least 0 seconds")
+        _check_number("deadline", deadline, lambda value: 0 < value < math.inf, "more than 0 seconds")
+        _check_number("wait", wait, lambda value: 0 <= value < math.inf, "at least 0 seconds")
         check_whole("min_replies", min_replies, 1)
-        check("over_selection", over_selection, 1 <= over_selection <= 10, "should be from 1 to 10")
+        check_whole("max_abandoned", max_abandoned, 1)
+        _check_number("over_selection", over_selection, lambda value: 1 <= value <= 10, "from 1 to 10")
         for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
-            check(name, fraction, fraction is None or 0 <= fraction <= 1, "should be from 0 to 1")
+            if fraction is not None:
+                _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
+        _check_number("target", target, lambda value: 0 <= value <= 1, "from 0 to 1")
+        if fraction_train is None and min_replies > algorithm.selection.K:
+            raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.K}")
         for name, number in (
             ("min_train_nodes", min_train_nodes),
             ("min_evaluate_nodes", min_evaluate_nodes),
@@ -101,13 +108,18 @@ class FederatedStrategy(Strategy):
         ):
             check_whole(name, number, 1)
         self.algorithm = guard(algorithm, cap) if guarded else algorithm
-        self.seed, self.objective = seed, objective
+        self.seed, self.objective = int(seed), objective
         self.system = systems.uniform() if system is None else system
+        if not callable(self.system):
+            raise InputError("system", system, "should be a system model, such as system.uniform()")
         self.deadline, self.wait = float(deadline), float(wait)
-        self.min_replies, self.over_selection = min_replies, float(over_selection)
+        self.min_replies, self.max_abandoned = min_replies, max_abandoned
+        self.over_selection = float(over_selection)
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
+        if directory is not None and not isinstance(directory, str | Path):
+            raise InputError("directory", directory, "should be a path")
         self.directory = None if directory is None else Path(directory)
         self.dataset, self.model, self.target = dataset, model, target
         self.awaited: set[int] = set()  # devices of the rounds before an interruption
@@ -116,11 +128,13 @@ class FederatedStrategy(Strategy):
         self.memory: Any = None
         self.opened: Opened | None = None
         self.evaluating: list[Message] = []
+        self.warned = False
 
     def summary(self) -> None:
         """Log what will be run."""
         algorithm = self.algorithm
-        log.info("%s, K = %d, %s", algorithm.name, algorithm.selection.K, dict(algorithm.origin.settings))
+        settings = ", ".join(f"{key}={value}" for key, value in algorithm.origin.settings.items())
+        log.info("%s with %s", algorithm.name, settings)
         log.info("rounds of at most %g s, and at least %d replies", self.deadline, self.min_replies)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
@@ -142,8 +156,12 @@ class FederatedStrategy(Strategy):
         """
         check_whole("num_rounds", num_rounds, 1)
         if timeout is not None:
-            check("timeout", timeout, 0 < timeout < math.inf, "should be more than 0 seconds")
+            _check_number("timeout", timeout, lambda value: 0 < value < math.inf, "more than 0 seconds")
             self.deadline = float(timeout)
+        for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+            if config:
+                expected = "should be empty: a device reads its settings from the run's config, context.run_config"
+                raise InputError(name, dict(config), expected)
         model = self._checked_model(initial_arrays)
         self.post, self.roster = Post(grid), Roster()
         self.summary()
@@ -160,7 +178,8 @@ class FederatedStrategy(Strategy):
             self.model,
             self.target,
         )
-        with kept(self.directory, about, state, type(self).__name__) as book:
+        how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
+        with kept(self.directory, about, state, how) as book:
             self.awaited = set(book.devices)
             result = self._rounds(grid, book.state, num_rounds, train_config, evaluate_config, evaluate_fn, book)
             book.finish()
@@ -178,7 +197,7 @@ class FederatedStrategy(Strategy):
     ) -> Result:
         """The rounds that are left, each recorded as it is finished."""
         assert self.post is not None
-        result, done = Result(), 0 if book is None else book.done
+        result, done, in_a_row = Result(), 0 if book is None else book.done, 0
         self.memory, arrays = state.memory, wire.packed(state.params)
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = found
@@ -189,7 +208,6 @@ class FederatedStrategy(Strategy):
             arrays = arrays if changed is None else changed
             if numbers is not None:
                 result.train_metrics_clientapp[t] = numbers
-                log.info("round %d of %d: %s", t, num_rounds, dict(numbers))
             seconds = time.monotonic() - self._round.began
             evaluations = list(self.configure_evaluate(t, arrays, evaluate_config or ConfigRecord(), grid))
             measured = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
@@ -197,10 +215,18 @@ class FederatedStrategy(Strategy):
                 result.evaluate_metrics_clientapp[t] = measured
             if evaluate_fn is not None and (found := evaluate_fn(t, arrays)) is not None:
                 measured = result.evaluate_metrics_serverapp[t] = found
+            told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
+            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
             if book is not None:
                 line = recorded(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
                 book.add(line, State(wire.unpacked(arrays), self.memory), identities)
+            in_a_row = in_a_row + 1 if self._round.abandoned else 0
+            if in_a_row == self.max_abandoned and t < num_rounds:
+                why = f"{in_a_row} rounds in a row were abandoned, the last since {self._round.abandoned}"
+                raise RuntimeError(f"{why}; the same run, submitted again, goes on")
+        if book is not None:
+            log.info("kept in %s: see folb show %s", book.path, book.path)
         result.arrays = arrays
         return result
 
@@ -215,7 +241,8 @@ class FederatedStrategy(Strategy):
             raise InputError("initial_arrays", [], "should hold at least one array")
         for name, array in arrays.items():
             if array.dtype != "float32":
-                raise InputError(f"initial_arrays: dtype of {name}", array.dtype, "should be float32")
+                expected = "should be float32: parameters alone are learnt, of a module folb.flower.arrays(module)"
+                raise InputError(f"initial_arrays: dtype of {name}", array.dtype, expected)
         model = wire.unpacked(arrays)
         for name, value in model.items():
             if not np.isfinite(value).all():
@@ -241,7 +268,7 @@ class FederatedStrategy(Strategy):
         if len(members) < self.min_available_nodes:
             opened.abandoned = f"{len(members)} devices are there, and {self.min_available_nodes} are needed"
             return []
-        opened.algorithm = self._sized(len(members))
+        opened.wanted, opened.algorithm = self._sized(len(members))
         survey = self._survey(opened, arrays, config)
         if opened.abandoned:
             return []
@@ -258,7 +285,23 @@ class FederatedStrategy(Strategy):
             np.uint32(server_round),
         )
         opened.plan = jax.tree.map(np.asarray, drawn)
+        self._warn(len(opened.drawn), opened.algorithm)
         return self._ask(opened, arrays, config)
+
+    def _warn(self, distinct: int, algorithm: Algorithm) -> None:
+        """Say once that the guard's bound shortens every step: so few cannot hold all of the weight between them."""
+        settings = algorithm.origin.settings
+        most = distinct * settings["cap"] / algorithm.selection.K if is_guarded(algorithm) else 1.0
+        if most < 1 and not self.warned:
+            self.warned = True
+            log.warning(
+                "%d devices, none of more weight than cap / K = %g / %d: weights add up to %.2g at most, and steps are "
+                "that much shorter; a smaller K suits so few",
+                distinct,
+                settings["cap"],
+                algorithm.selection.K,
+                most,
+            )
 
     def _present(self, post: Post) -> list[Member]:
         """The devices that are there, once enough of them are or the time for that is over."""
@@ -284,12 +327,18 @@ class FederatedStrategy(Strategy):
                 found.append((None, reason))
         return found
 
-    def _sized(self, N: int) -> Algorithm:
-        """The algorithm with the K of this round."""
+    def _sized(self, N: int) -> tuple[int, Algorithm]:
+        """How many replies the round wants, and the algorithm with the K that it asks for them."""
         how = self.algorithm.selection
         K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        K = math.ceil(K * self.over_selection - 1e-9)
-        return replace(self.algorithm, selection=replace(how, K=K if how.replacement else min(K, N)))
+        most = math.inf if how.replacement else N
+        asked = min(math.ceil(K * self.over_selection - 1e-9), most)
+        return int(min(K, most)), replace(self.algorithm, selection=replace(how, K=int(asked)))
+
+    @property
+    def fewest(self) -> int:
+        """Distinct devices without which no round counts."""
+        return self.min_replies
 
     def _survey(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> NDArray | None:
         """What (7), or its stand-in, is made of: <grad f, grad F_k>, or ||grad F_k||, of all devices there are.
@@ -382,8 +431,8 @@ class FederatedStrategy(Strategy):
         opened.take(received)
         if self.over_selection == 1:
             return False
-        counted = sum(times for identity, times in opened.drawn.items() if identity in opened.usable)
-        return counted >= math.ceil(opened.algorithm.selection.K / self.over_selection - 1e-9)
+        there = [times for identity, times in opened.drawn.items() if identity in opened.usable]
+        return sum(there) >= opened.wanted and len(there) >= self.fewest
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -391,7 +440,7 @@ class FederatedStrategy(Strategy):
         """Close the round: the new model, or None where it stays as it was."""
         opened = self._round
         opened.take(replies)
-        for identity, reason in opened.refused.items():
+        for identity, reason in (opened.before | opened.refused).items():
             if reason.startswith(wire.SIZE):  # it may have been restarted, with other data
                 self.roster.forget(identity)
         following = opened.state
@@ -425,7 +474,7 @@ class FederatedStrategy(Strategy):
                 "asked": len(opened.asked),
                 "replied": len(opened.usable),
                 "refused": len(opened.noted),
-                "lost": len(set(opened.drawn) - set(opened.usable) - set(opened.refused)),
+                "lost": len(set(opened.drawn) - set(opened.usable) - set(opened.refused) - set(opened.before)),
                 "abandoned": int(bool(opened.abandoned)),
             }
         )
@@ -439,7 +488,9 @@ class FederatedStrategy(Strategy):
         self.evaluating = []
         if self.fraction_evaluate == 0 or self.opened is None:
             return []
-        members = self.opened.members
+        members = [m for m in self.opened.members if m.identity not in self._round.silent]
+        if not members:
+            return []
         count = min(len(members), max(self.min_evaluate_nodes, int(self.fraction_evaluate * len(members))))
         order = np.random.default_rng([self.seed, server_round]).permutation(len(members))[:count]
         content = RecordDict({wire.MODEL: arrays, wire.SETTINGS: config})
@@ -462,10 +513,17 @@ class FederatedStrategy(Strategy):
             try:
                 found.setdefault(reply.metadata.reply_to_message_id, evaluation(reply))
             except Refused as error:
-                log.warning("round %d: an evaluation is refused: %s", server_round, error)
+                self._round.refuse(None, f"node {reply.metadata.src_node_id}: its evaluation: {error}")
         in_order = [found[m.metadata.message_id] for m in self.evaluating if m.metadata.message_id in found]
         if not in_order:
             return None
-        names = sorted(set.intersection(*map(set, in_order)) - {wire.SIZE})
-        total = sum(own[wire.SIZE] for own in in_order)
-        return MetricRecord({name: sum(own[wire.SIZE] * own[name] for own in in_order) / total for name in names})
+        means: dict[str, Any] = {}
+        for name in sorted({name for own in in_order for name in own} - {wire.SIZE}):
+            those = [own for own in in_order if name in own]
+            means[name] = sum(own[wire.SIZE] * own[name] for own in those) / sum(own[wire.SIZE] for own in those)
+        return MetricRecord(means)
+
+
+def _check_number(field: str, value: Any, holds: Callable[[float], bool], range: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    check(field, value, number and holds(value), f"should be a number, {range}")

@@ -26,6 +26,7 @@ from folb.flower import wire
 from folb.flower.opened import Opened, close
 from folb.flower.strategy import FederatedStrategy
 from folb.flower.wire import Arrays, Task
+from folb.guard import is_guarded
 from folb.rounds import State
 from folb.rules import Round, Update
 
@@ -52,11 +53,17 @@ class TwoPhaseStrategy(FederatedStrategy):
     """
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
+        if "guarded" in settings or is_guarded(algorithm):
+            raise InputError("guarded", True, "cannot be had with sums alone: the guard looks at each gradient")
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
+        if self.fraction_train is None and min_devices > algorithm.selection.K:
+            raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.K}")
+        if algorithm.selection.survey:
+            raise InputError("sampling", algorithm.selection.sampling, "asks each device for its own gradient or norm")
         self.min_devices, self.add = min_devices, add
         rule: Any = algorithm.rule
-        if rule.func not in RULES:
+        if getattr(rule, "func", rule) not in RULES:
             names = ", ".join(known.__name__ for known in RULES)
             raise InputError("algorithm", algorithm.name, f"should be one of {names}: sums are enough for no other")
         apply: Any = algorithm.server.apply
@@ -104,6 +111,11 @@ class TwoPhaseStrategy(FederatedStrategy):
             for identity in there
         }
         return self._messages(opened, tasks, arrays, config, **{wire.MEAN: mean})
+
+    @property
+    def fewest(self) -> int:
+        """Distinct devices without which no round counts."""
+        return max(self.min_replies, self.min_devices)
 
     def _too_few(self, opened: Opened, count: int) -> bool:
         if count < self.min_devices:

@@ -58,7 +58,9 @@ def task(record: Mapping[str, Any]) -> Task:
 
 
 def arrays(params: Any) -> ArrayRecord:
-    """A model for `initial_arrays`: a dict of arrays, nested or not, or a list of them."""
+    """A model for `initial_arrays`: a dict of arrays, nested or not, a list of them, or a PyTorch module."""
+    if hasattr(params, "named_parameters"):
+        params = dict(params.named_parameters())
     if isinstance(params, list | tuple):
         params = {str(i): value for i, value in enumerate(params)}
     return packed(flat(params))
@@ -71,7 +73,7 @@ def flat(params: Mapping[str, Any], above: str = "") -> Arrays:
         if isinstance(value, Mapping):
             found |= flat(value, f"{above}{name}.")
         else:
-            found[f"{above}{name}"] = np.asarray(value)
+            found[f"{above}{name}"] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     return found
 
 
