@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -21,7 +22,17 @@ from folb import algorithms, cli, models, simulate, store, system
 from folb.algorithms import ALGORITHMS
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
-from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, from_jax, from_torch, wire
+from folb.flower import (
+    Device,
+    FederatedStrategy,
+    TwoPhaseStrategy,
+    arrays,
+    book,
+    client_app,
+    from_jax,
+    from_torch,
+    wire,
+)
 
 SIZES = [20, 35, 12, 27, 64, 31, 300, 45]
 WORK = system.uniform(high=4)
@@ -676,6 +687,55 @@ def test_a_run_goes_on_bit_for_bit(federation, model, tmp_path, server):
     assert not idle.sent
     more = plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 8).arrays
     assert same(more, plain(algorithm).start(InProcessGrid(apps(federation)), initial(model), 8).arrays)
+
+
+def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path, monkeypatch):
+    """Whatever was under way, the same run submitted again ends with the same bits."""
+
+    class KilledError(BaseException):
+        pass
+
+    def run(directory):
+        strategy = plain(algorithms.fedavg(K=3), directory=directory)
+        return strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2).arrays
+
+    whole, left, begun = run(tmp_path / "whole"), None, book.Book.__init__
+
+    def mortal(call):
+        def until(*arguments, **settings):
+            nonlocal left
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    left = None  # the lock is given back, as the system would
+                    raise KilledError
+            return call(*arguments, **settings)
+
+        return until
+
+    def begin(*arguments):  # from here on: the system gives back the lock of a process that is killed while it takes it
+        nonlocal left
+        left = point
+        begun(*arguments)
+
+    for name in ("mkdir", "replace", "fsync", "unlink"):
+        monkeypatch.setattr(os, name, mortal(getattr(os, name)))
+    killed = 0
+    for point in range(1000):
+        directory = tmp_path / str(point)
+        monkeypatch.setattr(book.Book, "__init__", begin)
+        try:
+            run(directory)
+            break
+        except KilledError:
+            killed += 1
+        if store.is_run(directory) and store.read(directory).state == "finished":
+            break
+        left = None
+        monkeypatch.setattr(book.Book, "__init__", begun)
+        assert same(run(directory), whole), point
+        assert [line["round"] for line in store.read(directory).rounds()[0]] == [1, 2], point
+    assert 15 < killed < 1000
 
 
 def test_a_damaged_checkpoint_costs_a_round(federation, model, tmp_path):
