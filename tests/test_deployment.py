@@ -187,7 +187,7 @@ def assert_equal_to_the_simulator(directory, algorithm, count):
 
 @pytest.mark.slow
 @needs_flower
-@pytest.mark.parametrize("name", ["folb", "folb_hetero"])
+@pytest.mark.parametrize("name", list(algorithms.ALGORITHMS))
 def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
     settle(deployed)
     config = {"algorithm": name, "k": 2, "rounds": 10, "min-available-nodes": 4, "directory": str(tmp_path / "run")}
