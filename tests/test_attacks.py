@@ -16,6 +16,9 @@ from folb.experiment import Experiment, plan
 from folb.models import logistic
 from folb.rules import Gradients, Round
 
+# one worker has them all: they share runs that are made once
+pytestmark = pytest.mark.xdist_group("attacks")
+
 K, P = 6, 5
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
 

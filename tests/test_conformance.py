@@ -77,7 +77,6 @@ TABLE = {
     "folb_never_flip": Case("folb_never_flip", {}, PSI),
     "folb, guarded, fedexp": Case("folb", {"guarded": True, "server": "fedexp"}, CAP),
     "folb_two_set, guarded": Case("folb_two_set", {"guarded": True}, MU),
-    "folb_hetero, guarded": Case("folb_hetero", {"guarded": True}, PSI),
 }
 
 
