@@ -21,20 +21,20 @@ class InProcessGrid(Grid):
         self.apps = dict(enumerate(apps)) if not isinstance(apps, dict) else dict(apps)
         self.nodes = {rng.getrandbits(60): k for k in self.apps}
         self.tamper, self.shuffle = tamper, shuffle
-        self.mailbox, self.sent, self.count = {}, [], 0
+        self.mailbox, self.sent, self.count, self.of_run = {}, [], 0, None
 
     def node(self, partition):
         return next(node for node, k in self.nodes.items() if k == partition)
 
     def set_run(self, run):
-        raise NotImplementedError
+        self.of_run = run
 
     @property
     def run(self):
-        raise NotImplementedError
+        return self.of_run
 
     def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
-        raise NotImplementedError
+        return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self):
         return list(self.nodes)

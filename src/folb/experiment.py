@@ -255,9 +255,12 @@ def _identity(experiment: Experiment, federation: Federation) -> str:
     return digest.hexdigest()
 
 
-def to_toml(experiment: Experiment, note: str = "") -> str:
+REPEAT = "folb run this file to repeat the comparison"
+
+
+def to_toml(experiment: Experiment, note: str = "", about: str = REPEAT) -> str:
     """The experiment as a file that `folb run` takes."""
-    lines = ["# folb run this file to repeat the comparison", *([f"# the data: {note}"] if note else [])]
+    lines = [f"# {about}", *([f"# the data: {note}"] if note else [])]
     for field in fields(experiment):
         if field.name != "set":
             lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from network import federation, images, network
 
 from folb import algorithms
-from folb.flower import FederatedStrategy
+from folb.flower import FederatedStrategy, arrays
 
 app = ServerApp()
 
@@ -40,6 +40,5 @@ def main(grid: Grid, context: Context) -> None:
         dataset="mnist",
         model="cnn",
     )
-    initial = ArrayRecord({name: value.detach() for name, value in model.named_parameters()})
-    result = strategy.start(grid, initial, num_rounds=settings["rounds"], evaluate_fn=evaluate)
+    result = strategy.start(grid, arrays(model), num_rounds=settings["rounds"], evaluate_fn=evaluate)
     torch.save(result.arrays.to_torch_state_dict(), directory / "model.pt")

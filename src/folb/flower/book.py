@@ -26,6 +26,7 @@ from folb.rounds import State
 from folb.system import System
 
 CARRIER = "flower"
+ABOUT = "a run on Flower: the strategy was made with these settings"
 EVERY_RUN = 0  # a directory holds one run, which is its first
 
 log = logging.getLogger("flwr")
@@ -112,7 +113,7 @@ class Book:
             log.info("%s: going on after round %d", self.path, self.done)
         durable.replace(self.path / store.ROUNDS, b"".join(map(_line, self.lines)))
         (self.path / store.RESULTS).unlink(missing_ok=True)
-        durable.replace(self.path / store.EXPERIMENT, _toml(self.about.experiment()))
+        durable.replace(self.path / store.EXPERIMENT, to_toml(self.about.experiment(), about=ABOUT).encode())
 
     def _environment(self) -> dict[str, Any]:
         return trial.program() | {
@@ -164,15 +165,3 @@ def _line(line: dict[str, Any]) -> bytes:
 
 def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _toml(experiment: Experiment) -> bytes:
-    return (
-        to_toml(experiment)
-        .replace(
-            "# folb run this file to repeat the comparison",
-            "# a run on Flower: the strategy was made with these settings",
-            1,
-        )
-        .encode()
-    )

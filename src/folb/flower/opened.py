@@ -108,6 +108,11 @@ class Opened:
         return {self.members[k].identity: int(times) for k, times in first if times > 0}
 
     @property
+    def lost(self) -> list[int]:
+        """The devices of S_1 of which nothing came, usable or not."""
+        return sorted(set(self.drawn) - set(self.usable) - set(self.refused) - set(self.before))
+
+    @property
     def silent(self) -> set[int]:
         """Devices that were asked, and did not answer."""
         return set(self.asked) - set(self.usable) - set(self.refused)
@@ -196,7 +201,7 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     drawn = opened.drawn
     identities = sorted(drawn)
     rejected = sorted({identity for identity, _ in opened.noted if identity is not None})
-    lost = sorted(set(drawn) - set(opened.usable) - set(opened.refused) - set(opened.before))
+    lost = opened.lost
     line: dict[str, Any] = {}
     if measured is not None:
         line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")

@@ -29,7 +29,7 @@ from folb.federation import starts
 from folb.flower import wire
 from folb.flower.book import About, Book, kept
 from folb.flower.local import dot
-from folb.flower.opened import Opened, close, plan, recorded
+from folb.flower.opened import Opened, Plan, close, plan, recorded
 from folb.flower.post import SLACK, Post
 from folb.flower.replies import Expected, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
@@ -167,7 +167,7 @@ class FederatedStrategy(Strategy):
         self.summary()
         state = State(model, self.algorithm.server.init(model))
         if self.directory is None:
-            return self._rounds(grid, state, num_rounds, train_config, evaluate_config, evaluate_fn, None)
+            return self._rounds(grid, state, num_rounds, evaluate_fn, None)
         about = About(
             self.algorithm,
             self.system,
@@ -181,7 +181,7 @@ class FederatedStrategy(Strategy):
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
         with kept(self.directory, about, state, how) as book:
             self.awaited = set(book.devices)
-            result = self._rounds(grid, book.state, num_rounds, train_config, evaluate_config, evaluate_fn, book)
+            result = self._rounds(grid, book.state, num_rounds, evaluate_fn, book)
             book.finish()
         return result
 
@@ -190,8 +190,6 @@ class FederatedStrategy(Strategy):
         grid: Grid,
         state: State,
         num_rounds: int,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
         book: Book | None,
     ) -> Result:
@@ -202,14 +200,14 @@ class FederatedStrategy(Strategy):
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = found
         for t in range(done + 1, num_rounds + 1):
-            messages = list(self.configure_train(t, arrays, train_config or ConfigRecord(), grid))
+            messages = list(self.configure_train(t, arrays, ConfigRecord(), grid))
             received = self.post.exchange(messages, self._round.left, self._enough)
             changed, numbers = self.aggregate_train(t, received)
             arrays = arrays if changed is None else changed
             if numbers is not None:
                 result.train_metrics_clientapp[t] = numbers
             seconds = time.monotonic() - self._round.began
-            evaluations = list(self.configure_evaluate(t, arrays, evaluate_config or ConfigRecord(), grid))
+            evaluations = list(self.configure_evaluate(t, arrays, ConfigRecord(), grid))
             measured = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
@@ -254,7 +252,7 @@ class FederatedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the round's devices: a message for each distinct one."""
+        """Draw the round's devices: a message for each distinct one. Nothing of `config` is of use to them."""
         if self.post is None or self.post.grid is not grid:
             self.post = Post(grid)
         params = wire.unpacked(arrays)
@@ -269,7 +267,7 @@ class FederatedStrategy(Strategy):
             opened.abandoned = f"{len(members)} devices are there, and {self.min_available_nodes} are needed"
             return []
         opened.wanted, opened.algorithm = self._sized(len(members))
-        survey = self._survey(opened, arrays, config)
+        survey = self._survey(opened, arrays)
         if opened.abandoned:
             return []
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
@@ -286,7 +284,7 @@ class FederatedStrategy(Strategy):
         )
         opened.plan = jax.tree.map(np.asarray, drawn)
         self._warn(len(opened.drawn), opened.algorithm)
-        return self._ask(opened, arrays, config)
+        return self._ask(opened, arrays)
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
         """Say once that the guard's bound shortens every step: so few cannot hold all of the weight between them."""
@@ -340,7 +338,7 @@ class FederatedStrategy(Strategy):
         """Distinct devices without which no round counts."""
         return self.min_replies
 
-    def _survey(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> NDArray | None:
+    def _survey(self, opened: Opened, arrays: ArrayRecord) -> NDArray | None:
         """What (7), or its stand-in, is made of: <grad f, grad F_k>, or ||grad F_k||, of all devices there are.
 
         A device that does not answer has 0 here: it is not drawn.
@@ -350,7 +348,7 @@ class FederatedStrategy(Strategy):
             return None
         upload = wire.GRAD if how.sampling == "direct" else wire.NORM
         tasks = {member.identity: Task(opened.t, (upload,)) for member in opened.members}
-        found = self._exchange(opened, tasks, arrays, config)
+        found = self._exchange(opened, tasks, arrays)
         if len(found) < self.min_replies:
             opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
         if upload == wire.NORM:
@@ -369,23 +367,21 @@ class FederatedStrategy(Strategy):
         share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
         return share.astype(np.float32)
 
-    def _exchange(
-        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord
-    ) -> dict[int, Reply]:
+    def _exchange(self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord) -> dict[int, Reply]:
         """The usable replies to tasks that come before the round's own, in at most half of its time."""
         assert self.post is not None
-        opened.take(self.post.exchange(self._messages(opened, tasks, arrays, config), opened.left / 2))
+        opened.take(self.post.exchange(self._messages(opened, tasks, arrays), opened.left / 2))
         return opened.turn()
 
     def _messages(
-        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, config: ConfigRecord, **more: ArrayRecord
+        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, **more: ArrayRecord
     ) -> list[Message]:
         """A message for each task, by the device's identity; they count as asked."""
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         members = {member.identity: member for member in opened.members}
         for identity, task in tasks.items():
             member = members[identity]
-            records: dict[str, Any] = {wire.MODEL: arrays, wire.TASK: task.record(), wire.SETTINGS: config, **more}
+            records: dict[str, Any] = {wire.MODEL: arrays, wire.TASK: task.record(), **more}
             message = Message(
                 RecordDict(records),
                 dst_node_id=member.node,
@@ -398,30 +394,36 @@ class FederatedStrategy(Strategy):
             opened.down += wire.nbytes(message.content)
         return [opened.asked[identity][0] for identity in tasks]
 
-    def _ask(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    def _work(self, drawn: Plan, i: int, t: int, uploads: tuple[str, ...], **more: Any) -> Task:
+        """The local work that slot i of a round has drawn, and what it is to send of it."""
+        solver = self.algorithm.solver
+        return Task(
+            round=t,
+            uploads=uploads,
+            work=int(drawn.work[i]),
+            words=(int(drawn.words[i][0]), int(drawn.words[i][1])),
+            lr=float(solver.lr),
+            mu=float(solver.mu),
+            batch=solver.batch,
+            unit=solver.unit,
+            clamp_gamma=self.algorithm.clamp_gamma,
+            **more,
+        )
+
+    def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
         """S_1 is asked for updates, and for what else the rule needs; the rest of S_2 for gradients."""
-        drawn, solver = opened.plan, self.algorithm.solver
+        drawn = opened.plan
         assert drawn is not None
         uploads = (wire.DELTA, *(name for name in self.algorithm.uploads if name in (wire.GRAD, wire.GAMMA)))
         tasks = {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:
-                tasks[opened.members[k].identity] = Task(
-                    round=opened.t,
-                    uploads=uploads,
-                    work=int(drawn.work[i]),
-                    words=(int(drawn.words[i][0]), int(drawn.words[i][1])),
-                    lr=float(solver.lr),
-                    mu=float(solver.mu),
-                    batch=solver.batch,
-                    unit=solver.unit,
-                    clamp_gamma=self.algorithm.clamp_gamma,
-                )
+                tasks[opened.members[k].identity] = self._work(drawn, i, opened.t, uploads)
         if drawn.second is not None and drawn.second_lost is not None:
             for i, k in enumerate(drawn.second.device):
                 if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
                     tasks.setdefault(opened.members[k].identity, Task(opened.t, (wire.GRAD,)))
-        return self._messages(opened, tasks, arrays, config)
+        return self._messages(opened, tasks, arrays)
 
     # -- a round: what came back ---------------------------------------------------------------------------------------
 
@@ -474,7 +476,7 @@ class FederatedStrategy(Strategy):
                 "asked": len(opened.asked),
                 "replied": len(opened.usable),
                 "refused": len(opened.noted),
-                "lost": len(set(opened.drawn) - set(opened.usable) - set(opened.refused) - set(opened.before)),
+                "lost": len(opened.lost),
                 "abandoned": int(bool(opened.abandoned)),
             }
         )
@@ -493,7 +495,7 @@ class FederatedStrategy(Strategy):
             return []
         count = min(len(members), max(self.min_evaluate_nodes, int(self.fraction_evaluate * len(members))))
         order = np.random.default_rng([self.seed, server_round]).permutation(len(members))[:count]
-        content = RecordDict({wire.MODEL: arrays, wire.SETTINGS: config})
+        content = RecordDict({wire.MODEL: arrays})
         self.evaluating = [
             Message(
                 content,

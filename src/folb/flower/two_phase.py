@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, Message
 from jax.tree_util import Partial
 
 from folb import rules, server
@@ -72,11 +72,10 @@ class TwoPhaseStrategy(FederatedStrategy):
         self.psi = float(rule.keywords.get("psi", 0.0))
         self.never_flip = rule.func is rules.folb_never_flip
 
-    def _ask(self, opened: Opened, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
         """Phase 1 as a whole, and the messages of phase 2 to those who answered it."""
         drawn = opened.plan
         assert drawn is not None
-        solver = self.algorithm.solver
         slots = {
             opened.members[k].identity: i
             for i, k in enumerate(drawn.first.device)
@@ -86,7 +85,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             identity: Task(opened.t, (wire.GRAD,), scale=float(drawn.first.times[i] * drawn.correction[i]))
             for identity, i in slots.items()
         }
-        found = self._exchange(opened, tasks, arrays, config)
+        found = self._exchange(opened, tasks, arrays)
         if self._too_few(opened, len(found)):
             return []
         there = sorted(found)
@@ -94,23 +93,18 @@ class TwoPhaseStrategy(FederatedStrategy):
         K = sum(float(drawn.first.times[slots[identity]]) for identity in there)
         mean = wire.packed({name: value / np.float32(K) for name, value in total.items()})
         tasks = {
-            identity: Task(
-                round=opened.t,
-                uploads=(wire.WEIGHTED,),
-                work=int(drawn.work[slots[identity]]),
-                words=(int(drawn.words[slots[identity]][0]), int(drawn.words[slots[identity]][1])),
-                lr=float(solver.lr),
-                mu=float(solver.mu),
-                batch=solver.batch,
-                unit=solver.unit,
-                clamp_gamma=self.algorithm.clamp_gamma,
+            identity: self._work(
+                drawn,
+                slots[identity],
+                opened.t,
+                (wire.WEIGHTED,),
                 times=float(drawn.first.times[slots[identity]]),
                 psi=self.psi,
                 never_flip=self.never_flip,
             )
             for identity in there
         }
-        return self._messages(opened, tasks, arrays, config, **{wire.MEAN: mean})
+        return self._messages(opened, tasks, arrays, **{wire.MEAN: mean})
 
     @property
     def fewest(self) -> int:

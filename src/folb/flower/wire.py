@@ -17,7 +17,7 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, NDArray]
 
 # records of a message to a device
-MODEL, TASK, SETTINGS, MEAN = "arrays", "task", "config", "mean"
+MODEL, TASK, MEAN = "arrays", "task", "mean"
 # records of its reply; the arrays are named for what they are
 DELTA, GRAD, WEIGHTED, METRICS = "delta", "grad", "weighted", "metrics"
 # entries of METRICS
