@@ -1,6 +1,7 @@
 """The reproduction: experiment files, verdicts on made-up results, pages from stored ones, and the command."""
 
 import copy
+import io
 import json
 import math
 import shutil
@@ -16,7 +17,7 @@ from folb import store, trial
 from folb.cli import main
 from folb.errors import InputError
 from folb.experiment import Experiment
-from folb.reproduction import arms, files, pages, verdicts
+from folb.reproduction import arms, files, pages, pictures, verdicts
 from folb.reproduction.files import Arm, Claim
 
 ROOT = Path(__file__).parents[1]
@@ -470,6 +471,22 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in document["claims"]] == ["does not hold", "not tested here"]
     assert "— does not hold" in (home / "made_up.md").read_text()
+
+
+def test_a_picture_keeps_its_lines_apart():
+    """Fewer colours, but none of six algorithms in another's."""
+    from matplotlib import colors
+    from PIL import Image
+
+    algorithm = WIN["algorithms"]["folb"]
+    lines = {
+        f"a{i}": algorithm | {"accuracy": {q: [0.1 * i, 0.1 * i] for q in ("10", "50", "90")}} for i in range(1, 7)
+    }
+    picture = pictures.draw([WIN | {"algorithms": lines}] * 4, ["accuracy"], "six lines")
+    found = Image.open(io.BytesIO(picture)).convert("RGB").getcolors(1 << 24)
+    for name in list(colors.TABLEAU_COLORS)[:6]:
+        wanted = [round(255 * part) for part in colors.to_rgb(name)]
+        assert any(max(abs(a - b) for a, b in zip(wanted, seen, strict=True)) < 8 for _, seen in found), name
 
 
 @pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")

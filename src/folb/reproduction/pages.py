@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from folb import durable
+from folb import durable, report
 from folb.reproduction import arms, files, pictures, verdicts
 from folb.reproduction.files import Arm, Figure
 from folb.reproduction.verdicts import Verdict
@@ -110,7 +110,9 @@ def advice(pages: Sequence[Page]) -> str:
 
     def middle(found: re.Match[str]) -> str:
         document = documents[found[1]]
-        return _rounds(median(document["algorithms"][found[2]]["runs"]["rounds"]), document["experiment"]["rounds"])
+        return _rounds(
+            report.median_round(document["algorithms"][found[2]]["runs"]["rounds"]), document["experiment"]["rounds"]
+        )
 
     return re.sub(r"{([^:}]+): ([^}]+)}", middle, files.content(files.FRONT)["advice"].strip())
 
@@ -257,13 +259,7 @@ def _spread(values: Sequence[float | None]) -> list[float]:
     """The 10th percentile, the median and the 90th; what never came, or is not finite, is larger than any number."""
     ordered = sorted(math.inf if value is None else value for value in values)
     low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
-    return [low, median(values), high]
-
-
-def median(values: Sequence[float | None]) -> float:
-    """The middle value, or the mean of the two."""
-    ordered = sorted(math.inf if value is None else value for value in values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return [low, report.median_round(values), high]
 
 
 def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
