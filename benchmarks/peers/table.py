@@ -74,7 +74,7 @@ def table(results: Results) -> str:
         "The limit is the time that the round's matrix products would take at the rate of large ones, "
         f"{results['rate'] / 1e9:.3g} GFLOP/s.",
     ]
-    heads = "{:25}{:>11}{:>22}{:>9}{:>22}{:>9}{:>24}{:>10}{:>10}"
+    heads = "{:25}{:>11}{:>24}{:>9}{:>24}{:>9}{:>24}{:>10}{:>10}"
     for work, settings in results["works"].items():
         every = "each round" if settings["every"] == 1 else f"every {settings['every']} rounds"
         lines += [
