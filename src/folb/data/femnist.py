@@ -41,7 +41,7 @@ def femnist(
         Literal["any", "leaf", "parquet", "npz"], "which files to read; any: the first there are"
     ] = "any",
 ) -> Federation:
-    """FEMNIST, the 200 writers with the most images.
+    """FEMNIST: handwritten digits and letters, by writer, by a power law, or as FedProx drew them.
 
     - writer: LEAF's devices. The split is the files' own where they have one, else a tenth is for testing.
     - power_law: the paper's other reading, `classes` of all 62 per device and sizes by a power law, as MNIST.
