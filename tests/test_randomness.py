@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import chi2
 
-from folb.randomness import HOME, SERVER, uniform, words
+from folb.randomness import HOME, SERVER, below, uniform, words
 
 
 def test_a_device_s_words_do_not_depend_on_who_else_is_asked():
@@ -41,3 +41,10 @@ def test_uniform_numbers_are_uniform_and_unrelated():
         # a correlation of 5,000 unrelated pairs has a standard deviation of 0.014
         assert abs(np.corrcoef(u[:, 0], u[:, 1])[0, 1]) < 0.06
         assert abs(np.corrcoef(u[1:, 0], u[:-1, 0])[0, 1]) < 0.06
+
+
+def test_whole_numbers_below_n_use_all_bits_of_a_word():
+    drawn = np.concatenate([np.asarray(words(3, 1, jnp.arange(2000), 2)).ravel(), [0, 1, 2**31, 2**32 - 1]])
+    for n in (1, 2, 30, 65535, 65536, 65537, 20_000_001, 2**31 - 1):
+        exact = [int(word) * n >> 32 for word in drawn]
+        assert np.asarray(below(n, jnp.asarray(drawn, jnp.uint32))).tolist() == exact

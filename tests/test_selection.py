@@ -87,8 +87,8 @@ def test_uniform_draws_that_write_no_distribution_down(replacement):
 def test_draws_by_samples_that_write_no_distribution_down():
     size = np.array([3, 1, 0, 8, 4])
     start = np.concatenate([[0], np.cumsum(size)[:-1]])
-    u = np.random.default_rng(2).uniform(size=(4000, 2)).astype(np.float32)
-    drawn = jax.jit(jax.vmap(lambda u: selection.draw_by_samples(u, jnp.asarray(start), size.sum())))(u)
+    words = np.random.default_rng(2).integers(0, 2**32, (4000, 2), np.uint32)
+    drawn = jax.jit(jax.vmap(lambda w: selection.draw_by_samples(w, jnp.asarray(start), size.sum())))(words)
     counts = np.bincount(np.ravel(drawn.device), np.ravel(drawn.times), minlength=5)
     expected = 8000 * size / size.sum()
     assert counts[2] == 0 and counts.sum() == 8000

@@ -25,6 +25,18 @@ def words(seed: Array | int, t: Array | int, who: Array | int, n: int) -> Array:
     return jnp.moveaxis(both, 0, -1).reshape(*jnp.shape(who), 2 * pairs)[..., :n]
 
 
+def below(n: Array | int, words: Array) -> Array:
+    """Random words as whole numbers from 0 to n - 1, n < 2^31: floor(word n / 2^32), in halves of 16 bits.
+
+    All bits of a word count: from the 23 of a number between 0 and 1 not every one of ten million rows could come.
+    """
+    n = jnp.asarray(n, jnp.uint32)
+    low, high = words & 0xFFFF, words >> 16
+    inner = high * (n & 0xFFFF) + (low * (n & 0xFFFF) >> 16)
+    outer = low * (n >> 16) + (inner & 0xFFFF)
+    return (high * (n >> 16) + (inner >> 16) + (outer >> 16)).astype(jnp.int32)
+
+
 def uniform(words: Array) -> Array:
     """Random words as numbers strictly between 0 and 1."""
     return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)

@@ -271,7 +271,7 @@ def drawing(how: selection.Selection, start: Array, size: Array, share: Array, s
     if sampling == "samples" and replacement:
         return Draw(
             K,
-            lambda words: selection.draw_by_samples(randomness.uniform(words), start, samples),
+            lambda words: selection.draw_by_samples(words, start, samples),
             lambda device: share[device] * samples / size[device],
         )
     if survey is None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.randomness import uniform
+from folb.randomness import below
 from folb.shuffle import shuffled
 
 
@@ -79,14 +79,13 @@ def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
     `words` are random: K of them, or without replacement two, the key of a permutation whose first K are taken.
     """
     if replacement:
-        return _multiset(jnp.minimum((uniform(words) * N).astype(jnp.int32), N - 1))
+        return _multiset(below(N, words))
     return _multiset(shuffled(words, 0, jnp.arange(K), N))
 
 
-def draw_by_samples(u: Array, start: Array, samples: Array | int) -> Multiset:
+def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multiset:
     """Devices in proportion to their samples, with replacement: the owners of random rows, device k's from start[k]."""
-    rows = jnp.minimum((u * samples).astype(jnp.int32), samples - 1)
-    return _multiset(jnp.searchsorted(start, rows, side="right") - 1)
+    return _multiset(jnp.searchsorted(start, below(samples, words), side="right") - 1)
 
 
 def _multiset(chosen: Array) -> Multiset:
