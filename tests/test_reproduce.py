@@ -408,10 +408,15 @@ def stored(tmp_path, document, **given):
 
 def test_results_are_used_only_by_the_experiment_they_are_of(tmp_path):
     assert stored(tmp_path, WIN)["identity"] == WIN["identity"]
+    assert stored(tmp_path, WIN, set={"K": 10, "folb": {"unit": "step"}})["identity"] == WIN["identity"]
     for given, message in [
-        ({"target": 0.9}, "has target = 0.7, and the experiment file 0.9"),
-        ({"rounds": 50}, "has rounds = 100"),
+        ({"target": 0.9}, "has target = 0.9"),
+        ({"rounds": 50}, "has rounds = 50"),
         ({"seeds": 4}, "other draws or seeds"),
+        ({"dataset": "synthetic_iid"}, "has dataset = synthetic_iid"),
+        ({"algorithms": ["folb"]}, r"has algorithms = \('folb',\)"),
+        ({"set": {"unit": "epoch"}}, "has unit = epoch"),
+        ({"set": {"folb": {"lr": 99.0}}}, "has folb = {'lr': 99.0}"),
     ]:
         with pytest.raises(InputError, match=message):
             stored(tmp_path, WIN, **given)

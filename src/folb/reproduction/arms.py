@@ -275,6 +275,18 @@ def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
     return dict(document)
 
 
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _spelt_out(key: str, value: Any, found: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a setting of an experiment file, or those of one of its parts, is what was run."""
+    if isinstance(value, Mapping):
+        return all(name in found.get(key, {}) and found[key][name] == value[name] for name in value)
+    taken = [settings[key] for settings in found.values() if key in settings]
+    return bool(taken) and all(one == value for one in taken)
+
+
 def _problem(document: Mapping[str, Any], arm: Arm) -> str:
     """What is wrong with stored results, if anything is; or an error, if they are not of the form at all."""
     if (document["figure"], document["arm"], document["quick"]) != (arm.figure, arm.id, arm.quick):
@@ -283,9 +295,11 @@ def _problem(document: Mapping[str, Any], arm: Arm) -> str:
         same = document["check"] == arm.check and document["settings"] == dict(arm.settings)
         return "" if same and all(map(len, document["values"].values())) else "is of another check"
     found, wanted = document["experiment"], Experiment(**arm.given)
-    for key in ("rounds", "target", "evaluate_every"):
-        if found[key] != getattr(wanted, key):
-            return f"has {key} = {found[key]}, and the experiment file {getattr(wanted, key)}"
+    given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set"})
+    differing = {key: getattr(wanted, key) for key in given if found[key] != _listed(getattr(wanted, key))}
+    differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, found["set"])}
+    for key, value in sorted(differing.items()):
+        return f"is not of the experiment file, which has {key} = {value}"
     if document["draws"] != arm.draws or list(found["seeds"]) != list(wanted.seeds):
         return "has other draws or seeds than the experiment file"
     evaluated = len(document["evaluated_rounds"])
