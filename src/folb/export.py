@@ -7,7 +7,6 @@ import io
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -86,12 +85,7 @@ def _value(line: dict[str, Any], name: str) -> Any:
 def to_latex(stored: Stored) -> bytes:
     r"""The table of `folb show`, for \usepackage{booktabs}."""
     target = float(stored.experiment["target"])
-    # by the labels of the whole experiment, whatever runs of it have begun
-    begun = [
-        replace(run, algorithm=about["algorithm"], parameters={})
-        for about, run in zip(stored.environment["runs"], stored.runs(), strict=True)
-        if len(run.evaluated_rounds)
-    ]
+    begun = stored.begun()
     if not begun:
         raise InputError("run", stored.name, "has no round that was evaluated yet")
     headings = report.headings(target, stored.clock)

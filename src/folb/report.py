@@ -75,7 +75,7 @@ def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
     """The table's cells, a row for each algorithm."""
     for label, group in labelled(runs).items():
         finals = [run.final for run in group]
-        diverged = sum(not math.isfinite(run.train_loss[-1]) for run in group)
+        diverged = sum(run.diverged for run in group)
         yield (
             label,
             arrival([run.rounds_to(target) for run in group]),
@@ -143,10 +143,12 @@ def _run(run: Run, target: float) -> dict[str, Any]:
     }
 
 
-def _digest(params: Any) -> str:
-    """What tells whether two runs ended with the same model, to the bit."""
+def _digest(params: Any) -> str | None:
+    """What tells whether two runs ended with the same model, to the bit; nothing where the model is not there."""
     import jax
 
+    if params is None:
+        return None
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(leaf.tobytes())

@@ -28,7 +28,13 @@ class Run:
     lost: NDArray  # [rounds, K]; chosen, but without a usable reply
     updated: NDArray  # False: no usable reply, or no weight; the model stayed as it was
     params: Any = None
+    loss_measured: bool = True  # on Flower it is the user's to measure
     records: dict[str, NDArray] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last training loss is not finite."""
+        return self.loss_measured and len(self.train_loss) > 0 and not np.isfinite(self.train_loss[-1])
 
     def rounds_to(self, target: float) -> int | None:
         """The first round whose test accuracy is at least `target`."""

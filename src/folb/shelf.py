@@ -73,9 +73,9 @@ def show(stored: Stored, console: Console) -> None:
     if stored.state == "interrupted":
         lines.append(f"go on with: {stored.going}")
     console.print("\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
-    under_way = [run for run in stored.runs() if len(run.evaluated_rounds)]
-    if under_way:
-        console.print(report.table(under_way, stored.experiment["target"], stored.clock), highlight=False)
+    begun = stored.begun()
+    if begun:
+        console.print(report.table(begun, stored.experiment["target"], stored.clock), highlight=False)
     trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in store.trouble(line)]
     if trouble:
         console.print(f"\n{len(trouble):,} refused, failed or abandoned, the last:", highlight=False, markup=False)

@@ -29,7 +29,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -152,6 +152,17 @@ class Stored:
             lines[line["run"]].append(line)
         return [as_run(about, own) for about, own in zip(self.environment["runs"], lines, strict=True)]
 
+    def begun(self, runs: Sequence[Run] | None = None) -> list[Run]:
+        """Those of the runs that have an evaluated round, for a table.
+
+        By the labels of the whole experiment: those of the runs begun so far may not tell them apart the same way.
+        """
+        return [
+            replace(run, algorithm=about["algorithm"], parameters={})
+            for about, run in zip(self.environment["runs"], self.runs() if runs is None else runs, strict=True)
+            if len(run.evaluated_rounds)
+        ]
+
 
 def read(path: Path) -> Stored:
     """The run directory at `path`."""
@@ -211,7 +222,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     evaluated = [line for line in lines if "test_accuracy" in line]
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
-        return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
+        return np.array([math.nan if row.get(name) is None else row[name] for row in rows], kind)
 
     def per_device(name: str, kind: type) -> Any:
         """[rounds, K], a round with fewer distinct devices filled up with zeros."""
@@ -233,6 +244,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         evaluated_rounds=column("round", evaluated, int),
         test_accuracy=column("test_accuracy", evaluated, np.float32),
         train_loss=column("train_loss", evaluated, np.float32),
+        loss_measured=not evaluated or "train_loss" in evaluated[-1],
         bytes_up=column("bytes_up", lines, np.int64),
         bytes_down=column("bytes_down", lines, np.int64),
         seconds=column("seconds", lines, np.float32),
@@ -317,8 +329,9 @@ def command() -> str:
 
     That of a program of another name is nobody's business: Flower's hands a token to the server's process.
     """
-    program = Path(sys.argv[0]).name
-    return program if program.startswith("flwr") else shlex.join(["folb", *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    own = program.name == "folb" or program.parts[-2:] == ("folb", "__main__.py")
+    return shlex.join(["folb", *sys.argv[1:]]) if own else program.name
 
 
 DIRECTORIES = (CHECKPOINTS, TRACKING)

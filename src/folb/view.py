@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from folb.store import EXPERIMENT, Stored, trouble
 
 ENTRIES = 2_000_000  # devices in rounds that a report has room for: about 35 MB
 TROUBLE = 1000  # lines on what went wrong, of each run: the last
+UNMEASURED = "unmeasured"  # a loss, in the page's columns
 LOST, REJECTED, TIMES = 1, 2, 4  # within a flag byte: two bits, and from the third on the times drawn
 
 
@@ -63,7 +63,7 @@ class Columns:
         self.seconds: list[float] = []
         self.evaluated: list[int] = []  # positions in `rounds`
         self.accuracy: list[float | None] = []
-        self.loss: list[float | None] = []
+        self.loss: list[float | str | None] = []
         self.counts: list[int] = []  # devices of each round
         self.devices: list[int] = []
         self.weights: list[float | None] = []
@@ -76,7 +76,7 @@ class Columns:
         if "test_accuracy" in line:
             self.evaluated.append(len(self.rounds))
             self.accuracy.append(_short(line["test_accuracy"]))
-            self.loss.append(_short(line["train_loss"]))
+            self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
         self.seconds.append(round(line["seconds"], 3))
@@ -172,12 +172,7 @@ def _again(stored: Stored, state: str) -> list[list[str]]:
 def table(stored: Stored, runs: Sequence[Run]) -> dict[str, Any]:
     """The table of `folb show`, and beside the rounds to the target its bytes and seconds."""
     target = float(stored.experiment["target"])
-    # by the labels of the whole experiment: those of the runs begun so far may not tell them apart the same way
-    begun = [
-        replace(run, algorithm=about["algorithm"], parameters={})
-        for about, run in zip(stored.environment["runs"], runs, strict=True)
-        if len(run.evaluated_rounds)
-    ]
+    begun = stored.begun(runs)
     groups = report.labelled(begun).values()
     share = f"{100 * target:g} %"
     headings = list(report.headings(target, stored.clock))

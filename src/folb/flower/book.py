@@ -10,7 +10,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from folb.system import System
 
 CARRIER = "flower"
 ABOUT = "a run on Flower: the strategy was made with these settings"
-EVERY_RUN = 0  # a directory holds one run, which is its first
+ONLY = 0  # the number of a directory's one run
 
 log = logging.getLogger("flwr")
 
@@ -46,24 +47,20 @@ class About(NamedTuple):
 
     def experiment(self) -> Experiment:
         """It as the simulator would put it."""
-        function = getattr(self.system, "func", self.system)
+        function: Any = getattr(self.system, "func", self.system)
+        system = getattr(function, "__name__", "own").strip("_")
+        settings = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(self.system, "keywords", {})}
         return Experiment(
             dataset=self.dataset,
             model=self.model,
-            system=getattr(function, "__name__", "own").strip("_"),
+            system=system,
             objective=self.objective,
             algorithms=(self.algorithm.name,),
             rounds=self.rounds,
             seeds=(self.seed,),
             target=self.target,
             records=True,
-            set={
-                self.algorithm.name: {
-                    key: "none" if value is None else value
-                    for key, value in self.algorithm.origin.settings.items()
-                    if value is None or isinstance(value, bool | int | float | str)
-                }
-            },
+            set={name: known for name, given in settings.items() if (known := _written(given))},
         )
 
     def mark(self, state: State, more: str) -> str:
@@ -101,7 +98,7 @@ class Book:
         if there is None:  # first of all: what makes the directory a run, that can be gone on with
             durable.replace(self.path / store.ENVIRONMENT, _json(self._environment()))
         (self.path / store.CHECKPOINTS).mkdir(exist_ok=True)
-        found = checkpoint.load(self.path / store.CHECKPOINTS, EVERY_RUN, self.identity, (self.state, "", ""))
+        found = checkpoint.load(self.path / store.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
         if found is not None:
             _, (state, lines, devices) = found
             # in the order that the arrays come in: jax sorts names
@@ -131,13 +128,13 @@ class Book:
         known = max(about["devices"], 1 + max(devices, default=-1))
         if known != about["devices"]:  # the page counts from 0 to the largest identity
             durable.replace(self.path / store.ENVIRONMENT, _json(about | {"devices": known}))
-        run = about["runs"][EVERY_RUN]
-        line = {"run": EVERY_RUN, "algorithm": run["algorithm"], "seed": run["seed"], "round": self.done + 1} | line
+        run = about["runs"][ONLY]
+        line = {"run": ONLY, "algorithm": run["algorithm"], "seed": run["seed"], "round": self.done + 1} | line
         self.lines.append(line)
         self.state, self.devices = state, sorted({*self.devices, *devices})
         # first, so that a round that can be read of is never done again
         texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
-        checkpoint.save(self.path / store.CHECKPOINTS, EVERY_RUN, self.identity, self.done + 1, (state, *texts))
+        checkpoint.save(self.path / store.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts))
         handle = os.open(self.path / store.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             durable.write(handle, _line(line))
@@ -147,8 +144,8 @@ class Book:
 
     def finish(self) -> None:
         """Leave the results and the picture; the last checkpoint stays, for it has the model."""
-        runs = [store.as_run(about, self.lines) for about in store.read(self.path).environment["runs"]]
-        trial.leave(self.path, self.about.experiment(), "", runs)
+        run = store.as_run(store.read(self.path).environment["runs"][ONLY], self.lines)
+        trial.leave(self.path, self.about.experiment(), "", [replace(run, params=self.state.params)])
 
 
 @contextlib.contextmanager
@@ -157,6 +154,15 @@ def kept(path: Path, about: About, state: State, more: str = "") -> Iterator[Boo
     durable.directory(path)
     with store.claimed(path):
         yield Book(path, about, state, more)
+
+
+def _written(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that a file can hold."""
+    return {
+        key: "none" if value is None else value
+        for key, value in settings.items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }
 
 
 def _line(line: dict[str, Any]) -> bytes:

@@ -205,7 +205,8 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     line: dict[str, Any] = {}
     if measured is not None:
         line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
-        line["train_loss"] = _number(measured, "loss", "train_loss")
+        if measured.keys() & {"loss", "train_loss"}:  # null is what is not finite, and not what nobody measured
+            line["train_loss"] = _number(measured, "loss", "train_loss")
     line |= {
         "bytes_up": opened.up,
         "bytes_down": opened.down,

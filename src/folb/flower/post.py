@@ -17,7 +17,7 @@ class Post:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.unanswered: dict[str, tuple[str, float]] = {}  # by message id: what it was for, and when to forget it
+        self.unanswered: dict[str, float] = {}  # by message id: when to forget it
 
     def send(self, messages: Sequence[Message]) -> dict[str, Message]:
         """Send messages; those that went out, by their id."""
@@ -45,8 +45,7 @@ class Post:
                 break
             time.sleep(min(pause, left))
         forget = time.monotonic() + seconds + SLACK
-        for id, message in waiting.items():
-            self.unanswered[id] = (f"{message.metadata.group_id}", forget)
+        self.unanswered |= dict.fromkeys(waiting, forget)
         return replies
 
     def pull(self, ids: Iterable[str]) -> list[Message]:
@@ -57,7 +56,7 @@ class Post:
     def late(self) -> list[Message]:
         """Replies to messages of earlier rounds, which nobody waits for any more."""
         now = time.monotonic()
-        self.unanswered = {id: about for id, about in self.unanswered.items() if about[1] > now}
+        self.unanswered = {id: until for id, until in self.unanswered.items() if until > now}
         found = self.pull(self.unanswered)
         for reply in found:
             self.unanswered.pop(reply.metadata.reply_to_message_id, None)

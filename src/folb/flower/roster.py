@@ -59,9 +59,11 @@ class Roster:
         new = {id for id, node in sent.items() if node not in self.met}
         self.met |= set(unseen)
         pause = 0.02
-        while self._hear(post) and new & set(self.queries) and (left := until - time.monotonic()) > 0:
+        self._hear(post)
+        while new & set(self.queries) and (left := until - time.monotonic()) > 0:
             time.sleep(min(pause, left))
             pause = min(2 * pause, 1.0)
+            self._hear(post)
         self._settle()
         return sorted(self.claims[node] for node in self.holders.values())
 
@@ -69,7 +71,7 @@ class Roster:
         """Ask the device anew who it is, and what it has."""
         self.claims.pop(self.holders.get(identity, -1), None)
 
-    def _hear(self, post: Post) -> bool:
+    def _hear(self, post: Post) -> None:
         for reply in post.pull(self.queries):
             node, _ = self.queries.pop(reply.metadata.reply_to_message_id, (None, 0.0))
             if node is None:
@@ -78,7 +80,6 @@ class Roster:
                 self.claims[node] = _member(reply, node)
             except ValueError as error:  # it will be asked again
                 self._refuse(f"node {node} does not say who it is: {error}")
-        return True
 
     def _settle(self) -> None:
         """Give each identity to one node: the one that has it, as long as it is there, and else the lowest."""

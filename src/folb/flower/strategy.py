@@ -98,7 +98,7 @@ class FederatedStrategy(Strategy):
         for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
-        _check_number("target", target, lambda value: 0 <= value <= 1, "from 0 to 1")
+        _check_number("target", target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
         if fraction_train is None and min_replies > algorithm.selection.K:
             raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.K}")
         for name, number in (
@@ -107,6 +107,9 @@ class FederatedStrategy(Strategy):
             ("min_available_nodes", min_available_nodes),
         ):
             check_whole(name, number, 1)
+        if fraction_train is None and min_train_nodes != 1:
+            raise InputError("min_train_nodes", min_train_nodes, "goes with fraction_train; without it K devices train")
+        _check_number("cap", cap, lambda value: 1 <= value < math.inf, "at least 1")
         self.algorithm = guard(algorithm, cap) if guarded else algorithm
         self.seed, self.objective = int(seed), objective
         self.system = systems.uniform() if system is None else system
@@ -288,15 +291,16 @@ class FederatedStrategy(Strategy):
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
         """Say once that the guard's bound shortens every step: so few cannot hold all of the weight between them."""
-        settings = algorithm.origin.settings
-        most = distinct * settings["cap"] / algorithm.selection.K if is_guarded(algorithm) else 1.0
+        rule: Any = algorithm.rule
+        cap = float(rule.keywords["cap"]) if is_guarded(algorithm) else math.inf
+        most = distinct * cap / algorithm.selection.K
         if most < 1 and not self.warned:
             self.warned = True
             log.warning(
                 "%d devices, none of more weight than cap / K = %g / %d: weights add up to %.2g at most, and steps are "
                 "that much shorter; a smaller K suits so few",
                 distinct,
-                settings["cap"],
+                cap,
                 algorithm.selection.K,
                 most,
             )
@@ -341,7 +345,7 @@ class FederatedStrategy(Strategy):
     def _survey(self, opened: Opened, arrays: ArrayRecord) -> NDArray | None:
         """What (7), or its stand-in, is made of: <grad f, grad F_k>, or ||grad F_k||, of all devices there are.
 
-        A device that does not answer has 0 here: it is not drawn.
+        A device that does not answer has 0 here: it is drawn only where fewer than K, all different, have more.
         """
         how = self.algorithm.selection
         if not how.survey:

@@ -53,8 +53,10 @@ class TwoPhaseStrategy(FederatedStrategy):
     """
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
-        if "guarded" in settings or is_guarded(algorithm):
+        if settings.pop("guarded", False) is not False or is_guarded(algorithm):
             raise InputError("guarded", True, "cannot be had with sums alone: the guard looks at each gradient")
+        if "cap" in settings:
+            raise InputError("cap", settings["cap"], "is the guard's, which cannot be had with sums alone")
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
         if self.fraction_train is None and min_devices > algorithm.selection.K:

@@ -213,7 +213,7 @@ class Curves {
       style: `colour${i % COLOURS} dash${i % DASHES}`,
       runs: experiment.runs.filter((run) => run.algorithm === label),
     }));
-    const finite = (text) => (x) => (Number.isFinite(x) ? text(x) : "diverged");
+    const finite = (text) => (x) => (Number.isFinite(x) ? text(x) : Number.isNaN(x) ? "not measured" : "diverged");
     const target = 100 * experiment.about.target;
     const percent = finite((x) => decimals(x, 1));
     this.charts = [

@@ -40,7 +40,8 @@ class Run {
       this.x.mb.push(this.bytes / 1e6);
       this.x.seconds.push(this.seconds);
       this.accuracy.push(accuracy[next] === null ? -Infinity : 100 * accuracy[next]);
-      this.loss.push(loss[next] ?? Infinity); // what has diverged is worse than anything
+      // what has diverged is worse than anything
+      this.loss.push(loss[next] === "unmeasured" ? NaN : loss[next] ?? Infinity);
       next++;
     });
     if (records) this.packed.push(records);
