@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from folb import algorithms, device, rules, selection, simulator, system, theory
+from folb import algorithms, device, guard, quadratics, rounds, rules, selection, simulator, system, theory
 
-MODULES = (rules, selection, device, theory, simulator, system, algorithms)
+MODULES = (rules, guard, selection, device, rounds, theory, quadratics, simulator, system, algorithms)
 
 PAPER = {
     1: theory.objective,

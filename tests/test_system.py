@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from folb import algorithms, randomness, rounds, simulator, system
 from folb.data.synthetic import synthetic
+from folb.errors import InputError
 from folb.models import logistic
 from folb.selection import Multiset
 
@@ -36,6 +37,20 @@ def within(observed, chance, number=NUMBER):
 
 
 # Fixed and uniform work
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (system.fixed, {"work": 2.5}, "work = 2.5: should be a whole number from 1"),
+        (system.fixed, {"work": 0}, "work = 0: should be a whole number from 1"),
+        (system.uniform, {"low": 1.5, "high": 2.5}, "low = 1.5"),
+        (system.uniform, {"low": 5, "high": 4}, "high = 4: should be a whole number from 5"),
+    ],
+)
+def test_work_is_a_whole_number(make, settings, said):
+    with pytest.raises(InputError, match=said):
+        make(**settings)
 
 
 def test_fixed_work_is_fixed():

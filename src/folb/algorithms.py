@@ -96,8 +96,9 @@ def compose(
     """Put an algorithm together, checking every setting."""
     check_whole("K", K, 1, 10**4)  # beyond it, a round's K x K table of repeats is no small thing
     check_whole("batch", batch, 1, 10**6)
-    if not isinstance(replacement, bool):
-        raise InputError("replacement", replacement, "should be True or False")
+    for name, value in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
+        if not isinstance(value, bool):
+            raise InputError(name, value, "should be True or False")
     check("mu", mu, mu >= 0, "should be at least 0")
     check("lr", lr, lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
@@ -154,7 +155,7 @@ Sampling = Annotated[Literal["uniform", "samples"], "P_k: uniform, or a device's
 Mu = Annotated[float, "weight of the proximal term (3); 0 makes local work that of FedAvg"]
 Psi = Annotated[float, "discount for inexact local work (18)"]
 Guarded = Annotated[bool, "bound every device's weight, whatever it reports, and never turn an update round"]
-Cap = Annotated[float, "c of the bound c/K on a device's weight, where guarded; 1 is the mean (2)"]
+Cap = Annotated[float, "c of the bound c/K on a device's weight, where guarded"]
 NaiveRule = Annotated[Literal["mean", "signed"], "aggregation: (2) or (5)"]
 
 

@@ -236,7 +236,7 @@ def _add_runs(commands: Any) -> None:
     page.set_defaults(handle=_report)
     watch = commands.add_parser("watch", help="the same page, live, on this machine alone")
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
-    watch.add_argument("--port", type=int, default=8470, help="the port on 127.0.0.1 (8470); 0 for any that is free")
+    watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any that is free")
     watch.set_defaults(handle=_watch)
     resume = commands.add_parser("resume", help="go on with a run that was interrupted")
     resume.add_argument("run", metavar="RUN", help=RUN)
@@ -670,7 +670,7 @@ def _report(options: argparse.Namespace) -> None:
 def _watch(options: argparse.Namespace) -> None:
     from folb import watch
 
-    watch.serve(options.run, options.port)
+    watch.serve(options.run, watch.PORT if options.port is None else options.port)
 
 
 def _remove(options: argparse.Namespace) -> None:

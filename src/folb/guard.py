@@ -66,7 +66,8 @@ def is_guarded(algorithm: Algorithm) -> bool:
 def guarded(rule: Rule, cap: Any = 2.0) -> Rule:
     """`rule` on screened rounds, with weights of at least 0 and at most cap / K.
 
-    With cap = 1 it is the mean (2) of what was not refused; from cap = K on only the screening is left. (9), whose
+    With cap = 1 every device that counts has 1/K, as in the mean (2) where all were drawn once and none is refused;
+    from cap = K on only the screening is left. (9), whose
     weights are not normalised, keeps its scale ||grad_1 f||^2 / ||grad_2 f||^2, but of clipped gradients.
     """
     return Partial(_guarded, rule=rule if isinstance(rule, Partial) else Partial(rule), cap=cap)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from folb import checkpoint, parallel
+from folb import checkpoint, durable, parallel
 from folb import device as devices
 from folb.algorithms import Algorithm
 from folb.chunks import CAPACITY, Measured, advancing, begin, joined, one_round
@@ -89,6 +89,8 @@ def simulate(
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
     )
+    if checkpoints is not None:
+        durable.directory(checkpoints)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:

@@ -9,7 +9,7 @@ meets the same draws. `cost` is the number of mini-batch steps in one unit of wo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,13 @@ Rate = Annotated[float, "chance that a device drops out of a round"]
 
 def fixed(*, work: Annotated[int, "units of work per device and round"] = 20, dropout: Rate = 0.0) -> System:
     """Every device does the same work: a mini-batch step takes a second, messages take none."""
-    check("work", work, (work >= 1) & (work <= MOST), f"should be a whole number from 1 to {MOST}")
+    _check_work("work", work, 1)
     _check_dropout(dropout)
-    return Partial(_uniform, low=work, high=work, dropout=dropout)
+    return Partial(_fixed, work=work, dropout=dropout)
+
+
+def _fixed(home: Array, luck: Array, cost: Array, *, work: Array, dropout: Array) -> Effort:
+    return _uniform(home, luck, cost, low=work, high=work, dropout=dropout)
 
 
 def uniform(
@@ -48,8 +52,8 @@ def uniform(
     dropout: Rate = 0.0,
 ) -> System:
     """Sec. VI: work uniform in low .. high for each device and round; a mini-batch step takes a second."""
-    check("low", low, low >= 1, "should be a whole number of at least 1")
-    check("high", high, (high >= low) & (high <= MOST), f"should be from low = {low} to {MOST}")
+    _check_work("low", low, 1)
+    _check_work("high", high, low)
     _check_dropout(dropout)
     return Partial(_uniform, low=low, high=high, dropout=dropout)
 
@@ -108,6 +112,11 @@ def _deadline(
     arrival = work * cost / steps_per_second - mean_delay * jnp.log(luck[0])
     lost = (arrival > tau) | (work < 1) | (luck[1] < dropout)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
+
+
+def _check_work(field: str, work: Any, least: Any) -> None:
+    whole = (work >= least) & (work <= MOST) & (work == work // 1)
+    check(field, work, whole, f"should be a whole number from {least} to {MOST}")
 
 
 def _check_dropout(dropout: float) -> None:

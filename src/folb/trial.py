@@ -27,7 +27,7 @@ from folb.simulator import Observe, memory
 log = logging.getLogger(__name__)
 
 # what may change a result's last digit
-PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "platform", "device", "accelerators", "memory", "stream")
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "device", "accelerators", "memory", "stream")
 
 
 def place(planned: Plan) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 
 from folb.data import cache, files
 from folb.errors import InputError, check_whole, choose
-from folb.federation import Federation, NDArray, Split
+from folb.federation import Federation, NDArray, Split, starts
 
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -145,4 +145,4 @@ def _corpus(path: Path) -> dict[str, NDArray]:
 def _gather(text: NDArray, offsets: list[NDArray]) -> Split:
     size = np.array([len(rows) for rows in offsets], dtype=np.int32)
     x = np.concatenate(offsets)
-    return Split(x, text[x + WINDOW].astype(np.int32), (np.cumsum(size) - size).astype(np.int32), size)
+    return Split(x, text[x + WINDOW].astype(np.int32), starts(size), size)
