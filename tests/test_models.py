@@ -254,8 +254,8 @@ def test_characters_against_numpy():
     ("name", "shape", "classes", "options", "message"),
     [
         ("logistic", (6,), 3, {"init": "zero"}, "did you mean 'zeros'"),
-        ("mlp", (6,), 3, {"first": 0}, "first = 0: should be at least 1"),
-        ("cnn", (8, 8), 3, {"hidden": -1}, "hidden = -1: should be at least 1"),
+        ("mlp", (6,), 3, {"first": 0}, "first = 0: should be a whole number from 1"),
+        ("cnn", (8, 8), 3, {"hidden": -1}, "hidden = -1: should be a whole number from 1"),
         ("cnn", (784,), 10, {}, "should be an image"),
         ("cnn", (28, 30), 10, {}, "multiples of 4"),
         ("char_lstm", (80, 2), 80, {}, "should be a row of characters"),

@@ -271,3 +271,8 @@ def test_a_round_lasts_no_longer_than_its_deadline(runs):
     assert np.all(run.seconds[lost.any(axis=1)] == 40)
     assert not run.records["work"][lost].any()
     assert np.all(run.records["work"][~lost] > 0)
+
+
+def test_no_deadline_is_too_long():
+    """More work than a million units would not fit into 32 bits, let alone a lifetime."""
+    assert many(system.deadline(tau=1e30)).work.max() == system.MOST

@@ -83,7 +83,7 @@ class Experiment:
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
-    if isinstance(seeds, int):
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
         if not 1 <= seeds <= 10**6:
             raise InputError("seeds", seeds, "should be from 1 to 1000000, or a list of seeds")
         return tuple(range(seeds))
@@ -201,7 +201,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     federation = dataset.constructor(**given[0])
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
-    check(federation, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
+    check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given)
     return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
@@ -318,6 +318,8 @@ def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: An
         if not options:
             raise InputError(name, value, "should be at least one value")
         found[i][name] = [read(name, kind, option) for option in options]
+        if len(set(map(repr, found[i][name]))) < len(options):
+            raise InputError(name, value, "should be different values")
 
 
 def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:

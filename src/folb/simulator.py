@@ -76,9 +76,11 @@ def simulate(
     half of the accelerator's memory. Results agree to rounding.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    if isinstance(seeds, bool):
+        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
-    check(federation, algorithms, rounds, seeds, evaluate_every, streamed)
+    check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
     shared = problem(
         federation,
         model,
@@ -160,6 +162,7 @@ def _nbytes(shapes: Any) -> int:
 
 def check(
     federation: Federation,
+    model: Model,
     algorithms: list[Algorithm],
     rounds: int,
     seeds: Sequence[int],
@@ -190,6 +193,17 @@ def check(
             raise InputError("algorithms", algorithm.name, expected)
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+    if isinstance(model, Model) and model.codes is not None and federation.expand is None:
+        _check_codes(federation, model.codes)
+
+
+def _check_codes(federation: Federation, codes: int) -> None:
+    for x in (federation.train.x, federation.test.x):
+        if not np.issubdtype(x.dtype, np.integer):
+            raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
+        if x.size and not (x.min() >= 0 and x.max() < codes):
+            found = f"{x.min()} to {x.max()}"
+            raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
 
 
 def _run_stacked(

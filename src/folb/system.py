@@ -108,7 +108,7 @@ def _deadline(
     steps_per_second = speed * jnp.exp(speed_spread * spread[0])
     mean_delay = delay * jnp.exp(delay_spread * spread[1])
     T_c = mean_delay * jnp.log(100.0)  # the 99th percentile of an exponential of that mean
-    work = jnp.floor(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost).astype(jnp.int32)
+    work = jnp.minimum(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost, MOST).astype(jnp.int32)
     arrival = work * cost / steps_per_second - mean_delay * jnp.log(luck[0])
     lost = (arrival > tau) | (work < 1) | (luck[1] < dropout)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)

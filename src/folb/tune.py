@@ -69,12 +69,10 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
 
 
 def check(planned: Plan) -> None:
-    """Raise an `InputError` unless there is something to choose from, and no point twice."""
+    """Raise an `InputError` unless there is something to choose from."""
     swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
     if len(planned.algorithms) < 2:
         raise InputError("grid", swept, "should be values of some setting to choose from, as --mu 0.01,0.1,1")
-    if len({str(algorithm.origin.settings) for algorithm in planned.algorithms}) < len(planned.algorithms):
-        raise InputError("grid", swept, "should be different values")
 
 
 def _own(experiment: Experiment) -> Mapping[str, Any]:

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.errors import check, choose
+from folb.errors import check_whole, choose
 from folb.models.model import Model, classifier
 from folb.tree import Params
+
+MOST = 10**5  # units of a layer
 
 
 def logistic(
@@ -101,6 +103,6 @@ def _multiply_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -
 
 
 def at_least_one(**sizes: int) -> None:
-    """Raise an `InputError` for a layer of no units."""
+    """Raise an `InputError` for a layer of no units, or of more than any machine has room for."""
     for name, size in sizes.items():
-        check(name, size, size >= 1, "should be at least 1")
+        check_whole(name, size, 1, MOST)

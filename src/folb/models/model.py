@@ -19,7 +19,8 @@ class Model(NamedTuple):
 
     A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated
     on fewer samples at once, and on a CPU the devices of a round run one after another. `block` is how many samples a
-    CPU should take at once, at most: what they need in between should stay in its cache.
+    CPU should take at once, at most: what they need in between should stay in its cache. A model of `codes` takes whole
+    numbers from 0 to codes - 1 for its inputs, and would be blind to any others.
     """
 
     init: Callable[[Array], Params]
@@ -27,6 +28,7 @@ class Model(NamedTuple):
     predict: Callable[[Params, Array], Array]
     heavy: bool = False
     block: int | None = None
+    codes: int | None = None
 
     def at_once(self, most: int) -> int:
         """How many samples to take at once, `most` being what suits other accelerators and models."""
@@ -38,6 +40,7 @@ def classifier(
     scores: Callable[[Params, Array], Array],
     heavy: bool = False,
     block: int | None = None,
+    codes: int | None = None,
 ) -> Model:
     """The model of class scores(params, x): [batch, classes], with the cross-entropy for a loss."""
     return Model(
@@ -46,6 +49,7 @@ def classifier(
         predict=lambda params, x: scores(params, x).argmax(axis=1),
         heavy=heavy,
         block=block,
+        codes=codes,
     )
 
 

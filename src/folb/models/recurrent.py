@@ -43,7 +43,7 @@ def char_lstm(
         h = apply(params["second"], apply(params["first"], h))
         return dense.apply(params["scores"], h[-1])
 
-    return classifier(start, scores, heavy=True)
+    return classifier(start, scores, heavy=True, codes=classes)
 
 
 def sentiment_lstm(
