@@ -108,6 +108,17 @@ REFUSED = {
     "no such path": (["info", "no/such.csv"], "dataset = 'no/such.csv': no such file or directory"),
     "unknown setting": (["info", "mnist", "--set", "device=3"], "setting of mnist = 'device': did you mean 'devices'?"),
     "another's setting": (["info", "synthetic_1_1", "--set", "alpha=3"], "setting of synthetic_1_1 = 'alpha'"),
+    "another's by name": (["info", "synthetic_1_1", "--set", "mnist.draw=3"], "set = 'mnist'"),
+    "misspelt by name": (
+        ["info", "Synthetic_1_1", "--set", "synthetic_1_1.bogus=3"],
+        "setting of Synthetic_1_1 = 'bogus'",
+    ),
+    "its own name": (
+        ["info", "synthetic_1_1", "--set", "synthetic_1_1=3"],
+        "setting of synthetic_1_1 = 'synthetic_1_1'",
+    ),
+    "no text": (["info", "synthetic_1_1", "--out", ""], "out = '': should be a directory, or a file that ends in .png"),
+    "no picture": (["info", "synthetic_1_1", "--out", "a.gif"], "out = 'a.gif': should be a directory, or a file"),
     "no number": (["info", "mnist", "--set", "devices=many"], "devices = 'many': should be a whole number"),
     "no value": (["info", "mnist", "--set", "devices"], "set = 'devices': should be KEY=VALUE"),
     "files absent": (["info", "mnist"], "mnist = 'train-images-idx3-ubyte.gz': is not there: put it in "),

@@ -151,7 +151,7 @@ REFUSED = {
     "negative mu": (["--set", "mu=-1"], "mu = -1.0: should be at least 0"),
     "nan": (["--set", "lr=nan"], "lr = 'nan': should be a finite number"),
     "word for a number": (["--set", "batch=ten"], "batch = 'ten': should be a whole number"),
-    "too large K": (["--set", "K=4", "--set", "replacement=false"], "K = 4: should be at most the 3 devices"),
+    "too large K": (["--set", "folb.K=4", "--set", "replacement=false"], "K = 4: should be at most the 3 devices"),
     "no rounds": (["--rounds", "0"], "rounds = 0: should be at least 1"),
     "rounds no number": (["--rounds", "x"], "invalid int value: 'x'"),
     "target too high": (["--target", "1.5"], "target = 1.5: should be more than 0 and at most 1"),
@@ -162,7 +162,16 @@ REFUSED = {
     "missing rule file": (["--algorithms", "nowhere.py:rule"], "there is no file nowhere.py"),
     "no seeds": (["--seeds", ""], "seeds = []: should be"),
     "too many seeds": (["--seeds", "8589934592"], "seeds = 8589934592: should be from 1 to"),
-    "absurd K": (["--set", "K=10000000"], "K = 10000000: should be a whole number from 1 to 10000"),
+    "absurd K": (["--set", "folb.K=10000000"], "K = 10000000: should be a whole number from 1 to 10000"),
+    "K of many digits": (["--set", f"folb.K={'9' * 23}"], f"K = {'9' * 23}: should be a whole number from 1 to 10000"),
+    "a setting twice": (["--set", "mu=1", "--set", "mu=2"], "set = 'mu=2': mu is given already"),
+    "a value twice": (["--set", "mu=0.1,0.10"], "mu = ['0.1', '0.10']: should be different values"),
+    "absurd layer": (
+        ["--model", "mlp", "--set", "first=1000000000"],
+        "first = 1000000000: should be a whole number from",
+    ),
+    "numbers for codes": (["--model", "char_lstm"], "x = 'float32': should be whole numbers from 0 to 9"),
+    "more devices than there are": (["--devices", "99"], "devices = 99: should be auto, or a number from 1 to"),
     "unknown objective": (["--objective", "mean"], "objective = 'mean': "),
 }
 

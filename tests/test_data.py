@@ -823,3 +823,8 @@ def test_published_draws(name):
     if name == "synthetic_iid":  # the same recipe made it
         x = np.concatenate([federation.train.x, federation.test.x])
         np.testing.assert_allclose(x.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.2)
+
+
+@pytest.mark.parametrize("name", ["Synthetic_1_1", "synthetic_1.0_1", "SYNTHETIC_01_1", "synthetic_1_1"])
+def test_a_dataset_has_one_name_however_it_is_typed(name):
+    assert data.located(name) == "synthetic_1_1"

@@ -33,6 +33,13 @@ def everything(folder):
 # where files are
 
 
+def test_a_data_directory_that_is_a_file(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("FOLB_DATA", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"FOLB_DATA = .*file': should be a directory"):
+        files.directory()
+
+
 def test_the_data_directory_is_folb_data_or_the_platform_s_cache(data, tmp_path, monkeypatch):
     assert files.directory() == data
     monkeypatch.setenv("FOLB_DATA", "~/somewhere")

@@ -459,8 +459,11 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
         '[[claim]]\nid = "d"\nsays = "Another."\narms = ["b"]\nbetter = "folb"\nworse = ["fedavg"]\n'
     )
     home = tmp_path / "out"
+    rebuild = ["reproduce", str(mine), "--pages-only", "--out", str(home)]
+    assert main(rebuild) == 2 and "has no results to make pages from" in capsys.readouterr().err
     arms.keep(home, WIN)
-    assert main(["reproduce", str(mine), "--pages-only", "--out", str(home)]) == 0
+    assert main([*rebuild, "--only", "x"]) == 2 and "only = ['x']: chooses what is run" in capsys.readouterr().err
+    assert main(rebuild) == 0
     out, error = capsys.readouterr()
     assert "It needs fewer rounds." in out and "not tested here" in out and not error
     text, front = (home / "made_up.md").read_text(), (home / "README.md").read_text()

@@ -110,6 +110,18 @@ def test_parquet_is_the_same_table(tmp_path):
         tabular(path)
 
 
+def test_a_split_that_was_asked_for_must_be_there(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("device,label,a\nu,0,1\nu,1,2\nv,0,3\nv,1,4\n")
+    assert tabular(path).N == 2  # a column called split need not be there
+    with pytest.raises(
+        InputError, match=r"table\.csv: column = 'fold': should be a column; there are device, label, a"
+    ):
+        tabular(path, split="fold")
+    with pytest.raises(InputError, match="should be different columns"):
+        tabular(path, device="label")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

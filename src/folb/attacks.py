@@ -154,8 +154,10 @@ def contests(planned: Plan, attackers: int | None = None) -> list[Contest]:
     Attacks that gain by it come again from three times as many.
     """
     found = {algorithm.name: algorithm for algorithm in planned.algorithms}
-    if len(planned.algorithms) > len(found):
-        raise InputError("set", "several values", "should be one value for each setting")
+    for name in found:
+        for key, value in planned.experiment.set[name].items():
+            if isinstance(value, list | tuple):
+                raise InputError(key, value, "should be one value")
     if any(map(is_guarded, planned.algorithms)):
         raise InputError("guarded", True, "should be left alone: both are measured")
     N = planned.federation.N

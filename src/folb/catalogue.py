@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from folb import data, durable
 from folb.data import femnist, fetch, files, mnist, sent140, shakespeare
-from folb.errors import InputError
+from folb.errors import InputError, choose
 from folb.federation import Federation, NDArray
 from folb.settings import first_line, read, settings
 
@@ -46,8 +46,12 @@ def _state(name: str) -> str:
 def load(name: str, given: Mapping[str, Any]) -> Federation:
     """The dataset with settings from the command line, KEY or NAME.KEY, which are text."""
     known = settings(data.constructor(name))
-    plain = {key: value for key, value in given.items() if not isinstance(value, Mapping)} | given.get(name, {})
-    return data.load(name, **{k: read(k, known[k].type, value) if k in known else value for k, value in plain.items()})
+    own = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            choose("set", key.lower(), [name.lower()])
+            own |= value
+    return data.load(name, **{k: read(k, known[k].type, value) if k in known else value for k, value in own.items()})
 
 
 def describe(name: str, federation: Federation) -> None:
@@ -98,16 +102,22 @@ def _bars(counts: NDArray) -> str:
     return "".join(BARS[height] for height in heights)
 
 
-def draw(federation: Federation, name: str, out: str) -> Path:
-    """Draw a federation into a file, or into NAME.png in a directory."""
-    from folb.figures import portrait
-
+def picture(name: str, out: str) -> Path:
+    """Where the picture of a dataset goes: a file, or NAME.png in a directory."""
     path = Path(out)
+    if not out or (path.suffix and path.suffix.lower() not in PICTURES and not path.is_dir()):
+        raise InputError("out", out, f"should be a directory, or a file that ends in {', '.join(PICTURES)}")
     if path.suffix.lower() not in PICTURES:
         path = path / f"{Path(name).name}.png"
+    return path
+
+
+def draw(federation: Federation, path: Path) -> None:
+    """Draw a federation into a file."""
+    from folb.figures import portrait
+
     durable.directory(path.parent)
     durable.replace(path, portrait(federation, path.suffix.lstrip(".").lower()))
-    return path
 
 
 def get(name: str) -> list[Path]:

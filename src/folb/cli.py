@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -280,7 +280,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
     try:
-        options.handle(options)
+        with _interruptible():
+            options.handle(options)
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
         return _leave(options, 2)
@@ -304,6 +305,28 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         return _leave(options, 1)
     return 0
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C while jax is imported ends the process: an exception is lost in its compiled parts, or crashes them."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
+            print("folb: interrupted", file=sys.stderr, flush=True)
+            os._exit(130)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
+        threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(options: argparse.Namespace, code: int) -> int:
@@ -388,6 +411,10 @@ def _reproduce(options: argparse.Namespace) -> None:
     def tell(line: str) -> None:
         print(f"folb: {line}", file=sys.stderr)
 
+    if options.pages_only and options.only:
+        raise InputError("only", options.only, "chooses what is run, and --pages-only runs nothing")
+    if options.pages_only and not any(Path(home, "results").glob("*.json")):
+        raise InputError("out", str(home), "has no results to make pages from")
     if not options.pages_only:
         reproduction.carry_out(names, home, options.quick, complete, tell, options.only or ["*"])
     pages = reproduction.write(names, home, options.quick)
@@ -450,6 +477,8 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
         home = found.setdefault(part, {}) if dot else found
         if not isinstance(home, dict):
             raise InputError("set", key, f"{part} is set to a value already")
+        if name in home:
+            raise InputError("set", pair, f"{key} is given already; several values of one go with commas between them")
         home[name] = values
     return found
 
@@ -723,7 +752,10 @@ def _accelerators(options: argparse.Namespace, began: int = 1) -> int | str:
         raise InputError("coordinator", coordinator, "should be given together with --process")
     given = began if options.devices is None else options.devices
     count = int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
-    parallel.mesh(count)
+    try:
+        parallel.mesh(count)
+    except InputError as error:
+        raise InputError("devices", count, error.expected) from None
     return count
 
 
@@ -763,10 +795,12 @@ def _data_list(options: argparse.Namespace) -> None:
 def _data_info(options: argparse.Namespace) -> None:
     from folb import catalogue
 
+    path = None if options.out is None else catalogue.picture(options.dataset, options.out)
     federation = catalogue.load(options.dataset, _settings(options.set))
     catalogue.describe(options.dataset, federation)
-    if options.out:
-        print(f"\nwritten to {catalogue.draw(federation, options.dataset, options.out)}")
+    if path is not None:
+        catalogue.draw(federation, path)
+        print(f"\nwritten to {path}")
 
 
 def _data_fetch(options: argparse.Namespace) -> None:

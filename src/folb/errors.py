@@ -17,7 +17,7 @@ class InputError(ValueError):
         if len(shown) > 80:
             shown = shown[:77] + "..."
         super().__init__(f"{field} = {shown}: {expected}")
-        self.field = field
+        self.field, self.expected = field, expected
 
 
 def check(field: str, value: Any, holds: Any, expected: str) -> None:
@@ -40,6 +40,6 @@ def choose(field: str, value: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     if value in choices:
         return value
-    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(field, value, f"{hint}choose one of {', '.join(sorted(choices))}")

@@ -73,9 +73,13 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
 
 
 def located(name: str) -> str:
-    """The name of a dataset, or the absolute path of a user's own."""
-    known = name.lower() in DATASETS or _alpha_beta(name.lower()) is not None
-    return name if known or not os.path.exists(name) else os.path.abspath(name)
+    """The name of a dataset, however it was typed, or the absolute path of a user's own."""
+    known = name.lower()
+    if known not in DATASETS and (numbers := _alpha_beta(known)):
+        known = "synthetic_{:g}_{:g}".format(*numbers)
+    if known in DATASETS or _alpha_beta(known):
+        return known
+    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 def _alpha_beta(name: str) -> tuple[float, float] | None:

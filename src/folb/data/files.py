@@ -23,7 +23,10 @@ from folb.federation import NDArray
 def directory() -> Path:
     """The data directory: `FOLB_DATA`, else a folder in the platform's cache directory."""
     named = os.environ.get("FOLB_DATA")
-    return Path(named).expanduser().absolute() if named else platform_cache() / "data"
+    path = Path(named).expanduser().absolute() if named else platform_cache() / "data"
+    if path.exists() and not path.is_dir():
+        raise InputError("FOLB_DATA", str(path), "should be a directory")
+    return path
 
 
 def platform_cache() -> Path:

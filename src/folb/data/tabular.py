@@ -18,6 +18,7 @@ from folb.errors import InputError
 from folb.federation import Federation, HoldoutSeed, NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
+SPLIT = "split"  # a column that need not be there, unless it was asked for by another name
 
 
 def load(
@@ -25,13 +26,15 @@ def load(
     *,
     device: Annotated[str, "the column that names a sample's device"] = "device",
     label: Annotated[str, "the column of the labels: whole numbers from 0, or names"] = "label",
-    split: Annotated[str, "the column that says train or test, if there is one"] = "split",
+    split: Annotated[str, "the column that says train or test, if there is one"] = SPLIT,
     holdout_seed: HoldoutSeed = None,
 ) -> Federation:
     """Any csv or parquet table: a device column, a label column, and numbers in all the others."""
     path = Path(path)
     read = _parquet_table if path.suffix.lower() == ".parquet" else _csv_table
-    columns = read(path, (device, label), split)
+    if len({device, label, split}) < 3:
+        raise InputError("device, label, split", [device, label, split], "should be different columns")
+    columns = read(path, (device, label, split) if split != SPLIT else (device, label), split)
     features = [name for name in columns if name not in (device, label, split)]
     if not features:
         raise InputError(str(path), list(columns), "should have at least one column of numbers beside these")
@@ -94,7 +97,7 @@ def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, ND
 def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str]) -> None:
     for name in needed:
         if name not in names:
-            raise InputError(str(path), name, f"should be a column; there are {', '.join(names)}")
+            raise InputError(f"{path}: column", name, f"should be a column; there are {', '.join(names)}")
 
 
 def _text(values: NDArray) -> NDArray:
