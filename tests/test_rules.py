@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from folb import rules, selection, server
+from folb import algorithms, rules, selection, server
 from folb.errors import InputError
 from folb.rules import Gradients, Round, Update
 
@@ -439,3 +439,19 @@ def test_weighted_gives_no_part_to_a_slot_that_does_not_count():
     assert isinstance(update, Update)
     assert update.weights.tolist() == [0, 1, 0, 1, 1, 1]
     np.testing.assert_allclose(flat(update.delta), np.nansum(flat(round.delta), axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mu": "1"}, "mu = '1': should be a number"),
+        ({"lr": None}, "lr = None: should be a number"),
+        ({"psi": [1.0]}, "psi = .*: should be a number"),
+        ({"cap": "2"}, "cap = '2': should be a number"),
+        ({"server": 3}, "server = 3: choose one of"),
+        ({"clamp_gamma": "no"}, "clamp_gamma = 'no': should be True or False"),
+    ],
+)
+def test_settings_of_another_type_are_named(settings, said):
+    with pytest.raises(InputError, match=said):
+        algorithms.folb_hetero(**settings)

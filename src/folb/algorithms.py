@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 
 from folb import rules
 from folb.device import Solver
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check, check_number, check_whole, choose
 from folb.guard import guard
 from folb.rules import Rule
 from folb.selection import Selection
@@ -96,9 +96,11 @@ def compose(
     """Put an algorithm together, checking every setting."""
     check_whole("K", K, 1, 10**4)  # beyond it, a round's K x K table of repeats is no small thing
     check_whole("batch", batch, 1, 10**6)
-    for name, value in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
-        if not isinstance(value, bool):
-            raise InputError(name, value, "should be True or False")
+    for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
+        if not isinstance(flag, bool):
+            raise InputError(name, flag, "should be True or False")
+    for name, value in (("mu", mu), ("lr", lr), ("server_lr", 1.0 if server_lr is None else server_lr)):
+        check_number(name, value)
     check("mu", mu, mu >= 0, "should be at least 0")
     check("lr", lr, lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
@@ -246,6 +248,7 @@ def folb_never_flip(
 
 
 def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
+    check_number("psi", psi)
     check("psi", psi, psi >= 0, "should be at least 0")
     return compose(Partial(rule, psi=psi), uploads=("grad", "gamma"), **settings)
 
@@ -253,5 +256,6 @@ def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
 def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
     if not isinstance(guarded, bool):
         raise InputError("guarded", guarded, "should be True or False")
+    check_number("cap", cap)
     check("cap", cap, cap >= 1, "should be at least 1")
     return guard(algorithm, cap) if guarded else algorithm

@@ -29,6 +29,12 @@ def check(field: str, value: Any, holds: Any, expected: str) -> None:
         raise InputError(field, value, expected)
 
 
+def check_number(field: str, value: Any) -> None:
+    """Raise for what cannot be compared with a number: text, None, a list."""
+    if value is None or isinstance(value, str | bytes | list | tuple | dict):
+        raise InputError(field, value, "should be a number")
+
+
 def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None:
     """Raise unless `value` is a whole number from `low` to `high`; a seed may be as large as the default."""
     if not (isinstance(value, Integral) and low <= int(value) <= high):
