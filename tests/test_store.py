@@ -378,7 +378,7 @@ def wait_for_rounds(process, path, beyond):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(long_results, tmp_path, kills):
     """SIGKILL while it starts, computes and writes: each time it goes on, and ends with the same bits."""
     rng = random.Random(kills)

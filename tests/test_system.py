@@ -12,6 +12,8 @@ from folb.errors import InputError
 from folb.models import logistic
 from folb.selection import Multiset
 
+pytestmark = pytest.mark.xdist_group("system")  # they share runs
+
 LOG100 = np.log(100)
 
 
@@ -229,8 +231,8 @@ def test_a_round_without_a_reply_changes_nothing(play):
 
 
 @pytest.fixture(scope="module")
-def runs():
-    """A few rounds under four systems; the first three are one program."""
+def played():
+    """A few rounds under four systems; fixed and none are one program."""
 
     def run(chosen):
         algorithm = algorithms.fedavg(K=4, unit="epoch", replacement=False)
@@ -244,8 +246,8 @@ def runs():
     }
 
 
-def test_a_run_records_rounds_without_a_reply(runs):
-    run = runs["none"]
+def test_a_run_records_rounds_without_a_reply(played):
+    run = played["none"]
     assert not run.updated.any()
     assert not run.times.any()
     assert not run.records["work"].any()
@@ -256,9 +258,9 @@ def test_a_run_records_rounds_without_a_reply(runs):
 
 
 @pytest.mark.parametrize("name", ["fixed", "uniform"])
-def test_a_round_lasts_as_long_as_its_slowest_device(runs, name):
+def test_a_round_lasts_as_long_as_its_slowest_device(played, name):
     """A mini-batch step takes a second; an epoch of n samples is ceil(n / 10) of them."""
-    run = runs[name]
+    run = played[name]
     assert run.updated.all()
     epoch = -(-FEDERATION.train.size // 10)
     np.testing.assert_array_equal(run.seconds, np.max(run.records["work"] * epoch[run.devices], axis=1))
@@ -266,8 +268,8 @@ def test_a_round_lasts_as_long_as_its_slowest_device(runs, name):
         assert np.all(run.records["work"] == 2)
 
 
-def test_a_round_lasts_no_longer_than_its_deadline(runs):
-    run = runs["deadline"]
+def test_a_round_lasts_no_longer_than_its_deadline(played):
+    run = played["deadline"]
     lost = run.times == 0  # without replacement, every slot is a device of its own
     assert lost.any()
     assert np.all(run.seconds <= 40)
