@@ -52,3 +52,8 @@ def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
             kept.write_bytes(damage(kept.read_bytes()))
         taken.clear()
         assert same(run(tmp_path, zeros, 6), whole) and taken.pop() is None
+
+
+def test_the_directory_of_checkpoints_is_made(tmp_path):
+    run(tmp_path / "new" / "one", models.logistic(FEDERATION.shape, FEDERATION.classes), 2)
+    assert any((tmp_path / "new" / "one").iterdir())
