@@ -444,10 +444,10 @@ def test_weighted_gives_no_part_to_a_slot_that_does_not_count():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mu": "1"}, "mu = '1': should be a number"),
-        ({"lr": None}, "lr = None: should be a number"),
-        ({"psi": [1.0]}, "psi = .*: should be a number"),
-        ({"cap": "2"}, "cap = '2': should be a number"),
+        ({"mu": "1"}, "mu = '1': should be at least 0"),
+        ({"lr": None}, "lr = None: should be more than 0"),
+        ({"psi": [1.0]}, "psi = .*: should be at least 0"),
+        ({"cap": "2"}, "cap = '2': should be at least 1"),
         ({"server": 3}, "server = 3: choose one of"),
         ({"clamp_gamma": "no"}, "clamp_gamma = 'no': should be True or False"),
     ],

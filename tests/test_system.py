@@ -46,9 +46,9 @@ def within(observed, chance, number=NUMBER):
     [
         (system.fixed, {"work": 2.5}, "work = 2.5: should be a whole number from 1"),
         (system.fixed, {"work": 0}, "work = 0: should be a whole number from 1"),
-        (system.fixed, {"work": "20"}, "work = '20': should be a number"),
-        (system.deadline, {"tau": None}, "tau = None: should be a number"),
-        (system.uniform, {"dropout": [0.1]}, "should be a number"),
+        (system.fixed, {"work": "20"}, "work = '20': should be a whole number from 1"),
+        (system.deadline, {"tau": None}, "tau = None: should be more than 0"),
+        (system.uniform, {"dropout": [0.1]}, "should be between 0 and 1"),
         (system.uniform, {"low": 1.5, "high": 2.5}, "low = 1.5"),
         (system.uniform, {"low": 5, "high": 4}, "high = 4: should be a whole number from 5"),
     ],

@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 
 from folb import rules
 from folb.device import Solver
-from folb.errors import InputError, check, check_number, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.guard import guard
 from folb.rules import Rule
 from folb.selection import Selection
@@ -99,10 +99,8 @@ def compose(
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
         if not isinstance(flag, bool):
             raise InputError(name, flag, "should be True or False")
-    for name, value in (("mu", mu), ("lr", lr), ("server_lr", 1.0 if server_lr is None else server_lr)):
-        check_number(name, value)
-    check("mu", mu, mu >= 0, "should be at least 0")
-    check("lr", lr, lr > 0, "should be more than 0")
+    check("mu", mu, lambda mu: mu >= 0, "should be at least 0")
+    check("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
     choose("sampling", sampling, ("uniform", "samples", "direct", "norm"))
     for upload in uploads:
@@ -113,7 +111,7 @@ def compose(
         )
     make = SERVERS[choose("server", server, SERVERS)]
     if server_lr is not None:
-        check("server_lr", server_lr, server_lr > 0, "should be more than 0")
+        check("server_lr", server_lr, lambda lr: lr > 0, "should be more than 0")
     return Algorithm(
         selection=Selection(K=K, replacement=replacement, sampling=sampling),
         solver=Solver(lr=lr, mu=mu, batch=batch, unit=unit),
@@ -248,14 +246,12 @@ def folb_never_flip(
 
 
 def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
-    check_number("psi", psi)
-    check("psi", psi, psi >= 0, "should be at least 0")
+    check("psi", psi, lambda psi: psi >= 0, "should be at least 0")
     return compose(Partial(rule, psi=psi), uploads=("grad", "gamma"), **settings)
 
 
 def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
     if not isinstance(guarded, bool):
         raise InputError("guarded", guarded, "should be True or False")
-    check_number("cap", cap)
-    check("cap", cap, cap >= 1, "should be at least 1")
+    check("cap", cap, lambda cap: cap >= 1, "should be at least 1")
     return guard(algorithm, cap) if guarded else algorithm

@@ -27,7 +27,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from folb import tree
-from folb.errors import InputError, check, check_number
+from folb.errors import InputError, check
 from folb.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
 from folb.server import Server
 from folb.tree import Params
@@ -47,8 +47,7 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     most of FedNu) comes back as it is: a gradient buys nothing in it. A number of samples does where they are what
     averages or draws go by, and so does what a survey is told: no guard checks those.
     """
-    check_number("cap", cap)
-    check("cap", cap, (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
+    check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if "grad" not in algorithm.uploads or is_guarded(algorithm):
         return algorithm
     return replace(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from folb.errors import check, check_number
+from folb.errors import check
 
 
 class Effort(NamedTuple):
@@ -77,11 +77,9 @@ def deadline(
     Its reply is lost if the round's delay brings it in after tau, or if not one unit of work fits.
     """
     for name, value in (("tau", tau), ("speed", speed), ("delay", delay)):
-        check_number(name, value)
-        check(name, value, value > 0, "should be more than 0")
+        check(name, value, lambda value: value > 0, "should be more than 0")
     for name, value in (("speed_spread", speed_spread), ("delay_spread", delay_spread)):
-        check_number(name, value)
-        check(name, value, value >= 0, "should be at least 0")
+        check(name, value, lambda value: value >= 0, "should be at least 0")
     _check_dropout(dropout)
     return Partial(
         _deadline,
@@ -117,14 +115,14 @@ def _deadline(
 
 
 def _check_work(field: str, work: Any, least: Any) -> None:
-    check_number(field, work)
-    whole = (work >= least) & (work <= MOST) & (work == work // 1)
+    def whole(work: Any) -> Any:
+        return (work >= least) & (work <= MOST) & (work == work // 1)
+
     check(field, work, whole, f"should be a whole number from {least} to {MOST}")
 
 
 def _check_dropout(dropout: float) -> None:
-    check_number("dropout", dropout)
-    check("dropout", dropout, (dropout >= 0) & (dropout <= 1), "should be between 0 and 1")
+    check("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
 
 
 SYSTEMS: dict[str, Callable[..., System]] = {"fixed": fixed, "uniform": uniform, "deadline": deadline}
