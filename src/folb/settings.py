@@ -72,10 +72,10 @@ def read(field: str, kind: Any, value: Any) -> Any:
     if kind in (int, float):
         return _number(field, kind, value)
     if kind is str:
-        text = ",".join(map(str, value)) if isinstance(value, list) else value  # the command line splits at commas
-        if not isinstance(text, str):
+        parts = value if isinstance(value, list) else [value]  # the command line splits at commas
+        if not all(isinstance(part, str) for part in parts):
             raise InputError(field, value, "should be a text")
-        return text
+        return ",".join(parts)
     return value
 
 
@@ -100,7 +100,7 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
         whole = int(value) if kind is int else None
     except (TypeError, ValueError, OverflowError):
         number, whole = math.nan, None
-    fraction = isinstance(value, float) and whole != value  # of other types int() takes none
+    fraction = not isinstance(value, str) and whole != value  # int() takes none of a text
     if isinstance(value, bool) or not math.isfinite(number) or (kind is int and fraction):
         raise InputError(field, value, f"should be a {'whole' if kind is int else 'finite'} number{also}")
     return whole if kind is int else number

@@ -222,7 +222,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     evaluated = [line for line in lines if "test_accuracy" in line]
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
-        return np.array([math.nan if row.get(name) is None else row[name] for row in rows], kind)
+        return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
 
     def per_device(name: str, kind: type) -> Any:
         """[rounds, K], a round with fewer distinct devices filled up with zeros."""
@@ -243,7 +243,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         seed=about["seed"],
         evaluated_rounds=column("round", evaluated, int),
         test_accuracy=column("test_accuracy", evaluated, np.float32),
-        train_loss=column("train_loss", evaluated, np.float32),
+        train_loss=column("train_loss", [{"train_loss": None} | line for line in evaluated], np.float32),
         loss_measured=not evaluated or "train_loss" in evaluated[-1],
         bytes_up=column("bytes_up", lines, np.int64),
         bytes_down=column("bytes_down", lines, np.int64),

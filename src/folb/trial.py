@@ -27,7 +27,7 @@ from folb.simulator import Observe, memory
 log = logging.getLogger(__name__)
 
 # what may change a result's last digit
-PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "device", "accelerators", "memory", "stream")
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "machine", "device", "accelerators", "memory", "stream")
 
 
 def place(planned: Plan) -> Path:
@@ -118,6 +118,7 @@ def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
         "jaxlib": jaxlib.version.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
+        "machine": platform.machine(),
         "device": jax.devices()[0].device_kind,
         "accelerators": accelerators,
         "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked

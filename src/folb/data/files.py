@@ -24,7 +24,7 @@ def directory() -> Path:
     """The data directory: `FOLB_DATA`, else a folder in the platform's cache directory."""
     named = os.environ.get("FOLB_DATA")
     path = Path(named).expanduser().absolute() if named else platform_cache() / "data"
-    if path.exists() and not path.is_dir():
+    if named and path.exists() and not path.is_dir():
         raise InputError("FOLB_DATA", str(path), "should be a directory")
     return path
 

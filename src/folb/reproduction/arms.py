@@ -298,8 +298,9 @@ def _problem(document: Mapping[str, Any], arm: Arm) -> str:
     given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set"})
     differing = {key: getattr(wanted, key) for key in given if found[key] != _listed(getattr(wanted, key))}
     differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, found["set"])}
-    for key, value in sorted(differing.items()):
-        return f"is not of the experiment file, which has {key} = {value}"
+    if differing:
+        key = min(differing)
+        return f"is not of the experiment file, which has {key} = {differing[key]}"
     if document["draws"] != arm.draws or list(found["seeds"]) != list(wanted.seeds):
         return "has other draws or seeds than the experiment file"
     evaluated = len(document["evaluated_rounds"])
