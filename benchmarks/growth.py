@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 from folb import Model, algorithms, models, system
-from folb.chunks import NEVER, advance, begin
-from folb.federation import Federation, Split
-from folb.rounds import problem
+from folb.data.federation import Federation, Split
+from folb.simulation.problem import problem
+from folb.simulation.program import NEVER, advance, begin
 
 FEATURES, CLASSES, EACH = 60, 10, 10
 HERE = Path(__file__).parent.parent / "docs" / "benchmarks"

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from folb import Model, algorithms, models, simulate, system
-from folb.federation import Federation
+from folb.data.federation import Federation
 
 DEVICES, K, STEPS, BATCH = 30, 10, 10, 10
 

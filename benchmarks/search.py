@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from folb import algorithms, data, models, simulate
-from folb.algorithms import Algorithm
+from folb.core.algorithm import Algorithm
 
 MU, PSI = (1e-4, 1e-3, 1e-2, 1e-1, 1.0), (0.1, 1.0, 10.0, 100.0)
 POINTS = list(itertools.product(MU, PSI))

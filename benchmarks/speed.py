@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from folb import algorithms, data, models, simulate, system
-from folb.federation import Federation
+from folb.data.federation import Federation
 
 K, STEPS, BATCH, LR = 10, 20, 10, 0.01
 

@@ -24,11 +24,13 @@ import jax
 import numpy as np
 
 from folb import Model, algorithms, data, system
-from folb.chunks import CAPACITY, NEVER, advancing, begin
-from folb.federation import Federation, NDArray
+from folb.core.round import State
+from folb.data.federation import Federation
 from folb.models import MODELS
-from folb.rounds import Problem, State, problem
-from folb.simulator import memory
+from folb.simulation.problem import Problem, problem
+from folb.simulation.program import CAPACITY, NEVER, advancing, begin
+from folb.store.environment import memory
+from folb.typing import NDArray
 
 SHAPE, CLASSES, EACH, TESTED = (28, 28), 10, 100, 10
 HERE = Path(__file__).parent.parent / "docs" / "benchmarks"

@@ -10,7 +10,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 import folb
-from folb import tree
+from folb.core import tree
 
 
 def softmax_weights(round: folb.Round, temperature: Array) -> folb.Update:

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from folb import algorithms, attacks, simulate
-from folb.attacks import ATTACKS, Attack, Outcome
-from folb.cli import main
+from folb import algorithms, simulate
+from folb.cli.main import main
+from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
-from folb.experiment import Experiment, plan
+from folb.experiments import attack
+from folb.experiments.attack import ATTACKS, Attack, Outcome
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
 from folb.models import logistic
-from folb.rules import Gradients, Round
 
 # one worker has them all: they share runs that are made once
 pytestmark = pytest.mark.xdist_group("attacks")
@@ -43,7 +45,7 @@ def make_round(seed=0, gradients=True):
     )
 
 
-seen = jax.jit(attacks.seen)
+seen = jax.jit(attack.seen)
 
 
 def test_without_attackers_the_round_is_the_round():
@@ -92,7 +94,7 @@ def test_an_attack_on_updates_alone_needs_no_gradients():
 
 def test_many_attacks_are_one_program():
     algorithm = algorithms.folb()
-    made = [attacks.attacked(algorithm, Attack(3, **numbers)) for numbers in ATTACKS.values()]
+    made = [attack.attacked(algorithm, Attack(3, **numbers)) for numbers in ATTACKS.values()]
     assert len({jax.tree.structure(one) for one in made}) == 1
 
 
@@ -105,7 +107,7 @@ def document(tmp_path_factory):
     out = tmp_path_factory.mktemp("attack")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(out))
-        patch.setattr(attacks, "GAMMA", {})
+        patch.setattr(attack, "GAMMA", {})
         printed = []
         patch.setattr("builtins.print", lambda *words, **_: printed.append(words[0]))
         sizes = ",".join(["40"] * 10)
@@ -116,7 +118,7 @@ def document(tmp_path_factory):
 def test_every_attack_on_plain_guarded_and_fedavg(document):
     outcomes = document["outcomes"]
     assert (document["K"], document["cap"], document["rounds"], document["seeds"]) == (10, 2.0, 12, [0, 1])
-    names = [*ATTACKS, *(f"{name}, by 3" for name in attacks.COLLUDING)]
+    names = [*ATTACKS, *(f"{name}, by 3" for name in attack.COLLUDING)]
     assert [one["attack"] for one in outcomes] == [name for name in names for _ in range(3)]
     assert [(one["algorithm"], one["guarded"]) for one in outcomes[:3]] == [
         ("folb", False),
@@ -151,7 +153,7 @@ def test_the_table():
     ]
     console = Console(width=160)
     with console.capture() as shown:
-        console.print(attacks.table(outcomes))
+        console.print(attack.table(outcomes))
     lines = shown.get().splitlines()
     assert lines[1].split() == ["attack", *["share", "worst", "negated", "accuracy"] * 3]
     assert "not finite" in lines[2] and "60.0 ± 14.1 %" in lines[2] and "0.46" in lines[2] and "5 %" in lines[2]
@@ -197,15 +199,15 @@ def test_guarded_on_the_command_line(capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_attacks_on_gamma():
     """(18) with psi = 1: a lie about gamma takes all weight, or the model; guarded, neither."""
-    experiment = Experiment("synthetic_1_1", algorithms=attacks.ALGORITHMS, rounds=30, seeds=2, set=attacks.SETTINGS)
+    experiment = Experiment("synthetic_1_1", algorithms=attack.ALGORITHMS, rounds=30, seeds=2, set=attack.SETTINGS)
     planned = plan(experiment)
-    contests = [one for one in attacks.contests(planned) if one.name in attacks.GAMMA]
+    contests = [one for one in attack.contests(planned) if one.name in attack.GAMMA]
     outcomes = {
-        (one.attack, one.guarded): one for one in attacks.measure(planned, contests) if one.algorithm != "fedavg"
+        (one.attack, one.guarded): one for one in attack.measure(planned, contests) if one.algorithm != "fedavg"
     }
     assert outcomes["(18) flipped, gamma + 1000", False].share > 0.95
     assert np.isnan(outcomes["(18) gamma NaN", False].accuracy).all()
-    for name in attacks.GAMMA:
+    for name in attack.GAMMA:
         assert outcomes[name, True].worst <= 0.2 + 1e-6
         assert np.isfinite(outcomes[name, True].accuracy).all()
 
@@ -218,6 +220,6 @@ def test_an_algorithm_under_no_attack_is_itself():
     algorithm = algorithms.folb(K=4)
     plain, other = (
         simulate(federation, model, one, rounds=3, record=("weights",))[0]
-        for one in (algorithm, attacks.attacked(algorithm, Attack()))
+        for one in (algorithm, attack.attacked(algorithm, Attack()))
     )
     np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)

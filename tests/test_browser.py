@@ -13,9 +13,12 @@ from statistics import median
 import pytest
 import rundirectory
 
-from folb import page, store, trial, watch
-from folb.experiment import Experiment, plan
-from folb.view import view
+from folb.experiments import execute
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
+from folb.report import live, page
+from folb.report.payload import view
+from folb.store import directory as store
 
 CHROMIUM = os.environ.get("FOLB_CHROMIUM") or shutil.which("chromium")
 FLAGS = [
@@ -119,7 +122,7 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
         "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, target=0.4, records=True, set=tiny
     )
     path = tmp_path / "run"
-    trial.perform(path, plan(experiment), False, lambda *_: None)
+    execute.perform(path, plan(experiment), False, lambda *_: None)
     results = json.loads((path / "results.json").read_bytes())["runs"]
     tab = visit(report(tmp_path / "report.html", path))
     expect(tab.locator(".state")).to_have_text("finished")
@@ -440,7 +443,7 @@ def served():
     running = []
 
     def start(name=None, port=0):
-        server = watch.bound(name, port)
+        server = live.bound(name, port)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         running.append(server)
 

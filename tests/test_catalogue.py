@@ -16,10 +16,11 @@ from test_mnist import write as write_mnist
 from folb import data
 from folb.data import fetch
 from folb.errors import InputError
-from folb.experiment import Experiment, plan
-from folb.figures import plot, portrait
-from folb.runs import Run
-from folb.settings import read, settings
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
+from folb.experiments.settings import read, settings
+from folb.report.figures import plot, portrait
+from folb.results.run import Run
 
 NOTE = "a sample of FEMNIST: 5 of LEAF's 3,550 writers"
 

@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 
-from folb import Model, algorithms, checkpoint, data, models, simulate
+from folb import Model, algorithms, data, models, simulate
+from folb.store import checkpoint
 
 FEDERATION = data.load("synthetic_1_1", sizes=[20, 30])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folb.cli import main
+from folb.cli.main import main
 
 # one worker has them all: they share runs that are made once
 pytestmark = pytest.mark.xdist_group("cli")

@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from folb import chunks, randomness, rounds, simulator, system
-from folb.algorithms import ALGORITHMS
+from folb import system
+from folb.core import randomness
+from folb.core.algorithms import ALGORITHMS
+from folb.data.federation import Federation
 from folb.data.synthetic import synthetic
-from folb.federation import Federation
 from folb.models import Model, cross_entropy, logistic
+from folb.simulation import play as rounds
+from folb.simulation import problem as problems
+from folb.simulation import program
+from folb.simulation import simulate as simulator
 
 FEDERATION = synthetic(devices=6, sizes=[20, 31, 45, 150, 12, 60])
 N, K, ROUNDS, SEEDS = FEDERATION.N, 8, 4, (3, 4)
@@ -86,7 +91,7 @@ def test_the_table_is_complete():
 
 def simulate(algorithms, seeds=SEEDS, chosen=SYSTEM, **options):
     return simulator.simulate(
-        FEDERATION, NESTED, algorithms, rounds=ROUNDS, seeds=seeds, system=chosen, record=rounds.RECORDS, **options
+        FEDERATION, NESTED, algorithms, rounds=ROUNDS, seeds=seeds, system=chosen, record=problems.RECORDS, **options
     )
 
 
@@ -258,14 +263,14 @@ def stacked(case):
 
 def check_a_round_can_be_replayed_alone(case, runs):
     """Rounds 1 and 2, then round 3 and nothing else: the bits of the run, whose rounds came in other chunks."""
-    problem = rounds.problem(FEDERATION, NESTED, system=SYSTEM, record=rounds.RECORDS)
+    problem = problems.problem(FEDERATION, NESTED, system=SYSTEM, record=problems.RECORDS)
     algorithms, seeds = stacked(case)
 
     def advance(states, first, last):
         span = (np.int32(first), np.int32(last + 1), np.int32(1))
-        return chunks.advance(problem, algorithms, states, seeds, *span)
+        return program.advance(problem, algorithms, states, seeds, *span)
 
-    before, _ = advance(chunks.begin(problem, algorithms, seeds), 1, 2)
+    before, _ = advance(program.begin(problem, algorithms, seeds), 1, 2)
     after, record = advance(before, 3, 3)
     final, _ = advance(after, 4, ROUNDS)
     for r, run in enumerate(runs):
@@ -283,9 +288,9 @@ def _at(records, t):
 
 def play_alone(model, algorithm, seed):
     """All rounds of one run through `play`, compiled for itself: what each recorded, and the last parameters."""
-    problem = rounds.problem(FEDERATION, model, system=SYSTEM, record=rounds.RECORDS)
+    problem = problems.problem(FEDERATION, model, system=SYSTEM, record=problems.RECORDS)
     play = jax.jit(rounds.play)
-    state, infos = rounds.start(problem, algorithm, seed), []
+    state, infos = problems.start(problem, algorithm, seed), []
     for t in range(1, ROUNDS + 1):
         state, info = play(problem, algorithm, state, seed, t)
         infos.append(info)
@@ -351,21 +356,21 @@ ALWAYS = {*ALGORITHMS, "folb, guarded, fedexp"}
 )
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
-    case, programs = TABLE[name], chunks.advance._cache_size()
+    case, programs = TABLE[name], program.advance._cache_size()
     runs = simulate(case.algorithms())
-    assert chunks.advance._cache_size() <= programs + 1  # FedProx is the program of FedAvg
+    assert program.advance._cache_size() <= programs + 1  # FedProx is the program of FedAvg
     check_draws(case, runs)
     check_the_model_learns(runs)
     check_evaluation(runs)
     check_weights(case, runs)
     check_bytes(case, runs)
 
-    programs = chunks.advance._cache_size(), chunks.begin._cache_size()
+    programs = program.advance._cache_size(), program.begin._cache_size()
     check_other_numbers_are_the_same_program(case, runs)
     check_same_seed_same_bits(case, runs)
     check_runs_do_not_depend_on_their_companions(case, runs)
     check_a_round_can_be_replayed_alone(case, runs)
-    assert (chunks.advance._cache_size(), chunks.begin._cache_size()) == programs
+    assert (program.advance._cache_size(), program.begin._cache_size()) == programs
 
     for check in FURTHER.get(name, []):
         check(case, runs)
@@ -388,9 +393,9 @@ def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     used = []
     for devices in (10, 160):
         federation = Federation.from_arrays("random", x, y, np.arange(samples) % devices, np.zeros(samples, bool))
-        problem = rounds.problem(federation, model, system=SYSTEM)
+        problem = problems.problem(federation, model, system=SYSTEM)
         algorithm = ALGORITHMS[name](K=4)
-        state = rounds.start(problem, algorithm, 0)
+        state = problems.start(problem, algorithm, 0)
         compiled = jax.jit(rounds.play).lower(problem, algorithm, state, 0, 1).compile()
         used.append(compiled.memory_analysis().temp_size_in_bytes)
     assert used[1] - used[0] < gradient

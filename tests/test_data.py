@@ -18,8 +18,8 @@ import pytest
 
 from folb import data
 from folb.data import arrays, leaf, synthetic
+from folb.data.federation import Federation
 from folb.errors import InputError
-from folb.federation import Federation
 
 # ---- the flat layout
 

@@ -17,9 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folb import algorithms, cli, data, demo, deployment, models, simulate, store
-from folb.deployment import HOST, holds
+from folb import algorithms, data, models, simulate
+from folb.cli import main
+from folb.deploy import demo, superlink
+from folb.deploy.superlink import HOST, holds
 from folb.errors import InputError
+from folb.store import directory
 
 # one worker has them all: they share a SuperLink, and processes that would otherwise wait for each other
 pytestmark = pytest.mark.xdist_group("deployment")
@@ -32,7 +35,7 @@ LONG = 240.0  # seconds: a bound for a slow machine, never reached on another
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
     """A SuperLink with TLS and node keys, and four SuperNodes."""
-    with deployment.running(tmp_path_factory.mktemp("deployed"), 4) as running:
+    with superlink.running(tmp_path_factory.mktemp("deployed"), 4) as running:
         assert holds(lambda: running.online() == 4, LONG)
         yield running
 
@@ -58,12 +61,12 @@ def said(process, words):
 
 
 def rounds(directory):
-    return store.read(directory).rounds()[0] if store.is_run(directory) else []
+    return directory.read(directory).rounds()[0] if directory.is_run(directory) else []
 
 
 @needs_flower
 def test_only_registered_keys_and_the_right_authority_are_let_in(deployed):
-    from folb.certificates import certificates, node_key
+    from folb.deploy.certificates import certificates, node_key
 
     home = deployed.home
     node_key(home / "stranger.key")
@@ -97,7 +100,7 @@ class FleetOnly(BaseHTTPRequestHandler):
     """The proxy of docs/deployment.md: devices reach /v1/fleet/, and nothing else."""
 
     protocol_version = "HTTP/1.1"
-    upstream: deployment.Deployment
+    upstream: superlink.Deployment
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -123,7 +126,7 @@ class FleetOnly(BaseHTTPRequestHandler):
 
 @needs_flower
 def test_a_proxy_that_passes_the_fleet_api_alone_is_all_that_a_device_needs(deployed):
-    from folb.certificates import node_key
+    from folb.deploy.certificates import node_key
 
     home = deployed.home
     node_key(home / "outside.key")
@@ -158,12 +161,12 @@ def test_a_killed_superlink_is_resumed_and_the_result_is_the_simulators(deployed
     deployed.kill("superlink")
     deployed.superlink()
     before = rounds(directory)
-    assert 2 <= len(before) < 5 and store.read(directory).state == "interrupted"
+    assert 2 <= len(before) < 5 and directory.read(directory).state == "interrupted"
 
     again = deployed.run(EXAMPLES / "synthetic", config)
     assert holds(lambda: again.code is not None, LONG)
     assert rounds(directory)[: len(before)] == before  # and not done again
-    assert store.read(directory).state == "finished"
+    assert directory.read(directory).state == "finished"
     assert_equal_to_the_simulator(directory, algorithms.folb(K=2, lr=0.01), 5)
 
 
@@ -226,7 +229,7 @@ def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(depl
     deployed.kill("node0")
     assert holds(lambda: submitted.code is not None, LONG)
     first, second = rounds(directory)
-    assert store.read(directory).state == "finished"
+    assert directory.read(directory).state == "finished"
     assert (first["devices"], first["lost_devices"], first["updated"]) == ([0, 1], [0], True)
     assert (second["devices"], second["lost_devices"], second["updated"]) == ([2, 3], [], True)
     assert first["seconds"] <= deadline + 3 and second["seconds"] <= deadline + 3
@@ -265,7 +268,7 @@ def started_in(path):
 def test_a_taken_port_is_named(tmp_path):
     with ThreadingHTTPServer((HOST, 0), BaseHTTPRequestHandler) as other:
         expected = f"port = {other.server_port}: should be a free port"
-        with pytest.raises(InputError, match=expected), deployment.running(tmp_path, 1, other.server_port):
+        with pytest.raises(InputError, match=expected), superlink.running(tmp_path, 1, other.server_port):
             pass
 
 
@@ -274,16 +277,16 @@ def test_a_superlink_that_does_not_start_is_told_with_its_last_words(tmp_path, m
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no database today\nexit 3\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(deployment, "program", lambda name: str(broken))
+    monkeypatch.setattr(superlink, "program", lambda name: str(broken))
     expected = "superlink = 3: did not start; its log ends: no database today"
-    with pytest.raises(InputError, match=expected), deployment.running(tmp_path / "home", 1):
+    with pytest.raises(InputError, match=expected), superlink.running(tmp_path / "home", 1):
         pass
     assert not started_in(tmp_path / "home")
 
 
 def test_without_flower_the_demo_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.setattr(deployment, "find_spec", lambda name: None)
-    assert cli.main(["deploy", "demo"]) == 2
+    monkeypatch.setattr(superlink, "find_spec", lambda name: None)
+    assert main.main(["deploy", "demo"]) == 2
     assert capsys.readouterr().err == "folb: error: deploy = 'flwr': is not installed: pip install 'folb[flower]'\n"
 
 
@@ -296,7 +299,7 @@ def test_without_flower_the_demo_says_how_to_get_it(monkeypatch, capsys):
     ],
 )
 def test_the_demo_refuses_what_it_cannot_run(option, message, capsys):
-    assert cli.main(["deploy", "demo", option]) == 2
+    assert main.main(["deploy", "demo", option]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -343,10 +346,10 @@ def test_the_examples_run_unchanged_in_simulation_and_deployment(app, simulated,
     where = (0, 0, "--simulation") if simulated else (4,)
     options = ["--federation-config=num-supernodes=4 client-resources-num-cpus=1"] if simulated else []
     config = {"rounds": 2, "min-available-nodes": 4, "directory": str(tmp_path / "run")}
-    with deployment.running(tmp_path / "home", *where) as running:
+    with superlink.running(tmp_path / "home", *where) as running:
         submitted = running.run(EXAMPLES / app, config, *options)
         assert holds(lambda: submitted.code is not None, 2 * LONG)
-    assert store.is_run(tmp_path / "run"), submitted.tail(30)
+    assert directory.is_run(tmp_path / "run"), submitted.tail(30)
     results = json.loads((tmp_path / "run" / "results.json").read_bytes())
     [run] = results["runs"]
     assert run["evaluated_rounds"] == [1, 2] and run["train_loss"][1] < run["train_loss"][0]

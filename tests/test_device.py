@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import device as devices
-from folb.device import BLOCK, Samples, Slots, Solver
-from folb.federation import Federation
+from folb.core import solver
+from folb.core.shuffle import shuffled
+from folb.core.solver import Solver
+from folb.data.federation import Federation
 from folb.models import logistic
-from folb.shuffle import shuffled
+from folb.simulation import solve as local
+from folb.simulation.samples import Samples
+from folb.simulation.solve import BLOCK, Slots
 
 FEATURES, CLASSES, BATCH = 5, 3, 10
 MODEL = logistic((FEATURES,), CLASSES)
@@ -93,7 +96,7 @@ WORDS = jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32)
 
 @partial(jax.jit, static_argnames="abreast")
 def solve(solver, params, slots, abreast=True):
-    return devices.solve(MODEL, TRAIN, solver, params, slots, abreast)
+    return local.solve(MODEL, TRAIN, solver, params, slots, abreast)
 
 
 def slots(work=WORK, device=(0, 1, 2, 3, 4, 5), words=WORDS):
@@ -125,7 +128,7 @@ def test_no_work_is_no_update(unit):
 
 def test_a_unit_of_work_costs_its_mini_batch_steps():
     size = jnp.array([1, 10, 11, 300])
-    cost = {unit: devices.unit_cost(Solver(0.1, 0.0, BATCH, unit), size).tolist() for unit in ("step", "epoch")}
+    cost = {unit: solver.unit_cost(Solver(0.1, 0.0, BATCH, unit), size).tolist() for unit in ("step", "epoch")}
     assert cost == {"step": [1, 1, 1, 1], "epoch": [1, 1, 2, 30]}
 
 
@@ -172,7 +175,7 @@ BIG = federation(UNEVEN)
 
 @partial(jax.jit, static_argnames="abreast")
 def gradients(stack, device, wanted, abreast):
-    return devices.gradients(MODEL, samples(BIG), stack, device, wanted, abreast)
+    return local.gradients(MODEL, samples(BIG), stack, device, wanted, abreast)
 
 
 @pytest.mark.parametrize("abreast", [True, False])
@@ -205,7 +208,7 @@ def stacked(*vectors):
 
 
 def inexactness(mu, delta, grad, grad_after, clamp=True):
-    return np.asarray(devices.inexactness(Solver(0.1, mu, BATCH, "step"), delta, grad, grad_after, clamp))
+    return np.asarray(local.inexactness(Solver(0.1, mu, BATCH, "step"), delta, grad, grad_after, clamp))
 
 
 def test_gamma_is_its_definition():
@@ -241,12 +244,12 @@ def test_gamma_falls_as_a_device_works():
     @jax.jit
     def gamma(work):
         chosen = Slots(jnp.full(6, k), work, WORDS)
-        delta = devices.solve(MODEL, TRAIN, solver, params, chosen, True)
+        delta = local.solve(MODEL, TRAIN, solver, params, chosen, True)
         here = jax.tree.map(lambda v: jnp.broadcast_to(v, (6, *v.shape)), params)
         wanted = jnp.ones(6, bool)
-        grad = devices.gradients(MODEL, TRAIN, here, chosen.device, wanted, True)
-        after = devices.gradients(MODEL, TRAIN, jax.tree.map(jnp.add, here, delta), chosen.device, wanted, True)
-        return devices.inexactness(solver, delta, grad, after)
+        grad = local.gradients(MODEL, TRAIN, here, chosen.device, wanted, True)
+        after = local.gradients(MODEL, TRAIN, jax.tree.map(jnp.add, here, delta), chosen.device, wanted, True)
+        return local.inexactness(solver, delta, grad, after)
 
     left = np.asarray(gamma(jnp.array([0, 1, 3, 10, 30, 100])))
     assert left[0] == pytest.approx(1, abs=1e-6)

@@ -5,14 +5,23 @@ import re
 
 import pytest
 
-from folb import algorithms, device, guard, quadratics, rounds, rules, selection, simulator, system, theory
+from folb import algorithms, guard, rules, system, theory
+from folb.core import round as core_round
+from folb.core import selection
+from folb.simulation import play, survey
+from folb.simulation import simulate as simulator
+from folb.simulation import solve as local
+from folb.theory import audit, bounds, constants, quadratics
 
-MODULES = (rules, guard, selection, device, rounds, theory, quadratics, simulator, system, algorithms)
+MODULES = (
+    *(rules, guard, selection, core_round, system, algorithms, local, play, survey, simulator),
+    *(audit, bounds, constants, quadratics),
+)
 
 PAPER = {
     1: theory.objective,
     2: rules.mean,
-    3: device.solve,
+    3: local.solve,
     4: theory.mean_bound,
     5: rules.signed,
     6: theory.signed_bound,

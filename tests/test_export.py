@@ -10,9 +10,14 @@ import sys
 import numpy as np
 import pytest
 
-from folb import durable, export, report, store, trial
-from folb.cli import main
-from folb.experiment import Experiment, plan
+from folb import atomic
+from folb.cli.main import main
+from folb.experiments import execute
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
+from folb.report import export
+from folb.results import summary
+from folb.store import directory
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +27,7 @@ def whole(tmp_path_factory):
     choices = {"rounds": 6, "seeds": 2, "evaluate_every": 2, "records": True, "set": settings}
     experiment = Experiment("synthetic_1_1", algorithms=["folb"], **choices)
     path = tmp_path_factory.mktemp("export") / "run"
-    trial.perform(path, plan(experiment), False, lambda i, first, part: None)
+    execute.perform(path, plan(experiment), False, lambda i, first, part: None)
     return path
 
 
@@ -43,9 +48,9 @@ def parsed(text):
 
 def edit(path, change):
     """Change the lines of rounds.jsonl."""
-    lines = [json.loads(line) for line in (path / store.ROUNDS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (path / directory.ROUNDS).read_text().splitlines()]
     content = "".join(json.dumps(line) + "\n" for line in map(change, lines) if line)
-    durable.replace(path / store.ROUNDS, content.encode())
+    atomic.replace(path / directory.ROUNDS, content.encode())
 
 
 def diverging(line):
@@ -58,7 +63,7 @@ def diverging(line):
 
 def test_csv_has_every_round_run_by_run(path, capsys):
     rows = parsed(exported(capsys, path, "csv"))
-    runs = store.read(path).runs()
+    runs = directory.read(path).runs()
     assert len(rows) == 4 * 6 and list(rows[0]) == [*export.COLUMNS, *export.OF_DEVICES]
     assert [row["algorithm"] for row in rows] == 12 * ["folb mu=0.01"] + 12 * ["folb mu=1"]
     assert [int(row["round"]) for row in rows] == 4 * [1, 2, 3, 4, 5, 6]
@@ -79,8 +84,8 @@ def test_csv_has_every_round_run_by_run(path, capsys):
 
 def test_divergence_lost_devices_and_the_note_are_in_the_csv(path, capsys):
     edit(path, diverging)
-    environment = json.loads((path / store.ENVIRONMENT).read_bytes())
-    durable.replace(path / store.ENVIRONMENT, json.dumps(environment | {"note": 'a "sample", of 3'}).encode())
+    environment = json.loads((path / directory.ENVIRONMENT).read_bytes())
+    atomic.replace(path / directory.ENVIRONMENT, json.dumps(environment | {"note": 'a "sample", of 3'}).encode())
     rows = parsed(exported(capsys, path, "csv"))
     assert [row["train_loss"] for row in rows if row["round"] in "34"] == 4 * ["", "nan"]
     assert {row["note"] for row in rows} == {'a "sample", of 3'}
@@ -112,7 +117,7 @@ def test_latex_has_the_numbers_of_the_table(path, capsys):
     assert lines[1] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"
     head, *rows = [line for line in lines if line.endswith(r" \\")]
     assert head.startswith(r"algorithm & rounds to 70 \% & final accuracy") and "drops $>$ 5 points" in head
-    for row, cells in zip(rows, report.rows(store.read(path).runs(), 0.7), strict=True):
+    for row, cells in zip(rows, summary.rows(directory.read(path).runs(), 0.7), strict=True):
         plain = row.removesuffix(r" \\").replace(r"\%", "%").replace(r"$\pm$", "±").split(" & ")
         assert plain == list(cells)
 
@@ -124,15 +129,15 @@ def test_latex_escapes_what_it_would_take_for_its_own():
 
 
 def test_unfinished_runs_are_exported_as_far_as_they_are(path, capsys):
-    (path / store.RESULTS).unlink()
+    (path / directory.RESULTS).unlink()
     edit(path, lambda line: line if (line["run"], line["round"]) in ((0, 1), (0, 2), (1, 1)) else None)
-    with open(path / store.ROUNDS, "ab") as file:
+    with open(path / directory.ROUNDS, "ab") as file:
         file.write(b'{"run": 0, "round": 3, "te')  # as a kill leaves it
     rows = parsed(exported(capsys, path, "csv"))
     assert [(row["seed"], row["round"]) for row in rows] == [("0", "1"), ("0", "2"), ("1", "1")]
     (row,) = [line for line in exported(capsys, path, "latex").splitlines() if line.startswith("folb")]
     assert row.startswith("folb mu=0.01 & ")  # by its name in the whole experiment
-    (path / store.ROUNDS).unlink()
+    (path / directory.ROUNDS).unlink()
     assert exported(capsys, path, "csv") == ",".join(export.COLUMNS) + "\n"
     assert main(["export", str(path), "--format", "latex"]) == 2
     assert "has no round that was evaluated yet" in capsys.readouterr().err
@@ -141,7 +146,7 @@ def test_unfinished_runs_are_exported_as_far_as_they_are(path, capsys):
 def test_a_file_is_written_whole_or_not_at_all(path, capsys, tmp_path, monkeypatch):
     target = tmp_path / "rounds.csv"
     target.write_text("before")
-    monkeypatch.setattr(durable, "write", lambda handle, content: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(atomic, "write", lambda handle, content: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert main(["export", str(path), "--format", "csv", "-o", str(target)]) == 2
     assert "No space left" in capsys.readouterr().err and target.read_text() == "before"
     monkeypatch.undo()

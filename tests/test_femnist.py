@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from folb.data import femnist as module
-from folb.data import files
+from folb.data import source_files
 from folb.data.femnist import femnist, scaled
 from folb.errors import InputError
 
@@ -336,7 +336,7 @@ def test_without_pyarrow_the_error_says_what_to_install(folder, monkeypatch):
 @pytest.mark.skipif(not REAL, reason="FOLB_DATA is not set")
 def test_the_real_sample(monkeypatch):
     monkeypatch.setenv("FOLB_DATA", REAL)
-    if not (files.directory() / "femnist" / "femnist_writers.npz").exists():
+    if not (source_files.directory() / "femnist" / "femnist_writers.npz").exists():
         pytest.skip("no FEMNIST npz in FOLB_DATA")
     federation = femnist(source="npz")
     sizes = federation.train.size + federation.test.size

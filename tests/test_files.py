@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folb.data import cache, fetch, files
+from folb.data import cache, fetch, source_files
 from folb.data.fetch import Source
 from folb.errors import InputError
 
@@ -37,42 +37,42 @@ def test_a_data_directory_that_is_a_file(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("FOLB_DATA", str(tmp_path / "file"))
     with pytest.raises(InputError, match=r"FOLB_DATA = .*file': should be a directory"):
-        files.directory()
+        source_files.directory()
 
 
 def test_the_data_directory_is_folb_data_or_the_platform_s_cache(data, tmp_path, monkeypatch):
-    assert files.directory() == data
+    assert source_files.directory() == data
     monkeypatch.setenv("FOLB_DATA", "~/somewhere")
-    assert files.directory() == Path.home() / "somewhere"
+    assert source_files.directory() == Path.home() / "somewhere"
     monkeypatch.delenv("FOLB_DATA")
     monkeypatch.setattr("sys.platform", "linux")
-    assert files.directory() == tmp_path / "home" / "folb" / "data"
+    assert source_files.directory() == tmp_path / "home" / "folb" / "data"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert files.directory() == Path.home() / ".cache" / "folb" / "data"
+    assert source_files.directory() == Path.home() / ".cache" / "folb" / "data"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert files.directory() == Path.home() / "Library" / "Caches" / "folb" / "data"
+    assert source_files.directory() == Path.home() / "Library" / "Caches" / "folb" / "data"
     monkeypatch.setattr("sys.platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert files.directory() == tmp_path / "local" / "folb" / "data"
+    assert source_files.directory() == tmp_path / "local" / "folb" / "data"
 
 
 def test_raw_takes_the_first_name_there_is(data):
     (data / "words").mkdir()
     (data / "words" / "b.txt").write_text("b")
-    assert files.raw("words", "a.txt", "b.txt") == data / "words" / "b.txt"
+    assert source_files.raw("words", "a.txt", "b.txt") == data / "words" / "b.txt"
     with pytest.raises(InputError) as error:
-        files.raw("words", "a.txt", "c.txt")
+        source_files.raw("words", "a.txt", "c.txt")
     assert str(error.value) == (
         f"words = 'a.txt': is not there: put it in {data / 'words'}, or let `folb data fetch words` get it"
     )
 
 
 def test_a_folder_marked_read_only_is_not_written_even_by_root(data):
-    assert files.writable(data / "not" / "there" / "yet")
+    assert source_files.writable(data / "not" / "there" / "yet")
     data.chmod(0o555)
     try:
-        assert not files.writable(data)
-        assert not files.writable(data / "not" / "there" / "yet")
+        assert not source_files.writable(data)
+        assert not source_files.writable(data / "not" / "there" / "yet")
     finally:
         data.chmod(0o755)
 
@@ -84,7 +84,7 @@ def test_opened_unpacks_gzip_by_content_and_not_by_name(data):
     (data / "packed.txt").write_bytes(gzip.compress(b"text"))
     (data / "plain.gz").write_bytes(b"text")
     for name in ("packed.txt", "plain.gz"):
-        with files.opened(data / name) as stream:
+        with source_files.opened(data / name) as stream:
             assert stream.read() == b"text"
 
 
@@ -100,7 +100,10 @@ def test_opened_unpacks_gzip_by_content_and_not_by_name(data):
 )
 def test_a_damaged_gzip_file_is_an_input_error(data, content):
     (data / "x.gz").write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.gz = .*undamaged gzip file"), files.opened(data / "x.gz") as stream:
+    with (
+        pytest.raises(InputError, match=r"x\.gz = .*undamaged gzip file"),
+        source_files.opened(data / "x.gz") as stream,
+    ):
         stream.read()
 
 
@@ -108,31 +111,31 @@ def test_bad_utf_8_is_an_input_error(data):
     (data / "x.txt").write_bytes(b"fine\n\xff\xfe\n")
     with (
         pytest.raises(InputError, match=r"x\.txt = .*utf-8"),
-        files.opened(data / "x.txt") as stream,
+        source_files.opened(data / "x.txt") as stream,
         io.TextIOWrapper(stream, encoding="utf-8") as lines,
     ):
         lines.read()
 
 
 def test_a_missing_file_is_an_input_error(data):
-    with pytest.raises(InputError, match=r"No such file"), files.opened(data / "none"):
+    with pytest.raises(InputError, match=r"No such file"), source_files.opened(data / "none"):
         pass
 
 
 def test_arrays_reads_what_is_named(data):
     np.savez(data / "x.npz", a=np.arange(3), b=np.eye(2))
-    found = files.arrays(data / "x.npz", ("b", "a"), limit=10_000)
+    found = source_files.arrays(data / "x.npz", ("b", "a"), limit=10_000)
     assert list(found) == ["b", "a"] and found["a"].tolist() == [0, 1, 2]
     with pytest.raises(InputError, match=r"x.npz: c = None: is missing"):
-        files.arrays(data / "x.npz", ("a", "c"), limit=10_000)
+        source_files.arrays(data / "x.npz", ("a", "c"), limit=10_000)
     with pytest.raises(InputError, match=r"bytes = \d+: should be at most 100"):
-        files.arrays(data / "x.npz", ("a",), limit=100)
+        source_files.arrays(data / "x.npz", ("a",), limit=100)
 
 
 def test_arrays_never_unpickles(data):
     np.savez(data / "x.npz", a=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="allow_pickle"):
-        files.arrays(data / "x.npz", ("a",), limit=10_000)
+        source_files.arrays(data / "x.npz", ("a",), limit=10_000)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 100, 300])
@@ -140,7 +143,7 @@ def test_a_cut_npz_is_an_input_error(data, cut):
     np.savez(data / "x.npz", a=np.arange(30))
     (data / "x.npz").write_bytes((data / "x.npz").read_bytes()[:cut])
     with pytest.raises(InputError, match=r"x\.npz"):
-        files.arrays(data / "x.npz", ("a",), limit=10_000)
+        source_files.arrays(data / "x.npz", ("a",), limit=10_000)
 
 
 def test_an_npz_whose_header_does_not_end(data):
@@ -148,7 +151,7 @@ def test_an_npz_whose_header_does_not_end(data):
     with zipfile.ZipFile(data / "x.npz", "w") as packed:
         packed.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
     with pytest.raises(InputError, match=r"a = .*should be an undamaged .npz"):
-        files.arrays(data / "x.npz", ("a",), limit=10_000)
+        source_files.arrays(data / "x.npz", ("a",), limit=10_000)
 
 
 # archives
@@ -163,19 +166,21 @@ def archive(path, **members):
 
 def test_unpack_all_or_some_under_other_names(data, tmp_path):
     path = archive(tmp_path / "a.zip", **{"one.txt": "1", "sub/two.txt": "22"})
-    assert files.unpack(path, data, limit=3) == [data / "one.txt", data / "sub" / "two.txt"]
+    assert source_files.unpack(path, data, limit=3) == [data / "one.txt", data / "sub" / "two.txt"]
     assert (data / "sub" / "two.txt").read_text() == "22"
-    assert files.unpack(path, data / "some", limit=3, members={"sub/two.txt": "2.txt"}) == [data / "some" / "2.txt"]
+    assert source_files.unpack(path, data / "some", limit=3, members={"sub/two.txt": "2.txt"}) == [
+        data / "some" / "2.txt"
+    ]
     assert everything(data) == ["one.txt", "some/2.txt", "sub/two.txt"]
     with pytest.raises(InputError, match=r"'three.txt': is not in the archive"):
-        files.unpack(path, data, limit=3, members={"three.txt": "3"})
+        source_files.unpack(path, data, limit=3, members={"three.txt": "3"})
 
 
 @pytest.mark.parametrize("name", ["../evil", "sub/../../evil", "/evil", "..\\evil", "C:evil", "a\\..\\..\\evil"])
 def test_an_archive_cannot_write_outside_its_folder(data, tmp_path, name):
     path = archive(tmp_path / "a.zip", **{"good.txt": "1", name: "2"})
     with pytest.raises(InputError, match="should be a plain file inside"):
-        files.unpack(path, data, limit=100)
+        source_files.unpack(path, data, limit=100)
     assert everything(tmp_path) == ["a.zip"]  # the good member is not written either
 
 
@@ -185,7 +190,7 @@ def test_an_archive_cannot_make_links(data, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.writestr(link, "/etc")
     with pytest.raises(InputError, match="should be a plain file"):
-        files.unpack(tmp_path / "a.zip", data, limit=100)
+        source_files.unpack(tmp_path / "a.zip", data, limit=100)
     assert everything(data) == []
 
 
@@ -193,7 +198,7 @@ def test_a_zip_bomb_is_refused_by_its_declared_size(data, tmp_path):
     path = archive(tmp_path / "a.zip", bomb=bytes(50_000_000))
     assert path.stat().st_size < 100_000
     with pytest.raises(InputError, match=r"50000000: bytes when unpacked: should be at most 1000000"):
-        files.unpack(path, data, limit=1_000_000)
+        source_files.unpack(path, data, limit=1_000_000)
     assert everything(data) == []
 
 
@@ -204,7 +209,7 @@ def test_a_zip_bomb_that_lies_about_its_size_is_cut_at_what_it_declares(data, tm
     assert content.count(size) == 2  # the member's own header and the directory's
     path.write_bytes(content.replace(size, (1000).to_bytes(4, "little")))
     with pytest.raises(InputError, match="cannot be unpacked"):
-        files.unpack(path, data, limit=1_000_000)
+        source_files.unpack(path, data, limit=1_000_000)
     assert everything(data) == []
 
 
@@ -217,7 +222,7 @@ def test_a_damaged_archive_leaves_nothing_behind(data, tmp_path, damage):
         {"cut": path.read_bytes()[:700], "flipped": bytes(content), "not a zip": b"GIF89a", "empty": b""}[damage]
     )
     with pytest.raises(InputError, match="cannot be unpacked"):
-        files.unpack(path, data, limit=10_000)
+        source_files.unpack(path, data, limit=10_000)
     assert everything(data) == []
 
 
@@ -225,7 +230,7 @@ def test_a_member_whose_name_is_not_utf_8(data, tmp_path):
     path = archive(tmp_path / "a.zip", **{"\u00e9": b"x"})
     path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
     with pytest.raises(InputError, match="utf-8"):
-        files.unpack(path, data, limit=100)
+        source_files.unpack(path, data, limit=100)
 
 
 def test_an_encrypted_archive(data, tmp_path):
@@ -235,7 +240,7 @@ def test_an_encrypted_archive(data, tmp_path):
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match="encrypted"):
-        files.unpack(path, data, limit=100)
+        source_files.unpack(path, data, limit=100)
 
 
 # fetching
@@ -498,7 +503,7 @@ def test_entries_go_to_the_platform_s_cache_where_the_data_is_read_only(data, so
 
 def test_where_nothing_can_be_written_the_arrays_are_just_built(data, source, monkeypatch):
     build = Build()
-    monkeypatch.setattr(files, "writable", lambda folder: False)
+    monkeypatch.setattr(source_files, "writable", lambda folder: False)
     for _ in range(2):
         assert cache.cached(RECIPE, [source], build)["x"].sum() > 0
     assert build.calls == 2

@@ -19,8 +19,9 @@ import jax
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from inprocess import InProcessGrid
 
-from folb import algorithms, cli, guard, models, rules, simulate, store, system, view
-from folb.algorithms import ALGORITHMS
+from folb import algorithms, guard, models, rules, simulate, system
+from folb.cli import main
+from folb.core.algorithms import ALGORITHMS
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.flower import (
@@ -28,12 +29,14 @@ from folb.flower import (
     FederatedStrategy,
     TwoPhaseStrategy,
     arrays,
-    book,
     client_app,
     from_jax,
     from_torch,
-    wire,
+    protocol,
+    run_directory,
 )
+from folb.report import payload
+from folb.store import directory
 
 SIZES = [20, 35, 12, 27, 64, 31, 300, 45]
 WORK = system.uniform(high=4)
@@ -187,7 +190,7 @@ def test_nested_models_travel_flat(federation):
     g = jax.jit(jax.grad(lambda w: deep.loss(w, x, y).mean()))(start)
     expected = jax.tree.map(lambda w, d: w - 0.5 * d, start, g)
     assert "first.weight" in result.arrays
-    assert furthest(result.arrays, wire.flat(expected)) <= 1e-6
+    assert furthest(result.arrays, protocol.flat(expected)) <= 1e-6
 
 
 # identity ------------------------------------------------------------------------------------------------------------
@@ -340,7 +343,7 @@ def test_below_the_least_number_of_replies_a_round_is_abandoned(federation, mode
     strategy.start(grid, initial(model), 3, evaluate_fn=lambda t, record: models_seen.append(record))
     assert same(models_seen[1], models_seen[2])
     assert not same(models_seen[2], models_seen[3])
-    lines = store.read(tmp_path / "run").rounds()[0]
+    lines = directory.read(tmp_path / "run").rounds()[0]
     assert lines[1]["abandoned"] == "1 usable replies, and 2 are needed" or "0 usable" in lines[1]["abandoned"]
     assert [line["updated"] for line in lines] == [True, False, True]
     assert lines[1]["lost"] == len(lines[1]["lost_devices"]) > 0
@@ -388,11 +391,11 @@ def test_rounds_abandoned_one_after_another_end_the_run(federation, model, tmp_p
 
     with pytest.raises(RuntimeError, match="2 rounds in a row were abandoned, the last since 0 usable replies"):
         strategy().start(InProcessGrid(apps(federation, broken)), initial(model), num_rounds=50)
-    assert store.read(tmp_path).state == "interrupted"
-    (first, _) = store.read(tmp_path).rounds()[0]
+    assert directory.read(tmp_path).state == "interrupted"
+    (first, _) = directory.read(tmp_path).rounds()[0]
     assert "gradient: names" in first["failed"][0][1]
     strategy().start(InProcessGrid(apps(federation)), initial(model), num_rounds=3)
-    assert store.read(tmp_path).rounds()[0][-1]["updated"]
+    assert directory.read(tmp_path).rounds()[0][-1]["updated"]
 
 
 def test_an_error_s_last_words_are_kept():
@@ -425,7 +428,7 @@ def test_a_refused_reply_raises_nobody_s_bound(federation, model):
     def tamper(partition, message, reply):
         if message.metadata.message_type == "train" and partition < 4:
             scale = 1e3 if partition == 3 else float("nan")
-            reply.content["grad"] = wire.packed({n: scale * a.numpy() for n, a in reply.content["grad"].items()})
+            reply.content["grad"] = protocol.packed({n: scale * a.numpy() for n, a in reply.content["grad"].items()})
         return reply
 
     strategy = quick(algorithms.folb(K=8, replacement=False))
@@ -442,7 +445,7 @@ def test_a_device_that_fails_is_lost_with_its_reason(federation, model, tmp_path
     mixed[2] = apps(federation, broken)[2]
     grid = InProcessGrid(mixed)
     quick(algorithms.folb(K=30), directory=tmp_path / "run").start(grid, initial(model), num_rounds=1)
-    (line,) = store.read(tmp_path / "run").rounds()[0]
+    (line,) = directory.read(tmp_path / "run").rounds()[0]
     assert line["failed"] == [[2, "RuntimeError: out of memory and more"]]
     assert line["lost_devices"] == [2]
     assert line["rejected_devices"] == []
@@ -593,7 +596,9 @@ def test_two_phases_look_at_sums_alone(federation, model):
     assert min(sums) >= 3
     assert not same(result.arrays, initial(model))
     sent = strategy.opened.usable.values()
-    assert all(set(reply.arrays) == {wire.WEIGHTED} and set(reply.numbers) == {wire.IMPORTANCE} for reply in sent)
+    assert all(
+        set(reply.arrays) == {protocol.WEIGHTED} and set(reply.numbers) == {protocol.IMPORTANCE} for reply in sent
+    )
 
 
 def test_two_phases_refuse_a_draw_of_too_few(federation, model):
@@ -606,12 +611,12 @@ def test_two_phases_refuse_a_draw_of_too_few(federation, model):
     result = strategy.start(grid, initial(model), 1)
     assert strategy.opened.abandoned == "2 distinct devices answered, and a sum needs 3"
     assert same(result.arrays, initial(model))
-    assert not any(wire.MEAN in m.content for m in grid.sent)  # the sum of two goes nowhere
+    assert not any(protocol.MEAN in m.content for m in grid.sent)  # the sum of two goes nowhere
 
 
 def test_two_phases_with_a_device_lost_in_between(federation, model):
     def lose(partition, message, reply):
-        return None if wire.MEAN in message.content and partition == 4 else reply
+        return None if protocol.MEAN in message.content and partition == 4 else reply
 
     strategy = TwoPhaseStrategy(algorithms.folb(K=30), system=WORK, wait=0.0, deadline=0.05)
     result = strategy.start(InProcessGrid(apps(federation), tamper=lose), initial(model), 1)
@@ -660,7 +665,7 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
     ended = strategy.start(
         grid, initial(model), 3, evaluate_fn=lambda t, r: MetricRecord(found | {"accuracy": 0.3 * t})
     )
-    stored = store.read(tmp_path / "mine")
+    stored = directory.read(tmp_path / "mine")
     (run,) = stored.runs()
     assert stored.state == "finished"
     assert run.test_accuracy == pytest.approx([0.3, 0.6, 0.9])
@@ -677,13 +682,13 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
         ["export", "mine", "--format", "csv"],
         ["export", "mine", "--format", "latex"],
     ):
-        assert cli.main(command) == 0
+        assert main.main(command) == 0
     shown = capsys.readouterr().out
     assert "device 6 refused: round is 99, and should be 3" in shown
     page = tmp_path / "report.html"
-    assert cli.main(["report", "mine", "-o", str(page), "--figures"]) == 0
+    assert main.main(["report", "mine", "-o", str(page), "--figures"]) == 0
     assert "device 6 refused: round is 99" in page.read_text()
-    assert cli.main(["resume", "mine"]) == 2
+    assert main.main(["resume", "mine"]) == 2
     assert "flwr run" in capsys.readouterr().err
 
 
@@ -693,12 +698,12 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
 def test_a_loss_that_nobody_measured_has_not_diverged(federation, model, tmp_path, capsys, found, said):
     strategy = quick(algorithms.fedavg(K=3), directory=tmp_path / "mine")
     strategy.start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=lambda t, r: MetricRecord(found))
-    (run,) = store.read(tmp_path / "mine").runs()
+    (run,) = directory.read(tmp_path / "mine").runs()
     assert run.diverged is said and np.isnan(run.train_loss).all()
-    assert cli.main(["show", str(tmp_path / "mine")]) == 0
+    assert main.main(["show", str(tmp_path / "mine")]) == 0
     assert ("diverged" in capsys.readouterr().out) is said
-    (column,) = view.view([store.read(tmp_path / "mine")])["experiments"][0]["columns"]
-    assert column["loss"] == [None if said else view.UNMEASURED] * 2
+    (column,) = payload.view([directory.read(tmp_path / "mine")])["experiments"][0]["columns"]
+    assert column["loss"] == [None if said else payload.UNMEASURED] * 2
 
 
 def test_a_guarded_algorithm_of_one_s_own(federation, model):
@@ -724,15 +729,15 @@ def test_a_run_goes_on_bit_for_bit(federation, model, tmp_path, server):
 
     with pytest.raises(KilledError):
         plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 6, evaluate_fn=kill)
-    assert store.read(tmp_path).state == "interrupted"
-    assert len(store.read(tmp_path).rounds()[0]) == 2
+    assert directory.read(tmp_path).state == "interrupted"
+    assert len(directory.read(tmp_path).rounds()[0]) == 2
     # the resubmitted run has other node ids, and may draw another model to begin with
     grid = InProcessGrid(apps(federation), seed=9)
     gone_on = plain(algorithm, directory=tmp_path).start(grid, initial(model, 7), 6)
     assert same(gone_on.arrays, whole)
     assert list(gone_on.arrays) == list(whole) == ["weight", "bias"]
     assert sorted(gone_on.train_metrics_clientapp) == [3, 4, 5, 6]
-    assert [line["round"] for line in store.read(tmp_path).rounds()[0]] == [1, 2, 3, 4, 5, 6]
+    assert [line["round"] for line in directory.read(tmp_path).rounds()[0]] == [1, 2, 3, 4, 5, 6]
     # finished, it has the model at once; and more rounds can follow
     idle = InProcessGrid(apps(federation))
     assert same(plain(algorithm, directory=tmp_path).start(idle, initial(model), 6).arrays, whole)
@@ -751,7 +756,7 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         strategy = plain(algorithms.fedavg(K=3), directory=directory)
         return strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2).arrays
 
-    whole, left, begun = run(tmp_path / "whole"), None, book.Book.__init__
+    whole, left, begun = run(tmp_path / "whole"), None, run_directory.Book.__init__
 
     def mortal(call):
         def until(*arguments, **settings):
@@ -775,18 +780,18 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
     killed = 0
     for point in range(1000):
         directory = tmp_path / str(point)
-        monkeypatch.setattr(book.Book, "__init__", begin)
+        monkeypatch.setattr(run_directory.Book, "__init__", begin)
         try:
             run(directory)
             break
         except KilledError:
             killed += 1
-        if store.is_run(directory) and store.read(directory).state == "finished":
+        if directory.is_run(directory) and directory.read(directory).state == "finished":
             break
         left = None
-        monkeypatch.setattr(book.Book, "__init__", begun)
+        monkeypatch.setattr(run_directory.Book, "__init__", begun)
         assert same(run(directory), whole), point
-        assert [line["round"] for line in store.read(directory).rounds()[0]] == [1, 2], point
+        assert [line["round"] for line in directory.read(directory).rounds()[0]] == [1, 2], point
     assert 15 < killed < 1000
 
 
@@ -800,7 +805,7 @@ def test_a_damaged_checkpoint_costs_a_round(federation, model, tmp_path):
     again = plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 4)
     assert sorted(again.train_metrics_clientapp) == [4]
     assert same(again.arrays, whole)
-    assert [line["round"] for line in store.read(tmp_path).rounds()[0]] == [1, 2, 3, 4]
+    assert [line["round"] for line in directory.read(tmp_path).rounds()[0]] == [1, 2, 3, 4]
 
 
 def test_a_resumed_run_waits_for_the_devices_it_had(federation, model, tmp_path):
@@ -831,7 +836,7 @@ def test_another_run_s_directory_is_left_alone(federation, model, tmp_path):
     ):
         with pytest.raises(InputError, match="holds another run"):
             other.start(InProcessGrid(apps(federation)), initial(model), 2)
-    assert len(store.read(tmp_path).rounds()[0]) == 1
+    assert len(directory.read(tmp_path).rounds()[0]) == 1
 
 
 def test_fewer_rounds_than_there_are_is_refused(federation, model, tmp_path):
@@ -842,14 +847,14 @@ def test_fewer_rounds_than_there_are_is_refused(federation, model, tmp_path):
         else:
             with pytest.raises(InputError, match="num_rounds = 2: should be at least 3"):
                 strategy.start(InProcessGrid(apps(federation)), initial(model), rounds)
-    assert store.read(tmp_path).experiment["rounds"] == 3
+    assert directory.read(tmp_path).experiment["rounds"] == 3
 
 
 def test_no_command_line_of_flower_s_is_kept(federation, model, tmp_path, monkeypatch):
     """It has a token."""
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-serverapp", "--token", "secret"])
     plain(algorithms.fedavg(K=3), directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 1)
-    assert store.read(tmp_path).environment["command"] == "flwr-serverapp"
+    assert directory.read(tmp_path).environment["command"] == "flwr-serverapp"
     assert all(b"secret" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -911,7 +916,7 @@ def test_a_gradient_of_another_shape_is_the_device_s_error(federation, model):
     for wrong in ({"weight": np.zeros((60, 1)), "bias": np.zeros(10)}, {"weight": np.zeros((60, 10))}):
         device = Device(x, y, lambda params, x, y, wrong=wrong: wrong)
         with pytest.raises(InputError, match="gradient"):
-            device.answer(wire.Task(1, (wire.GRAD,)), values(initial(model)))
+            device.answer(protocol.Task(1, (protocol.GRAD,)), values(initial(model)))
 
 
 def test_a_node_without_identity_says_what_is_missing(federation, model, caplog):
@@ -954,7 +959,7 @@ assert set(reply.content) == {"delta", "grad", "metrics"}
 known = app(Message(RecordDict(), dst_node_id=1, message_type="query"), context)
 assert dict(known.content["metrics"]) == {"identity": 0, "num-examples": 7}
 heavy = [name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "optax", "torch", "matplotlib")]
-heavy += [name for name in sys.modules if name in ("folb.rounds", "folb.simulator", "folb.device", "folb.rules")]
+heavy += [name for name in sys.modules if name in ("folb.simulation", "folb.data", "folb.core.rules")]
 assert not heavy, heavy
 """
 
@@ -968,13 +973,13 @@ def test_a_device_draws_the_simulator_s_batches():
     """Every batch of every unit, against the compiled shuffle."""
     import jax.numpy as jnp
 
-    from folb.flower.local import batches
-    from folb.shuffle import shuffled
+    from folb.core.shuffle import shuffled
+    from folb.flower.local_work import batches
 
     words = (0xDEADBEEF, 12345)
     order = jax.jit(lambda epoch: shuffled(jnp.array(words, jnp.uint32), epoch, jnp.arange(23), 23))
     passes = np.concatenate([np.asarray(order(epoch)) for epoch in range(4)])
-    task = wire.Task(1, (), work=9, words=words, batch=10, unit="step")
+    task = protocol.Task(1, (), work=9, words=words, batch=10, unit="step")
     assert np.array_equal(np.concatenate(list(batches(task, 23))), passes[:90])
     task = dataclasses.replace(task, unit="epoch", work=4)
     drawn = list(batches(task, 23))
@@ -992,7 +997,7 @@ def test_every_exported_name_resolves():
 
 
 def test_a_task_survives_the_journey():
-    task = wire.Task(3, ("delta", "grad"), 5, (2**32 - 1, 0), 0.1, 0.2, 7, "epoch", False, 0.5, 3.0, 0.1, True)
-    assert wire.task(task.record()) == task
+    task = protocol.Task(3, ("delta", "grad"), 5, (2**32 - 1, 0), 0.1, 0.2, 7, "epoch", False, 0.5, 3.0, 0.1, True)
+    assert protocol.task(task.record()) == task
     tree = {"a": {"b": np.ones(2), "c": {"d": np.zeros(1)}}, "e": np.ones(3)}
-    assert jax.tree.all(jax.tree.map(np.array_equal, wire.nested(wire.flat(tree)), tree))
+    assert jax.tree.all(jax.tree.map(np.array_equal, protocol.nested(protocol.flat(tree)), tree))

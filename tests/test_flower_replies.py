@@ -12,9 +12,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from inprocess import InProcessGrid
 from malformed.kinds import KINDS, SHAPES, device
 
-from folb import algorithms, store, system
-from folb.flower import FederatedStrategy, arrays, client_app, wire
+from folb import algorithms, system
+from folb.flower import FederatedStrategy, arrays, client_app, protocol
 from folb.flower.replies import Expected, Refused, checked
+from folb.store import directory
 
 N, LIAR = 5, 2
 
@@ -90,7 +91,7 @@ def test_a_reason_goes_to_the_log_and_the_record(tmp_path, caplog):
     finally:
         logger.removeHandler(caplog.handler)
     assert "round 1: refused: device 2: grad: weight is not finite" in caplog.text
-    (line,) = store.read(tmp_path).rounds()[0]
+    (line,) = directory.read(tmp_path).rounds()[0]
     assert line["refused"] == [[LIAR, "grad: weight is not finite"]]
     assert line["rejected_devices"] == [LIAR]
     assert line["lost_devices"] == []
@@ -239,7 +240,7 @@ def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():
         def inflate(partition, message, reply):
             if message.metadata.message_type == "train":
                 for upload in ("delta", "grad"):
-                    reply.content[upload] = wire.packed(
+                    reply.content[upload] = protocol.packed(
                         {name: np.full(shape, (-1) ** partition * 1e14, np.float32) for name, shape in SHAPES.items()}
                     )
             return reply

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from folb import algorithms, data, guard, models, rules, server, simulate
+from folb import algorithms, data, guard, models, rules, simulate
+from folb.core import server_step
+from folb.core.rules import Gradients, Round
 from folb.errors import InputError
-from folb.rules import Gradients, Round
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -353,7 +354,7 @@ def test_fedexp_sees_the_clipped_updates():
     round = on_device(r)._replace(second=None)
     update = algorithm.rule(round)
     params, _ = algorithm.server.apply((), round, update)
-    bare, _ = server.fedexp().apply((), round, update)
+    bare, _ = server_step.fedexp().apply((), round, update)
     assert np.abs(flat(bare)).max() > 1e6
     assert np.abs(flat(params) - r["params"]).max() < 10 * np.abs(r["delta"][1:]).max()
 

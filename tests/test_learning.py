@@ -5,7 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from folb.experiment import Experiment, plan, run
+from folb.experiments.execute import run
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
 
 pytestmark = [
     pytest.mark.slow,

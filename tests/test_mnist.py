@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb.data import files
+from folb.data import source_files
 from folb.data.mnist import mnist, standardised
 from folb.errors import InputError
 
@@ -173,7 +173,7 @@ def test_damaged_files(folder, name, content, message):
 @pytest.mark.skipif(not REAL, reason="FOLB_DATA is not set")
 def test_the_real_files(monkeypatch):
     monkeypatch.setenv("FOLB_DATA", REAL)
-    if not (files.directory() / "mnist").is_dir():
+    if not (source_files.directory() / "mnist").is_dir():
         pytest.skip("no MNIST in FOLB_DATA")
     mnist(partition="iid")
     begun = time.perf_counter()

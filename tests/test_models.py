@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import InputError, algorithms, models, rounds, simulate, system, tree
-from folb.federation import Federation
+from folb import InputError, algorithms, models, simulate, system
+from folb.core import tree
+from folb.data.federation import Federation
 from folb.models import convolution, dense, recurrent
+from folb.simulation import problem as problems
 
 # each model, tiny: the shape of a sample, the classes, the settings
 TINY = {
@@ -126,9 +128,9 @@ def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
     x, y = samples("cnn", 12)
     federation = Federation.from_arrays("tiny", x, y, np.arange(12) % 3, classes=3)
     cpu = jax.default_backend() == "cpu"
-    assert rounds.problem(federation, tiny("cnn")).abreast is not cpu
-    assert rounds.problem(federation, models.logistic((8, 4), 3)).abreast is True
-    assert rounds.problem(federation, tiny("cnn"), abreast=True).abreast is True
+    assert problems.problem(federation, tiny("cnn")).abreast is not cpu
+    assert problems.problem(federation, models.logistic((8, 4), 3)).abreast is True
+    assert problems.problem(federation, tiny("cnn"), abreast=True).abreast is True
 
 
 @pytest.mark.parametrize(

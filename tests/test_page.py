@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import rundirectory
 
-from folb import page, report, store, view
+from folb.cli import tables
+from folb.report import page, payload
+from folb.store import directory
 
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 <img src=x onerror=alert(1)> &amp; {{script}}"
 
 
 @pytest.fixture
 def stored(tmp_path):
-    return store.read(rundirectory.write(tmp_path))
+    return directory.read(rundirectory.write(tmp_path))
 
 
 def lines(stored):
@@ -29,9 +31,9 @@ def embedded(html):
 
 
 def test_table_is_that_of_folb_show_with_bytes_and_seconds_to_target(stored):
-    (experiment,) = view.view([stored])["experiments"]
+    (experiment,) = payload.view([stored])["experiments"]
     headings, rows = experiment["table"]["headings"], experiment["table"]["rows"]
-    shown = report.table(stored.runs(), 0.7)
+    shown = tables.table(stored.runs(), 0.7)
     assert headings[2:4] == ["MB to 70 %", "simulated s to 70 %"]
     for column in shown.columns:
         assert [row[headings.index(column.header)] for row in rows] == list(column.cells)
@@ -55,12 +57,12 @@ def test_a_target_that_some_seeds_never_reach(tmp_path):
     for line in changed:
         line["test_accuracy"], line["seconds"] = accuracy[line["seed"]][line["round"] - 1], 2.0
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-    (row,) = view.view([store.read(path)])["experiments"][0]["table"]["rows"]
+    (row,) = payload.view([directory.read(path)])["experiments"][0]["table"]["rows"]
     assert row[:4] == ["folb", "4 (1 of 3 never)", "0.29 (1 of 3 never)", "8 (1 of 3 never)"]
 
 
 def test_columns_are_the_rounds(stored):
-    (experiment,) = view.view([stored])["experiments"]
+    (experiment,) = payload.view([stored])["experiments"]
     for i, column in enumerate(experiment["columns"]):
         own = [line for line in lines(stored) if line["run"] == i]
         assert column["rounds"] == list(range(1, 41)) and column["evaluated"] == list(range(40))
@@ -70,7 +72,7 @@ def test_columns_are_the_rounds(stored):
 
 
 def test_records_are_the_rounds_devices(stored):
-    (experiment,) = view.view([stored])["experiments"]
+    (experiment,) = payload.view([stored])["experiments"]
 
     def unpack(text, kind):
         return np.frombuffer(base64.b64decode(text), kind)
@@ -85,9 +87,9 @@ def test_records_are_the_rounds_devices(stored):
         gamma = np.array([g for line in own for g in line["gamma"]], float).astype("f4")
         np.testing.assert_array_equal(unpack(packed["gamma"], "<f4"), gamma)
         flags = unpack(packed["flags"], "u1")
-        assert (flags & view.LOST > 0).sum() == sum(len(line["lost_devices"]) for line in own) == 40
-        assert (flags & view.REJECTED > 0).sum() == sum(len(line["rejected_devices"]) for line in own) == 40
-        assert (flags // view.TIMES).tolist() == [m for line in own for m in line["times"]]
+        assert (flags & payload.LOST > 0).sum() == sum(len(line["lost_devices"]) for line in own) == 40
+        assert (flags & payload.REJECTED > 0).sum() == sum(len(line["rejected_devices"]) for line in own) == 40
+        assert (flags // payload.TIMES).tolist() == [m for line in own for m in line["times"]]
 
 
 def test_rounds_that_diverged_or_were_not_evaluated(tmp_path):
@@ -96,7 +98,7 @@ def test_rounds_that_diverged_or_were_not_evaluated(tmp_path):
     (path / "rounds.jsonl").write_text(
         re.sub(r'("round": 6, .*?"train_loss": )[\d.]+', r"\1null", text) + '{"run": 0, "ro'
     )
-    (column,) = view.view([store.read(path)])["experiments"][0]["columns"]
+    (column,) = payload.view([directory.read(path)])["experiments"][0]["columns"]
     assert column["rounds"] == [1, 2, 3, 4, 5, 6] and column["evaluated"] == [2, 5]
     assert column["loss"][1] is None and column["loss"][0] > 0 and "records" not in column
 
@@ -104,24 +106,24 @@ def test_rounds_that_diverged_or_were_not_evaluated(tmp_path):
 @pytest.mark.parametrize("done", [0, 1])
 def test_a_run_that_has_hardly_begun(done, tmp_path):
     path = rundirectory.write(tmp_path, done=done, finished=False)
-    (experiment,) = view.view([store.read(path)])["experiments"]
+    (experiment,) = payload.view([directory.read(path)])["experiments"]
     assert experiment["state"] == "interrupted" and len(experiment["table"]["rows"]) == (3 if done else 0)
     assert experiment["again"][1][1] == f"folb resume {path}"  # not in the home of runs
-    assert page.render(view.view([store.read(path)]))
+    assert page.render(payload.view([directory.read(path)]))
 
 
 def test_labels_are_the_whole_experiments_however_few_runs_have_begun(tmp_path):
     path = rundirectory.write(tmp_path, algorithms=("folb mu=0", "folb mu=1"), seeds=1, rounds=3, records=False)
     text = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
     (path / "rounds.jsonl").write_text("".join(line for line in text if '"run": 0' in line))
-    (experiment,) = view.view([store.read(path)])["experiments"]
+    (experiment,) = payload.view([directory.read(path)])["experiments"]
     assert [row[0] for row in experiment["table"]["rows"]] == ["folb mu=0"]
 
 
 def test_nothing_in_the_data_can_become_part_of_the_page(tmp_path):
     name = HOSTILE.replace("/", "∕")
     path = rundirectory.write(tmp_path, name, algorithms=(HOSTILE,), seeds=1, rounds=2, note=HOSTILE)
-    shown = view.view([store.read(path)]) | {"title": HOSTILE}
+    shown = payload.view([directory.read(path)]) | {"title": HOSTILE}
     html = page.render(shown)
     assert embedded(html)["experiments"][0]["note"] == HOSTILE
     assert html.count("<script") == html.count("</script") == 2 and html.count("<!") == 1
@@ -131,7 +133,7 @@ def test_nothing_in_the_data_can_become_part_of_the_page(tmp_path):
 
 def test_a_name_that_is_no_text(tmp_path):
     path = rundirectory.write(tmp_path, "run-\udcff", rounds=2)
-    html = page.render(view.view([store.read(path)]) | {"title": path.name})
+    html = page.render(payload.view([directory.read(path)]) | {"title": path.name})
     assert "<title>run-?</title>" in html.encode().decode()
 
 
@@ -155,10 +157,10 @@ def test_policy_allows_this_script_and_this_style_and_nothing_else():
 
 
 def test_records_are_bounded_and_what_is_left_out_is_named(tmp_path, monkeypatch):
-    first = store.read(rundirectory.write(tmp_path, "a-1", algorithms=("folb", "fedavg"), seeds=2, rounds=10))
-    second = store.read(rundirectory.write(tmp_path, "b-2", algorithms=("folb",), seeds=1, rounds=10))
-    monkeypatch.setattr(view, "ENTRIES", 350)  # a run has 100
-    a, b = view.view([first, second])["experiments"]
+    first = directory.read(rundirectory.write(tmp_path, "a-1", algorithms=("folb", "fedavg"), seeds=2, rounds=10))
+    second = directory.read(rundirectory.write(tmp_path, "b-2", algorithms=("folb",), seeds=1, rounds=10))
+    monkeypatch.setattr(payload, "ENTRIES", 350)  # a run has 100
+    a, b = payload.view([first, second])["experiments"]
     # the first seed of each algorithm before the second of any
     assert ["records" in column for column in a["columns"]] == [True, True, True, False] and a["left_out"] == [3]
     assert ["records" in column for column in b["columns"]] == [False] and b["left_out"] == [0]

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from folb import parallel
 from folb.errors import InputError
+from folb.simulation import parallel
 
 # one program for each number of accelerators: a run each of what is stacked, and a survey of all devices
 SCRIPT = """

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import chi2
 
-from folb.randomness import HOME, SERVER, below, uniform, words
+from folb.core.randomness import HOME, SERVER, below, uniform, words
 
 
 def test_a_device_s_words_do_not_depend_on_who_else_is_asked():

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folb import store, trial
-from folb.cli import main
+from folb.cli.main import main
 from folb.errors import InputError
-from folb.experiment import Experiment
-from folb.reproduction import arms, files, pages, pictures, verdicts
-from folb.reproduction.files import Arm, Claim
+from folb.experiments import execute
+from folb.experiments.experiment import Experiment
+from folb.paper import arms, figure_files, pages, pictures, verdicts
+from folb.paper.figure_files import Arm, Claim
+from folb.store import directory
 
 ROOT = Path(__file__).parents[1]
 
@@ -266,18 +267,18 @@ def test_the_interval_covers_and_narrows():
 
 
 def test_there_is_a_file_for_every_figure_and_table():
-    assert files.names() == ["table1", *(f"fig{n}" for n in range(2, 12)), "theory"]
+    assert figure_files.names() == ["table1", *(f"fig{n}" for n in range(2, 12)), "theory"]
     assert sorted(path.name for path in (ROOT / "experiments").glob("*.toml")) == sorted(
-        [f"{name}.toml" for name in (*files.names(), files.FRONT)]
+        [f"{name}.toml" for name in (*figure_files.names(), figure_files.FRONT)]
     )
 
 
-@pytest.mark.parametrize("name", files.names())
+@pytest.mark.parametrize("name", figure_files.names())
 def test_experiment_files_are_sound(name):
     """Every arm is an experiment, searched on what is not reported; every claim is about some arm, and compares."""
     for quick in (False, True):
-        figure = files.read(name, quick)
-        everything = [*figure.arms, *files.used(figure, quick)]
+        figure = figure_files.read(name, quick)
+        everything = [*figure.arms, *figure_files.used(figure, quick)]
         for arm in figure.arms:
             if arm.check:
                 continue
@@ -302,7 +303,7 @@ def test_the_synthetic_arms_plan():
     """All that can go wrong before a run: names, settings, searches."""
     planner = arms.Planner()
     for name in ("table1", "fig11"):
-        for arm in files.read(name).arms:
+        for arm in figure_files.read(name).arms:
             if arm.given["dataset"].startswith("synthetic"):
                 planned = planner.plan(next(iter(arms.draws_of(arm.given, range(1))))[1])
                 assert planned.federation.N == 30
@@ -341,7 +342,7 @@ def test_a_file_of_ones_own_is_checked(tmp_path, text, message):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
-        files.read(str(path))
+        figure_files.read(str(path))
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_a_claim_about_no_arm_and_one_about_no_setting_are_refused():
     ],
 )
 def test_nothing_is_searched_on_what_is_reported(draws, given, search):
-    made = files.Search("folb", {"mu": [0.1]}, **search)
+    made = figure_files.Search("folb", {"mu": [0.1]}, **search)
     arm = Arm("f", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 3} | given, draws, [made])
     with pytest.raises(InputError, match="that are reported"):
         arms.carry_out(arm, lambda planned, about: pytest.fail("it was run"))
@@ -393,9 +394,9 @@ def test_two_files_of_one_name_and_a_name_of_ours_are_refused(tmp_path):
         (tmp_path / name).write_text("")
     for wanted in (["a/x.toml", "b/x.toml"], ["table1.toml"]):
         with pytest.raises(InputError, match="that no other figure has"):
-            files.chosen([str(tmp_path / name) for name in wanted])
+            figure_files.chosen([str(tmp_path / name) for name in wanted])
     with pytest.raises(InputError, match="nosuch"):
-        files.chosen(["all", "nosuch"])
+        figure_files.chosen(["all", "nosuch"])
 
 
 # pages
@@ -491,7 +492,7 @@ def test_a_picture_keeps_its_lines_apart(monkeypatch):
         picture = pictures.draw(documents, ["accuracy", "loss"], "Fig. 2")
         return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"), int)
 
-    documents = [arms.stored(ROOT / "docs" / "reproduction", arm) for arm in files.read("fig2").arms]
+    documents = [arms.stored(ROOT / "docs" / "reproduction", arm) for arm in figure_files.read("fig2").arms]
     few = pixels()
     monkeypatch.setattr(pictures, "_small", lambda picture: picture)
     every = pixels()
@@ -504,7 +505,7 @@ def test_a_picture_keeps_its_lines_apart(monkeypatch):
 def test_the_committed_pages_are_those_of_the_committed_results(tmp_path):
     committed, home = ROOT / "docs" / "reproduction", tmp_path / "reproduction"
     shutil.copytree(committed / "results", home / "results")
-    made = pages.write(files.names(), home, quick=False)
+    made = pages.write(figure_files.names(), home, quick=False)
     for path in sorted(committed.glob("*.md")):
         assert (home / path.name).read_text() == path.read_text(), path.name
     assert {path.name for path in home.iterdir()} == {path.name for path in committed.iterdir()}
@@ -593,12 +594,12 @@ def test_a_file_from_end_to_end(tiny, capsys):
     assert len(search["points"]) == 2
     assert "It does on MNIST." in out and "not tested here" in out
     assert "Line search for folb on draws 7, 8 and seeds 5" in (home / "tiny.md").read_text()
-    stored = sorted(entry.name for entry in store.home().iterdir())
+    stored = sorted(entry.name for entry in directory.home().iterdir())
     assert len(stored) == 3 + 2
     # again: nothing is run, and everything is as it was
-    before = {entry: entry.stat().st_mtime_ns for entry in store.home().rglob("rounds.jsonl")}
+    before = {entry: entry.stat().st_mtime_ns for entry in directory.home().rglob("rounds.jsonl")}
     assert main(["reproduce", str(tiny), "--json"]) == 0
-    assert {entry: entry.stat().st_mtime_ns for entry in store.home().rglob("rounds.jsonl")} == before
+    assert {entry: entry.stat().st_mtime_ns for entry in directory.home().rglob("rounds.jsonl")} == before
     assert json.loads(path.read_bytes()) == found
     assert [one["id"] for one in json.loads(capsys.readouterr().out)["claims"]] == ["rounds", "mnist"]
 
@@ -607,7 +608,7 @@ def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
     """The runs of the first draw are kept, and the results are those of an arm left alone."""
     tiny.write_text(PLAIN)
 
-    perform, count = trial.perform, 0
+    perform, count = execute.perform, 0
 
     def interrupted(*arguments, **keywords):
         nonlocal count
@@ -617,15 +618,15 @@ def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
         return perform(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "perform", interrupted)
+        patch.setattr(execute, "perform", interrupted)
         patch.setattr(sys, "argv", ["folb", "reproduce", str(tiny)])
         assert main() == 130
     assert f"go on with: folb reproduce {tiny}" in capsys.readouterr().err
-    assert len([path for path in store.home().iterdir() if (path / "results.json").is_file()]) == 1
+    assert len([path for path in directory.home().iterdir() if (path / "results.json").is_file()]) == 1
     assert main(["reproduce", str(tiny)]) == 0
     (path,) = (tiny.parent / "reproduction" / "results").iterdir()
     whole = path.read_bytes()
-    shutil.rmtree(store.home())
+    shutil.rmtree(directory.home())
     path.unlink()
     assert main(["reproduce", str(tiny)]) == 0
     assert path.read_bytes() == whole
@@ -665,4 +666,4 @@ def test_the_experiment_files_are_installed(tmp_path):
     subprocess.run(build, cwd=copy, check=True, capture_output=True)
     (wheel,) = copy.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"folb/experiments/{name}.toml" for name in (*files.names(), files.FRONT)} <= set(names)
+    assert {f"folb/paper/experiments/{name}.toml" for name in (*figure_files.names(), figure_files.FRONT)} <= set(names)

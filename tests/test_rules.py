@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from folb import algorithms, rules, selection, server
+from folb import algorithms, rules
+from folb.core import selection, server_step
+from folb.core.rules import Gradients, Round, Update
 from folb.errors import InputError
-from folb.rules import Gradients, Round, Update
 
 K, P = 6, 7  # slots, parameters
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
@@ -361,9 +362,9 @@ def test_gradient_estimate_is_unbiased(objective, sampling):
 
 
 OPTAX = {
-    "momentum": (server.momentum(0.7, beta=0.8), optax.sgd(0.7, momentum=0.8)),
-    "adam": (server.adam(0.05), optax.adam(0.05, b1=0.9, b2=0.99, eps=1e-3)),
-    "yogi": (server.yogi(0.05), optax.yogi(0.05, b1=0.9, b2=0.99, eps=1e-3)),
+    "momentum": (server_step.momentum(0.7, beta=0.8), optax.sgd(0.7, momentum=0.8)),
+    "adam": (server_step.adam(0.05), optax.adam(0.05, b1=0.9, b2=0.99, eps=1e-3)),
+    "yogi": (server_step.yogi(0.05), optax.yogi(0.05, b1=0.9, b2=0.99, eps=1e-3)),
 }
 
 
@@ -392,14 +393,14 @@ def test_a_server_step_is_optax_on_the_negative_update(name):
 def test_momentum_adds_up_past_updates():
     """Heavy ball by hand: m <- beta m + Delta, w <- w + lr m."""
     m = np.zeros(P)
-    for before, _, update, after in rounds_of(server.momentum(0.7, beta=0.8)):
+    for before, _, update, after in rounds_of(server_step.momentum(0.7, beta=0.8)):
         m = 0.8 * m + flat(update.delta)
         np.testing.assert_allclose(flat(after), flat(before) + 0.7 * m, rtol=1e-5, atol=1e-6)
 
 
 def test_plain_adds_the_update():
     for lr in (1.0, 0.3):
-        for before, _, update, after in rounds_of(server.plain(lr)):
+        for before, _, update, after in rounds_of(server_step.plain(lr)):
             np.testing.assert_allclose(flat(after), flat(before) + lr * flat(update.delta), rtol=1e-5, atol=1e-6)
 
 
@@ -411,7 +412,7 @@ def fedexp_by_hand(deltas, eps=1e-3):
 
 def test_fedexp_is_the_published_formula():
     steps = []
-    for before, round, _, after in rounds_of(server.fedexp()):
+    for before, round, _, after in rounds_of(server_step.fedexp()):
         deltas = flat(round.delta)[multiset([1, 2, 0, 1, 1, 1])]
         steps.append(fedexp_by_hand(deltas))
         np.testing.assert_allclose(flat(after), flat(before) + steps[-1] * deltas.mean(axis=0), rtol=1e-4, atol=1e-5)
@@ -423,13 +424,13 @@ def test_fedexp_never_steps_back():
     round = on_device(random_round(0, times=[1] * K))
     same = jax.tree.map(lambda d: jnp.broadcast_to(d[0], d.shape), round.delta)
     update = rules.mean(round._replace(delta=same))
-    after, _ = server.fedexp().apply((), round._replace(delta=same), update)
+    after, _ = server_step.fedexp().apply((), round._replace(delta=same), update)
     np.testing.assert_allclose(flat(after), flat(round.params) + flat(same)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_fedexp_ignores_what_a_lost_device_holds():
     round = on_device(random_round(0, times=[1, 1, 0, 1, 1, 1]))
-    after, _ = server.fedexp().apply((), round, rules.mean(round))
+    after, _ = server_step.fedexp().apply((), round, rules.mean(round))
     assert np.isfinite(flat(after)).all()
 
 

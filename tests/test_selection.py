@@ -10,11 +10,15 @@ import pytest
 from jax.tree_util import Partial
 from scipy.stats import chi2
 
-from folb import algorithms, rounds, selection
-from folb.federation import Federation
+from folb import algorithms
+from folb.core import round, selection
+from folb.core.randomness import uniform
+from folb.core.rules import Update
+from folb.data.federation import Federation
 from folb.models import Model, cross_entropy, logistic
-from folb.randomness import uniform
-from folb.rules import Update
+from folb.simulation import play as rounds
+from folb.simulation import problem as problems
+from folb.simulation import survey
 
 P_SKEWED = np.array([0.05, 0.4, 0.0, 0.25, 0.3])
 
@@ -173,27 +177,27 @@ def shares(objective):
 @pytest.mark.parametrize("block", [4096, 100], ids=["one block", "several blocks"])
 @pytest.mark.parametrize("objective", ["uniform", "samples"])
 def test_direct_survey_is_that_of_N_gradients(objective, block, monkeypatch):
-    monkeypatch.setattr(rounds, "EVALUATION_BLOCK", block)
-    problem = rounds.problem(federation(SIZES), two_layers(6, 4, 3), objective=objective)
+    monkeypatch.setattr("folb.simulation.evaluate.EVALUATION_BLOCK", block)
+    problem = problems.problem(federation(SIZES), two_layers(6, 4, 3), objective=objective)
     params = problem.model.init(jax.random.key(1))
     gradients = one_by_one(problem, params)
     share = shares(objective)
-    inner = jax.jit(rounds.survey_inner_products)(problem, params)
+    inner = jax.jit(survey.survey_inner_products)(problem, params)
     np.testing.assert_allclose(inner, gradients @ (share @ gradients), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("group", [1, 3, 7, 10])
 def test_norm_survey_is_that_of_N_gradients(group):
     """In groups that divide N or not, or exceed it."""
-    problem = rounds.problem(federation(SIZES), two_layers(6, 4, 3))
+    problem = problems.problem(federation(SIZES), two_layers(6, 4, 3))
     params = problem.model.init(jax.random.key(1))
-    norms = jax.jit(rounds.survey_norms, static_argnums=2)(problem, params, group)
+    norms = jax.jit(survey.survey_norms, static_argnums=2)(problem, params, group)
     np.testing.assert_allclose(norms, np.linalg.norm(one_by_one(problem, params), axis=1), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     "survey",
-    [rounds.survey_inner_products, lambda problem, params: rounds.survey_norms(problem, params, 4)],
+    [survey.survey_inner_products, lambda problem, params: survey.survey_norms(problem, params, 4)],
     ids=["direct", "norm"],
 )
 def test_a_survey_does_not_hold_N_gradients(survey):
@@ -203,7 +207,7 @@ def test_a_survey_does_not_hold_N_gradients(survey):
     gradient = (features + 1) * 10 * 4
     used = []
     for N in (10, 160):
-        problem = rounds.problem(federation([samples // N] * N, features, 10), model)
+        problem = problems.problem(federation([samples // N] * N, features, 10), model)
         params = model.init(jax.random.key(0))
         used.append(jax.jit(survey).lower(problem, params).compile().memory_analysis().temp_size_in_bytes)
     assert used[1] - used[0] < gradient
@@ -219,8 +223,8 @@ def test_a_round_corrects_for_its_selection(sampling):
     algorithm = algorithms.compose(Partial(tell), sampling=sampling, K=5)
     play, model = jax.jit(rounds.play), logistic((6,), 3)
     for objective in ("uniform", "samples"):
-        problem = rounds.problem(federation(SIZES), model, objective=objective, record=["weights"])
-        state = rounds.State({"weight": jnp.eye(6, 3), "bias": jnp.zeros(3)}, ())
+        problem = problems.problem(federation(SIZES), model, objective=objective, record=["weights"])
+        state = round.State({"weight": jnp.eye(6, 3), "bias": jnp.zeros(3)}, ())
         gradients = one_by_one(problem, state.params)
         share = shares(objective)
         importance = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from folb.shuffle import shuffled
+from folb.core.shuffle import shuffled
 
 
 def words(seed, *number):

@@ -13,9 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from folb import checkpoint, durable, simulator, store, trial
+from folb import atomic
 from folb.errors import InputError
-from folb.experiment import Experiment, from_toml, plan, to_toml
+from folb.experiments import execute
+from folb.experiments.experiment import Experiment, from_toml, to_toml
+from folb.experiments.plan import plan
+from folb.simulation import simulate as simulator
+from folb.store import checkpoint, directory, lock
+from folb.store.recorder import Recorder
 
 TINY = {"sizes": [20, 30, 40], "K": 2}
 
@@ -33,7 +38,7 @@ def planned():
 def whole(planned, tmp_path_factory):
     """The directory of a run that was left alone."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    trial.perform(path, planned, False, ignore)
+    execute.perform(path, planned, False, ignore)
     return path
 
 
@@ -48,7 +53,7 @@ def often(monkeypatch):
 def heard(path, planned):
     """Run it, and tell what was observed: run, first round, number of rounds."""
     seen = []
-    trial.perform(path, planned, False, lambda i, first, part: seen.append((i, first, len(part.seconds))))
+    execute.perform(path, planned, False, lambda i, first, part: seen.append((i, first, len(part.seconds))))
     return seen
 
 
@@ -63,7 +68,7 @@ def test_a_run_directory_explains_itself(whole, planned):
         "results.json",
         "rounds.jsonl",
     ]
-    stored = store.read(whole)
+    stored = directory.read(whole)
     assert stored.state == "finished"
     assert stored.environment["jax"] == jax.__version__ and stored.environment["devices"] == 3
     lines, end = stored.rounds()
@@ -73,8 +78,8 @@ def test_a_run_directory_explains_itself(whole, planned):
 
 
 def test_the_rounds_on_disk_are_those_of_the_run(whole, planned, tmp_path):
-    runs = trial.perform(tmp_path / "same", planned, False, ignore)
-    for live, kept in zip(runs, store.read(whole).runs(), strict=True):
+    runs = execute.perform(tmp_path / "same", planned, False, ignore)
+    for live, kept in zip(runs, directory.read(whole).runs(), strict=True):
         assert (live.algorithm, live.parameters, live.seed) == (kept.algorithm, kept.parameters, kept.seed)
         for name in ("evaluated_rounds", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated"):
             np.testing.assert_array_equal(getattr(live, name), getattr(kept, name))
@@ -92,11 +97,11 @@ def test_its_name_comes_from_the_content(planned, monkeypatch, tmp_path):
             "synthetic_1_1", algorithms=("folb",), rounds=30, seeds=[0, 1], records=True, set=TINY | {"lr": 0.01}
         )
     )
-    assert trial.place(same) == trial.place(planned)  # 0.01 is what lr is by default
+    assert execute.place(same) == execute.place(planned)  # 0.01 is what lr is by default
     other = plan(
         Experiment("synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, records=True, set=TINY | {"lr": 0.02})
     )
-    assert trial.place(other) != trial.place(planned)
+    assert execute.place(other) != execute.place(planned)
 
 
 def test_changed_data_and_changed_files_are_other_experiments(tmp_path):
@@ -125,13 +130,13 @@ def test_the_experiment_file_is_the_whole_experiment(planned, whole):
 
 def test_find_by_name_beginning_and_path(whole, monkeypatch):
     monkeypatch.setenv("FOLB_RUNS", str(whole.parent))
-    assert store.find("run") == store.find("r") == whole == store.find(str(whole))
+    assert directory.find("run") == directory.find("r") == whole == directory.find(str(whole))
     with pytest.raises(InputError, match="run = 'x': there is no such run"):
-        store.find("x")
+        directory.find("x")
     (whole.parent / "runner").symlink_to(whole)
     with pytest.raises(InputError, match="could be any of run, runner"):
-        store.find("r")
-    assert store.find("run") == whole
+        directory.find("r")
+    assert directory.find("run") == whole
     (whole.parent / "runner").unlink()
 
 
@@ -162,34 +167,34 @@ class Full:
 
 def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
     """Whichever write fails, what is there can be read, and the run goes on from there to the same results."""
-    monkeypatch.setattr("folb.figures.curves", lambda *args, **options: b"a picture takes long to draw")
+    monkeypatch.setattr("folb.report.figures.curves", lambda *args, **options: b"a picture takes long to draw")
     path, n, resumed = tmp_path / "run", 0, 0
     while True:
         with pytest.MonkeyPatch.context() as patch:
             disk = Full(patch, n)
             try:
-                trial.perform(path, planned, False, ignore)
+                execute.perform(path, planned, False, ignore)
             except (OSError, InputError) as error:
                 assert getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
             if disk.left >= 0:
                 break
         before = []
-        if (path / store.ENVIRONMENT).exists():
-            stored = store.read(path)
+        if (path / directory.ENVIRONMENT).exists():
+            stored = directory.read(path)
             before = stored.rounds()[0]
             stored.runs()
             assert stored.state in ("interrupted", "finished")
-        seen = [(0, 1, 30)] if trial.finished(path, planned) else heard(path, planned)
+        seen = [(0, 1, 30)] if execute.finished(path, planned) else heard(path, planned)
         assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
-        after = [json.dumps(line) for line in store.read(path).rounds()[0]]
+        after = [json.dumps(line) for line in directory.read(path).rounds()[0]]
         assert set(map(json.dumps, before)) <= set(after) and len(after) == 60  # no recorded round is lost
         # what was played again is at most the chunk in flight: 16 rounds at the most
         kept = next(length for i, first, length in seen if i == 0 and first == 1)
         played = max((line["round"] for line in before), default=0)
         assert played - kept <= 16
         resumed += kept > 1
-        assert not [p.name for p in path.iterdir() if p.name.endswith(".part") or p.name == store.LOCK]
-        store.remove(path)
+        assert not [p.name for p in path.iterdir() if p.name.endswith(".part") or p.name == directory.LOCK]
+        directory.remove(path)
         n += 1
     assert n > 40 and resumed > 10, (n, resumed)
 
@@ -239,14 +244,14 @@ def interrupted(path, planned):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trial.perform(path, planned, False, stop)
+        execute.perform(path, planned, False, stop)
     return path
 
 
 def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often, tmp_path, caplog):
     path = interrupted(tmp_path / "run", planned)
-    latest, *others = sorted((path / store.CHECKPOINTS).iterdir(), reverse=True)
-    assert len(others) == 2 and store.read(path).state == "interrupted"
+    latest, *others = sorted((path / directory.CHECKPOINTS).iterdir(), reverse=True)
+    assert len(others) == 2 and directory.read(path).state == "interrupted"
     latest.write_bytes(latest.read_bytes()[:-7])
     assert heard(path, planned)[0] == (0, 1, 5) and "is damaged" in caplog.text
     assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
@@ -257,58 +262,58 @@ def test_a_run_of_other_accelerators_is_not_replaced(planned, often, tmp_path):
     there = json.loads((path / "environment.json").read_bytes())
     for key, value in (("accelerators", 4), ("stream", True)):
         (path / "environment.json").write_text(json.dumps(there | {key: value}))
-        before = sorted((path / store.CHECKPOINTS).iterdir())
+        before = sorted((path / directory.CHECKPOINTS).iterdir())
         with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as this run began; --again"):
-            trial.perform(path, planned, False, ignore)
-        assert sorted((path / store.CHECKPOINTS).iterdir()) == before and before
+            execute.perform(path, planned, False, ignore)
+        assert sorted((path / directory.CHECKPOINTS).iterdir()) == before and before
 
 
 def test_rounds_of_another_version_are_said_not_to_count(planned, often, tmp_path, caplog):
     path = tmp_path / "run"
     path.mkdir()
-    trial.prepare(path, planned)
+    execute.prepare(path, planned)
     there = json.loads((path / "environment.json").read_bytes())
     (path / "environment.json").write_text(json.dumps(there | {"jax": "0.0.1"}))
-    trial.prepare(path, planned)
+    execute.prepare(path, planned)
     assert "not gone on with, for they were made with jax 0.0.1, now" in caplog.text
 
 
 def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, tmp_path):
     lines = (whole / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    runs = store.read(whole).environment["runs"]
+    runs = directory.read(whole).environment["runs"]
     (tmp_path / "rounds.jsonl").write_bytes(
         b"".join(lines[:3]) + b'{"run": 0, "rou\n' + b"".join(lines[5:9]) + lines[9][:20]
     )
-    with store.Recorder(tmp_path, runs) as recorder:
-        for i, run in enumerate(store.read(whole).runs()):
+    with Recorder(tmp_path, runs) as recorder:
+        for i, run in enumerate(directory.read(whole).runs()):
             recorder.add(i, 1, run)
     (tmp_path / "environment.json").write_bytes((whole / "environment.json").read_bytes())
-    written = store.read(tmp_path).runs()
-    for a, b in zip(written, store.read(whole).runs(), strict=True):
+    written = directory.read(tmp_path).runs()
+    for a, b in zip(written, directory.read(whole).runs(), strict=True):
         np.testing.assert_array_equal(a.train_loss, b.train_loss)
 
 
 def test_altered_lines_are_set_right(planned, whole, tmp_path):
     path = tmp_path / "run"
-    trial.perform(path, planned, False, ignore)
+    execute.perform(path, planned, False, ignore)
     lines = (path / "rounds.jsonl").read_bytes()
     altered = lines.replace(b'"round": 3, "test_accuracy": ', b'"round": 3, "test_accuracy": 0.123, "was": ')
     assert altered != lines
     (path / "rounds.jsonl").write_bytes(altered)
     (path / "results.json").unlink()
-    trial.perform(path, planned, False, ignore)
+    execute.perform(path, planned, False, ignore)
     assert sorted((path / "rounds.jsonl").read_bytes().splitlines()) == sorted(lines.splitlines())
 
 
 def test_only_one_process_at_a_time(tmp_path):
-    with store.claimed(tmp_path):
-        assert store.holder(tmp_path)["pid"] == os.getpid()
-        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), store.claimed(tmp_path):
+    with lock.claimed(tmp_path):
+        assert lock.holder(tmp_path)["pid"] == os.getpid()
+        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), lock.claimed(tmp_path):
             pass
-    assert store.holder(tmp_path) is None and not (tmp_path / store.LOCK).exists()
-    (tmp_path / store.LOCK).write_text('{"pid": 1}')  # left by one that was killed
-    assert store.holder(tmp_path) is None
-    with store.claimed(tmp_path):
+    assert lock.holder(tmp_path) is None and not (tmp_path / directory.LOCK).exists()
+    (tmp_path / directory.LOCK).write_text('{"pid": 1}')  # left by one that was killed
+    assert lock.holder(tmp_path) is None
+    with lock.claimed(tmp_path):
         pass
 
 
@@ -319,12 +324,12 @@ def test_other_versions_start_over(planned, often, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trial.perform(path, planned, False, stop)
+        execute.perform(path, planned, False, stop)
     environment = json.loads((path / "environment.json").read_text())
-    durable.replace(path / "environment.json", json.dumps(environment | {"jax": "0.0.1"}).encode())
+    atomic.replace(path / "environment.json", json.dumps(environment | {"jax": "0.0.1"}).encode())
     assert heard(path, planned)[0] == (0, 1, 1)
     assert json.loads((path / "environment.json").read_text())["jax"] == jax.__version__
-    assert len(store.read(path).rounds()[0]) == 60
+    assert len(directory.read(path).rounds()[0]) == 60
 
 
 # real processes
@@ -394,7 +399,7 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
         process.kill()
         assert end(process)[0] == -signal.SIGKILL, "the run ended before it could be killed"
         if (path / "environment.json").exists():
-            stored = store.read(path)
+            stored = directory.read(path)
             rounds = [line["round"] for line in stored.rounds()[0]]
             assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= farthest
             assert stored.state == "interrupted"

@@ -8,21 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from folb import (
-    InputError,
-    algorithms,
-    checkpoint,
-    chunks,
-    cli,
-    data,
-    models,
-    rounds,
-    simulate,
-    simulator,
-    stream,
-    system,
-)
-from folb.federation import Federation, Split
+from folb import InputError, algorithms, data, models, simulate, system
+from folb.cli import main
+from folb.data.federation import Federation, Split
+from folb.simulation import problem as problems
+from folb.simulation import program, stream
+from folb.simulation import simulate as simulator
+from folb.store import checkpoint
 
 SIZES = [20, 31, 45, 150, 12, 60, 300, 25]
 FEDERATION = data.load("synthetic_1_1", sizes=SIZES)
@@ -132,7 +124,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
 def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
     made = [threading.Event() for _ in range(6)]
-    begun, window, advance = iter(made), stream.window, chunks.advance
+    begun, window, advance = iter(made), stream.window, program.advance
     monkeypatch.setattr(stream, "BLOCK", 1)  # a window for each round
 
     def note(split, known, chosen, mesh):
@@ -145,7 +137,7 @@ def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
         return advance(problem, algorithms, states, seeds, t, *more)
 
     monkeypatch.setattr(stream, "window", note)
-    monkeypatch.setattr(chunks, "advance", wait)
+    monkeypatch.setattr(program, "advance", wait)
     options = OPTIONS | {"evaluate_every": 6, "record": ("weights",), "stream": True}  # no evaluation in between
     simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
     assert made[-1].is_set()
@@ -186,7 +178,7 @@ def test_streaming_is_for_what_does_not_fit(monkeypatch):
 
 def test_fewer_runs_are_stacked_where_windows_are_large():
     def fit(streamed):
-        problem = rounds.problem(FEDERATION, MODEL, streamed=streamed)
+        problem = problems.problem(FEDERATION, MODEL, streamed=streamed)
         return simulator.fitting(problem, algorithms.folb(), 1 << 30)
 
     assert 1 < fit(True) < fit(False)
@@ -209,7 +201,7 @@ def test_a_saved_federation_is_mapped(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
     with pytest.raises(InputError, match="should not be there yet"):
         FEDERATION.save(tmp_path / "mine")
-    assert cli.main(["data", "info", str(tmp_path / "mine")]) == 0
+    assert main.main(["data", "info", str(tmp_path / "mine")]) == 0
     assert "mapped rather than read" in capsys.readouterr().out
 
 
@@ -287,7 +279,7 @@ BAD = {
 
 @pytest.mark.parametrize("spoil", BAD)
 def test_bad_directories_are_refused(tmp_path, monkeypatch, spoil):
-    monkeypatch.setattr("folb.federation.BLOCK", 10_000)
+    monkeypatch.setattr("folb.data.federation.BLOCK", 10_000)
     change, message = BAD[spoil]
     path = tmp_path / "mine"
     FEDERATION.save(path)
@@ -298,7 +290,7 @@ def test_bad_directories_are_refused(tmp_path, monkeypatch, spoil):
 
 def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
     """A sparse file of 64 MB: neither checking, hashing, windows nor blocks take half of that."""
-    monkeypatch.setattr("folb.federation.BLOCK", 1 << 20)
+    monkeypatch.setattr("folb.data.federation.BLOCK", 1 << 20)
     monkeypatch.setattr(stream, "BLOCK", 1 << 20)
     n, N = 16_000, 100
     for side in ("train", "test"):
@@ -311,13 +303,13 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
     try:
         federation = data.load(tmp_path)
         assert federation.digest
-        problem = rounds.problem(federation, models.logistic(federation.shape, 3), streamed=True)
+        problem = problems.problem(federation, models.logistic(federation.shape, 3), streamed=True)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), algorithms.fedavg(K=2))
         seeds = np.zeros(1, np.uint32)
-        pieces = stream.ahead(chunks.pieces(problem, federation, stacked, seeds, 1, 1, 2))
+        pieces = stream.ahead(program.pieces(problem, federation, stacked, seeds, 1, 1, 2))
         windows, rows = 0, 0
         for piece in pieces:
-            if isinstance(piece, chunks.Window):
+            if isinstance(piece, program.Window):
                 windows += len(piece.problem.train.y)
             else:  # the rows of a block that are new
                 found, seen = piece
@@ -335,14 +327,14 @@ def test_the_command_line_streams(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     FEDERATION.save(tmp_path / "mine")
     command = ["compare", str(tmp_path / "mine"), "--algorithms", "fedavg", "--rounds", "2", "--seeds", "1", "--json"]
-    assert cli.main([*command, "--stream"]) == 0
+    assert main.main([*command, "--stream"]) == 0
     streamed = json.loads(capsys.readouterr().out)
     (path,) = (tmp_path / "runs").iterdir()
     assert json.loads((path / "environment.json").read_bytes())["stream"] is True
-    assert cli.main(command) == 0  # finished already
+    assert main.main(command) == 0  # finished already
     assert json.loads(capsys.readouterr().out) == streamed
     (path / "results.json").unlink()
-    assert cli.main(["resume", str(path), "--json"]) == 0
+    assert main.main(["resume", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == streamed
-    assert cli.main([*command[:2], "--algorithms", "fednu_direct", "--stream"]) == 2
+    assert main.main([*command[:2], "--algorithms", "fednu_direct", "--stream"]) == 2
     assert "a survey reads all samples" in capsys.readouterr().err

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from folb import algorithms, randomness, rounds, simulator, system
+from folb import algorithms, system
+from folb.core import randomness
+from folb.core.selection import Multiset
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.models import logistic
-from folb.selection import Multiset
+from folb.simulation import play as rounds
+from folb.simulation import problem as problems
+from folb.simulation import simulate as simulator
 
 pytestmark = pytest.mark.xdist_group("system")  # they share runs
 
@@ -178,7 +182,7 @@ MODEL = logistic(FEDERATION.shape, FEDERATION.classes)
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_every_algorithm_meets_the_same_draws(make):
-    problem = rounds.problem(FEDERATION, MODEL, system=make(dropout=0.3))
+    problem = problems.problem(FEDERATION, MODEL, system=make(dropout=0.3))
     everyone = Multiset(jnp.arange(6), jnp.ones(6))
     drawn = [
         jax.tree.map(np.asarray, rounds.efforts(problem, constructor(), everyone, 3, 4))
@@ -189,7 +193,7 @@ def test_every_algorithm_meets_the_same_draws(make):
 
 
 def test_a_device_s_draw_does_not_depend_on_the_others_chosen():
-    problem = rounds.problem(FEDERATION, MODEL, system=system.deadline(dropout=0.3))
+    problem = problems.problem(FEDERATION, MODEL, system=system.deadline(dropout=0.3))
 
     def effort(*device):
         chosen = Multiset(jnp.array(device), jnp.ones(len(device)))
@@ -206,10 +210,10 @@ def play():
     algorithm = algorithms.folb(K=4, server="adam", lr=0.1)
 
     def play(state, t, dropout):
-        problem = rounds.problem(FEDERATION, MODEL, system=system.uniform(high=5, dropout=dropout))
+        problem = problems.problem(FEDERATION, MODEL, system=system.uniform(high=5, dropout=dropout))
         return compiled(problem, algorithm, state, 0, t)
 
-    start = rounds.start(rounds.problem(FEDERATION, MODEL), algorithm, 0)
+    start = problems.start(problems.problem(FEDERATION, MODEL), algorithm, 0)
     state, info = play(start, 1, 0.0)
     assert info.updated
     return play, start, state

@@ -14,12 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import algorithms, device, quadratics, rounds, rules, system, theory
+from folb import algorithms, rules, system, theory
+from folb.core import round
+from folb.data.federation import Federation
 from folb.data.synthetic import synthetic, synthetic_iid
 from folb.errors import InputError
-from folb.federation import Federation
 from folb.models import Model, logistic
-from folb.quadratics import (
+from folb.paper.checks import logistic_gradients
+from folb.simulation import play as rounds
+from folb.simulation import problem as problems
+from folb.simulation import solve as local
+from folb.theory import quadratics
+from folb.theory.bounds import Constants, Point
+from folb.theory.quadratics import (
     DIM,
     FIRST,
     SECOND,
@@ -33,8 +40,6 @@ from folb.quadratics import (
     losses,
     random_quadratics,
 )
-from folb.reproduction.checks import logistic_gradients
-from folb.theory import Constants, Point
 
 
 @pytest.fixture
@@ -296,7 +301,7 @@ PARAMS = {"w": jnp.array([0.5, -1.0, 0.25]), "b": jnp.array(0.1)}
 def federation() -> Federation:
     """Thirteen devices, one of them larger than a block of `device.gradients`."""
     rng = np.random.default_rng(16)
-    sizes = [*rng.integers(8, 20, 12), device.BLOCK + 30]
+    sizes = [*rng.integers(8, 20, 12), local.BLOCK + 30]
     owner = np.repeat(np.arange(13), sizes)
     x = rng.normal(size=(len(owner), 3)) * rng.uniform(0.5, 2, 3) + rng.normal(size=(13, 3))[owner]
     y = rng.integers(0, 4, len(owner))
@@ -326,7 +331,7 @@ def exact(federation, share, slope, curvature) -> tuple[float, float, float]:
     ids=["regression", "waves"],
 )
 def test_estimates_are_the_exact_constants(federation, model, slope, curvature, convex):
-    problem = rounds.problem(federation, model, objective="samples")
+    problem = problems.problem(federation, model, objective="samples")
     expected = exact(federation, np.asarray(problem.share, float), slope, curvature)
     found = theory.estimate(problem, PARAMS)
     print(f"exact B, L, sigma: {np.round(expected, 4)}; estimated: {np.round(found, 4)}")
@@ -336,7 +341,7 @@ def test_estimates_are_the_exact_constants(federation, model, slope, curvature, 
 
 
 def test_survey_gives_the_point(federation):
-    problem = rounds.problem(federation, regression)
+    problem = problems.problem(federation, regression)
     at = theory.survey(problem, PARAMS)
     x = np.column_stack([federation.train.x, np.ones(len(federation.train.y))]).astype(float)
     residual = x @ [0.5, -1.0, 0.25, 0.1] - federation.train.y
@@ -347,12 +352,12 @@ def test_survey_gives_the_point(federation):
     assert at.inner.mean() == pytest.approx(float(at.square), rel=1e-4)
 
 
-def plain_linear(rows) -> rounds.Problem:
+def plain_linear(rows) -> problems.Problem:
     """Loss <x, w>: one sample x per device."""
     x = np.asarray(rows, float)
     federation = Federation.from_arrays("linear", x, np.zeros(len(x)), np.arange(len(x)), np.zeros(len(x)), classes=2)
     model = Model(lambda key: jnp.zeros(3), lambda w, x, y: x @ w, lambda w, x: jnp.zeros(len(x), jnp.int32))
-    return rounds.problem(federation, model, system=system.fixed(work=1))
+    return problems.problem(federation, model, system=system.fixed(work=1))
 
 
 def test_no_dissimilarity_at_a_stationary_point():
@@ -367,7 +372,7 @@ SEEDS = range(20)
 
 @pytest.fixture(scope="module")
 def lines(federation):
-    return rounds.problem(federation, regression, system=system.uniform(low=1, high=8))
+    return problems.problem(federation, regression, system=system.uniform(low=1, high=8))
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +408,7 @@ def test_audit_replays_the_simulator(lines, constants):
     """`after` is f at the parameters that `rounds.play` reaches, with the plain server step."""
     algorithm = algorithms.fedprox(mu=400.0, lr=0.0025, **FULL)
     found = theory.audit(lines, algorithm, PARAMS, seeds=SEEDS, t=3, constants=constants)
-    state, _ = jax.jit(rounds.play)(lines, algorithm, rounds.State(PARAMS, ()), 7, 3)
+    state, _ = jax.jit(rounds.play)(lines, algorithm, round.State(PARAMS, ()), 7, 3)
     assert found.after[7] == pytest.approx(float(theory.objective(lines, state.params)), rel=1e-6)
     assert found.before == pytest.approx(float(theory.survey(lines, PARAMS).loss))
     momentum = algorithms.fedprox(mu=400.0, lr=0.0025, server="momentum", server_lr=3.0, **FULL)
@@ -449,7 +454,7 @@ def test_audit_says_when_there_is_no_bound(lines, constants):
 def test_the_bounds_say_nothing_of_the_paper_s_own_settings():
     """Synthetic_1_1, logistic, the published sizes: mu = 1 is below L, so no bound promises a decrease."""
     published = synthetic(sizes="published")
-    problem = rounds.problem(published, logistic(published.shape, published.classes))
+    problem = problems.problem(published, logistic(published.shape, published.classes))
     start = problem.model.init(jax.random.key(0))
     found, at = theory.estimate(problem, start, 20), theory.survey(problem, start)
     P = np.full(published.N, 1 / published.N)

@@ -9,9 +9,10 @@ import struct
 import numpy as np
 import pytest
 
-from folb import store, trackers
-from folb.cli import main
-from folb.runs import Run
+from folb.cli.main import main
+from folb.report import trackers
+from folb.results.run import Run
+from folb.store import directory
 
 TINY = ["synthetic_1_1", "--algorithms", "folb", "--set", "sizes=20,30,40", "--set", "K=2", "--set", "mu=0.01,1"]
 MEASURES = ("test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds")
@@ -123,8 +124,8 @@ READERS = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read
 def test_every_round_of_every_run_arrives(name, tmp_path, capsys):
     options = ["--rounds", "4", "--seeds", "1", "--evaluate-every", "2", "--track", name]
     assert main(["compare", *TINY, *options]) == 0
-    (path,) = store.listed()
-    stored = store.read(path)
+    (path,) = directory.listed()
+    stored = directory.read(path)
     found = READERS[name](path / "tracking" / name)
     assert set(found) == {"0 folb mu=0.01 seed 0", "1 folb mu=1 seed 0"}
     for i, (title, mu) in enumerate(zip(sorted(found), (0.01, 1), strict=True)):
@@ -176,4 +177,4 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(monkeypatch, ca
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     assert main(["compare", *TINY, "--track", "wandb"]) == 2
     assert "track = 'wandb'" in (message := capsys.readouterr().err) and "pip install 'folb[wandb]'" in message
-    assert store.listed() == []
+    assert directory.listed() == []

@@ -11,11 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from folb import algorithms, checkpoint, chunks, data, models, rounds, simulator, store, trial, tune
-from folb.cli import main
+from folb import algorithms, data, models
+from folb.cli.main import main
 from folb.errors import InputError
-from folb.experiment import Experiment, from_toml, plan
-from folb.runs import Run
+from folb.experiments import execute, tune
+from folb.experiments.experiment import Experiment, from_toml
+from folb.experiments.plan import plan
+from folb.results.run import Run
+from folb.simulation import problem as problems
+from folb.simulation import program
+from folb.simulation import simulate as simulator
+from folb.store import checkpoint, directory
 
 # one worker has them all: they share runs that are made once
 pytestmark = pytest.mark.xdist_group("tune")
@@ -147,7 +153,7 @@ def test_mistakes_are_named_before_anything_runs(options, message, capsys):
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2 and message in error and error.count("\n") == 1
-    assert store.listed() == []
+    assert directory.listed() == []
 
 
 # from end to end
@@ -179,8 +185,8 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
     assert [(one["seed"], one["parameters"]["lr"]) for one in document["winner"]["runs"]] == [(2, 0.1), (3, 0.1)]
     # there are two run directories, and asked again, nothing runs
     monkeypatch.setenv("FOLB_RUNS", str(home))
-    assert len(store.listed()) == 2
-    monkeypatch.setattr(trial, "perform", None)
+    assert len(directory.listed()) == 2
+    monkeypatch.setattr(execute, "perform", None)
     assert found(capsys, *SEARCH) == document
     assert main(SEARCH) == 0
     out = capsys.readouterr().out
@@ -189,13 +195,13 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
 
 def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
     home, document = whole
-    (file,) = home.glob(f"*/{store.WINNER}")
+    (file,) = home.glob(f"*/{directory.WINNER}")
     assert from_toml(file).seeds == (2, 3)
     assert found(capsys, "run", file) == document["winner"]  # in a home of its own: it is run
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
-    perform = trial.perform
+    perform = execute.perform
 
     def interrupted(path, planned, again, observe, accelerators):
         def stop(i, first, part):
@@ -205,11 +211,11 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
 
         return perform(path, planned, again, stop, accelerators)
 
-    monkeypatch.setattr(trial, "perform", interrupted)
+    monkeypatch.setattr(execute, "perform", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
     assert f"go on with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
-    monkeypatch.setattr(trial, "perform", perform)
+    monkeypatch.setattr(execute, "perform", perform)
     loaded, load = [], checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert found(capsys, *SEARCH) == whole[1]
@@ -255,7 +261,7 @@ def test_parts_are_few_and_even(monkeypatch):
 def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     def fitting(make, K=10, memory=2**33, **options):
         model = make(FEDERATION.shape, FEDERATION.classes)
-        return simulator.fitting(rounds.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
+        return simulator.fitting(problems.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
 
     small, large = models.logistic, models.mlp
     assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
@@ -275,14 +281,14 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
     n = 60
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)
-    problem = rounds.problem(federation, make(shape, 10), abreast=True)
+    problem = problems.problem(federation, make(shape, 10), abreast=True)
     algorithm = algorithms.folb_hetero(K=3)
 
     def temporary(count):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *count * [algorithm])
         seeds = np.arange(count, dtype=np.uint32)
-        states = jax.eval_shape(chunks.begin, problem, stacked, seeds)
-        lowered = chunks.advance.lower(problem, stacked, states, seeds, *map(np.int32, (1, 2, 1)))
+        states = jax.eval_shape(program.begin, problem, stacked, seeds)
+        lowered = program.advance.lower(problem, stacked, states, seeds, *map(np.int32, (1, 2, 1)))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     each = (temporary(4) - temporary(2)) / 2

@@ -13,8 +13,9 @@ import urllib.parse
 import pytest
 import rundirectory
 
-from folb import store, watch
 from folb.errors import InputError
+from folb.report import live
+from folb.store import directory
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def served():
     servers = []
 
     def start(name=None, port=0):
-        server = watch.bound(name, port)
+        server = live.bound(name, port)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
         return server
@@ -183,7 +184,7 @@ def test_increments(home, served):
     assert second["about"]["table"] != first["about"]["table"]
     # a page that comes later gets the same in one piece
     assert [column["rounds"] for column in news(server, "a-1")["columns"]] == [[1, 2, 3, 4, 5, 6, 7]] * 9
-    whole = watch.table(store.read(path), store.read(path).runs())
+    whole = live.table(directory.read(path), directory.read(path).runs())
     assert second["about"]["table"] == whole == news(server, "a-1")["about"]["table"]
 
 
@@ -193,7 +194,7 @@ def test_another_server_goes_on_from_the_same_cursor(home, served):
     rundirectory.append(path, 6, 6)
     after = news(served(), "a-1", cursor)
     assert not after["fresh"] and [column["rounds"] for column in after["columns"]] == [[6]] * 9
-    assert after["about"]["table"] == watch.table(store.read(path), store.read(path).runs())
+    assert after["about"]["table"] == live.table(directory.read(path), directory.read(path).runs())
 
 
 @pytest.mark.parametrize("change", ["shorter", "other lines", "begun anew", "gone"])
@@ -217,7 +218,7 @@ def test_a_file_that_is_not_what_it_was_is_sent_from_its_beginning(change, home,
         change
     ]
     assert again["fresh"] and [column["rounds"] for column in again["columns"]] == [rounds] * 9
-    assert again["about"]["table"] == watch.table(store.read(path), store.read(path).runs())
+    assert again["about"]["table"] == live.table(directory.read(path), directory.read(path).runs())
     assert not news(server, "a-1", again["cursor"])["fresh"]
 
 
@@ -243,13 +244,13 @@ def test_a_port_in_use_or_out_of_range(home, served):
     port = served().server_port
     for wrong in (port, 70000, -1):
         with pytest.raises(InputError, match=f"port = {wrong}: should be a free port, or 0 for any"):
-            watch.bound(None, wrong)
+            live.bound(None, wrong)
     with pytest.raises(InputError, match="there is no such run"):
-        watch.bound("none", 0)
+        live.bound("none", 0)
 
 
 def test_it_prints_its_address_and_ends_with_ctrl_c(home):
-    code = "from folb import watch; watch.serve(port=0, announce=lambda line: print(line, flush=True))"
+    code = "from folb.report import live; live.serve(port=0, announce=lambda line: print(line, flush=True))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     line = process.stdout.readline()
     assert line.startswith("http://127.0.0.1:") and line.endswith("/ shows all runs; Ctrl-C ends it\n")

@@ -9,53 +9,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from folb import algorithms as algorithms
     from folb import data as data
-    from folb import guard as guard
     from folb import models as models
-    from folb import rules as rules
-    from folb import system as system
-    from folb.algorithms import Algorithm as Algorithm
-    from folb.algorithms import compose as compose
-    from folb.algorithms import named as named
+    from folb import theory as theory
+    from folb.core import algorithms as algorithms
+    from folb.core import guard as guard
+    from folb.core import rules as rules
+    from folb.core import system as system
+    from folb.core import tree as tree
+    from folb.core.algorithm import Algorithm as Algorithm
+    from folb.core.algorithm import compose as compose
+    from folb.core.algorithm import named as named
+    from folb.core.rules import Round as Round
+    from folb.core.rules import Update as Update
+    from folb.core.rules import weighted as weighted
+    from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
-    from folb.federation import Federation as Federation
-    from folb.figures import plot as plot
     from folb.models import Model as Model
-    from folb.rules import Round as Round
-    from folb.rules import Update as Update
-    from folb.rules import weighted as weighted
-    from folb.runs import Run as Run
-    from folb.simulator import simulate as simulate
-
-    from . import theory as theory
+    from folb.report.figures import plot as plot
+    from folb.results.run import Run as Run
+    from folb.simulation.simulate import simulate as simulate
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Algorithm": "algorithms",
-    "Federation": "federation",
+_NAMES = {
+    "Algorithm": "core.algorithm",
+    "Federation": "data.federation",
     "InputError": "errors",
     "Model": "models",
-    "Round": "rules",
-    "Run": "runs",
-    "Update": "rules",
-    "compose": "algorithms",
-    "named": "algorithms",
-    "plot": "figures",
-    "simulate": "simulator",
-    "weighted": "rules",
+    "Round": "core.rules",
+    "Run": "results.run",
+    "Update": "core.rules",
+    "compose": "core.algorithm",
+    "named": "core.algorithm",
+    "plot": "report.figures",
+    "simulate": "simulation.simulate",
+    "weighted": "core.rules",
 }
-_MODULES = ("algorithms", "data", "guard", "models", "rules", "system", "theory")
+_MODULES = {
+    "algorithms": "core.algorithms",
+    "data": "data",
+    "guard": "core.guard",
+    "models": "models",
+    "rules": "core.rules",
+    "system": "core.system",
+    "theory": "theory",
+    "tree": "core.tree",
+}
 
-__all__ = sorted([*_HOME, *_MODULES])
+__all__ = sorted([*_NAMES, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"folb.{_HOME[name]}"), name)
+    if name in _NAMES:
+        return getattr(import_module(f"folb.{_NAMES[name]}"), name)
     if name in _MODULES:
-        return import_module(f"folb.{name}")
+        return import_module(f"folb.{_MODULES[name]}")
     raise AttributeError(f"module 'folb' has no attribute {name!r}")
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from folb.cli import main
+from folb.cli.main import main
 
 sys.exit(main())

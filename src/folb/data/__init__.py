@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple, get_type_hints
 
 from folb.data import arrays, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
+from folb.data.federation import Federation
 from folb.errors import InputError, choose
-from folb.federation import Federation
 
 DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic": synthetic.synthetic,

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from folb.data import files
-from folb.federation import NDArray
+from folb.data import source_files
+from folb.typing import NDArray
 
 FORMAT = 1  # part of every key: raise it when the same recipe gives other arrays
 
 
 def directories() -> list[Path]:
     """Where entries may lie: beside the data directory, else in the platform's cache directory."""
-    data, home = files.directory(), files.platform_cache() / "data"
+    data, home = source_files.directory(), source_files.platform_cache() / "data"
     return list(dict.fromkeys(folder.with_name(folder.name + ".processed") for folder in (data, home)))
 
 
@@ -38,7 +38,7 @@ def cached(
             return arrays
     arrays = build()
     for folder in directories():
-        if files.writable(folder) and _store(folder / name, arrays):
+        if source_files.writable(folder) and _store(folder / name, arrays):
             break
     return arrays
 

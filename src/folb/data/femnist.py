@@ -16,12 +16,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from folb.data import files, leaf
+from folb.data import leaf, source_files
 from folb.data import partition as partitions
 from folb.data.cache import cached
+from folb.data.federation import Federation, labels
 from folb.data.tabular import parquet_batches
 from folb.errors import InputError, check_whole, choose
-from folb.federation import Federation, NDArray, labels
+from folb.typing import NDArray
 
 SIDE, CLASSES, WRITERS = 28, 62, 3550
 LOWER_A, LOWER_J = 36, 45
@@ -97,7 +98,7 @@ def raw_files() -> list[Path]:
 
 def _found(source: str) -> tuple[str, list[Path]]:
     """The first form there are files of, and its files."""
-    folder = files.directory() / "femnist"
+    folder = source_files.directory() / "femnist"
     there = {
         "leaf": _leaf_files(folder),
         "parquet": sorted(folder.glob("*.parquet")),
@@ -108,7 +109,7 @@ def _found(source: str) -> tuple[str, list[Path]]:
         if paths and source in ("any", form):
             return form, paths
     wanted = {"leaf": "train/*.json and test/*.json", "npz": "femnist_writers.npz"}
-    raise files.missing("femnist", wanted.get(source, "train-00000-of-00001.parquet"))
+    raise source_files.missing("femnist", wanted.get(source, "train-00000-of-00001.parquet"))
 
 
 def _leaf_files(folder: Path) -> list[Path]:
@@ -189,7 +190,7 @@ def _decoded(where: str, pngs: list[bytes]) -> NDArray:
 def _read_npz(paths: list[Path]) -> list[Images]:
     (path,) = paths
     names = ("images", "labels", "writer", "writer_ids", "split")
-    x, y, writer, ids, split = files.arrays(path, names, limit=LIMIT).values()
+    x, y, writer, ids, split = source_files.arrays(path, names, limit=LIMIT).values()
     if x.dtype != np.uint8 or x.shape[1:] != (SIDE, SIDE):
         raise InputError(f"{path}: images", (str(x.dtype), x.shape), f"should be bytes, n x {SIDE} x {SIDE}")
     for name, values in (("labels", y), ("writer", writer), ("split", split)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from folb.data import files
+from folb.data import source_files
 from folb.errors import InputError, choose
 
 Progress = Callable[[str, int, int | None], None]
@@ -106,7 +106,7 @@ def fetch(
 ) -> list[Path]:
     """Get what the dataset needs and does not have, and say where its files are."""
     choose("dataset", dataset, sources)
-    root = files.directory()
+    root = source_files.directory()
     found: list[Path] = []
     for source in sources[dataset]:
         found += _get(source, root / source.path, progress or (lambda name, done, total: None))
@@ -117,8 +117,10 @@ def _get(source: Source, path: Path, progress: Progress) -> list[Path]:
     kept = [path.with_name(name) for name in source.members.values()] or [path]
     if all(file.exists() for file in kept) and (source.members or source.size in (None, path.stat().st_size)):
         return kept
-    if not files.writable(files.directory()):
-        raise InputError("FOLB_DATA", str(files.directory()), "is read-only: name another directory to fetch into")
+    if not source_files.writable(source_files.directory()):
+        raise InputError(
+            "FOLB_DATA", str(source_files.directory()), "is read-only: name another directory to fetch into"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     for url in source.urls:
@@ -132,7 +134,7 @@ def _get(source: Source, path: Path, progress: Progress) -> list[Path]:
         what = f"{names} from it" if source.members else "it"
         raise InputError("fetch", path.name, f"put {what} in {path.parent} yourself: {'; '.join(failures)}")
     if source.members:
-        files.unpack(path, path.parent, limit=source.limit, members=source.members)
+        source_files.unpack(path, path.parent, limit=source.limit, members=source.members)
         path.unlink()
     return kept
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from folb.data import files
+from folb.data import source_files
+from folb.data.federation import Federation, HoldoutSeed, features, labels, most_classes
 from folb.errors import InputError
-from folb.federation import Federation, HoldoutSeed, NDArray, features, labels, most_classes
+from folb.typing import NDArray
 
 SUFFIXES = (".json", ".json.gz")
 LIMIT = 4_000_000_000  # bytes of one file, unpacked: ten times the largest that LEAF makes
@@ -150,7 +151,7 @@ def _numbers(where: str, field: str, data: dict[str, Any]) -> NDArray:
 
 
 def _parse(file: Path) -> Any:
-    content = files.content(file, limit=LIMIT)
+    content = source_files.content(file, limit=LIMIT)
     try:
         text = content.decode("utf-8-sig")
         del content  # the text is as large again

@@ -13,19 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from folb import durable
+from folb import atomic
+from folb.data.federation import Federation, Split, blocks, check_one_per_sample, features, labels, most_classes, starts
 from folb.errors import InputError
-from folb.federation import (
-    Federation,
-    NDArray,
-    Split,
-    blocks,
-    check_one_per_sample,
-    features,
-    labels,
-    most_classes,
-    starts,
-)
+from folb.typing import NDArray
 
 ABOUT = "federation.json"
 TYPES = ("float32", "int32", "uint8")  # what models take as it is
@@ -143,7 +134,7 @@ def save(federation: Federation, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if path.exists():
         raise InputError("path", str(path), "should not be there yet")
-    with durable.whole(path) as part:
+    with atomic.whole(path) as part:
         for name, side in (("train", federation.train), ("test", federation.test)):
             (part / name).mkdir()
             np.save(part / name / "y.npy", side.y)

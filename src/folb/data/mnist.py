@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from folb.data import files
 from folb.data import partition as partitions
+from folb.data import source_files
 from folb.data.cache import cached
+from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
-from folb.federation import Federation, NDArray
+from folb.typing import NDArray
 
 PARTS = ("train", "t10k")
 IMAGES, LABELS = 2051, 2049  # the magic numbers of idx3 and idx1 files of bytes
@@ -66,7 +67,7 @@ def standardised(table: Any, x: Any) -> Any:
 def raw_files() -> list[Path]:
     """The idx files, each packed or plain, and under either name it is known by."""
     names = [f"{part}-{kind}-ubyte" for part in PARTS for kind in ("images-idx3", "labels-idx1")]
-    return [files.raw("mnist", f"{name}.gz", name, name.replace("-idx", ".idx")) for name in names]
+    return [source_files.raw("mnist", f"{name}.gz", name, name.replace("-idx", ".idx")) for name in names]
 
 
 def _parse(sources: list[Path]) -> dict[str, NDArray]:
@@ -88,7 +89,7 @@ def _parse(sources: list[Path]) -> dict[str, NDArray]:
 
 def _read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> NDArray:
     """The bytes of an idx file as an array: a magic number and the sizes, big-endian, then the bytes."""
-    with files.opened(path) as stream:
+    with source_files.opened(path) as stream:
         header = stream.read(8 + 4 * len(shape))
         found = int.from_bytes(header[:4], "big")
         if found != magic:

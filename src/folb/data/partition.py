@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from folb.errors import InputError, check, check_whole
-from folb.federation import NDArray
+from folb.typing import NDArray
 
 
 def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDArray:

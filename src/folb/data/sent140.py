@@ -21,9 +21,10 @@ from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 
-from folb.data import cache, files
+from folb.data import cache, source_files
+from folb.data.federation import Federation
 from folb.errors import InputError, check, check_whole, choose
-from folb.federation import Federation, NDArray
+from folb.typing import NDArray
 
 WHOLE = 1_600_000
 TWEETS = "training.1600000.processed.noemoticon.csv"
@@ -74,8 +75,8 @@ def sent140(
 
 def raw_files(glove: str | None = None) -> list[Path]:
     """The tweets, all of them before a sample, and the word vectors."""
-    tweets = files.raw("sent140", TWEETS, TWEETS + ".gz", "trainingandtestdata.zip", SAMPLE, SAMPLE + ".gz")
-    return [tweets, Path(glove) if glove else files.raw("glove", *GLOVE)]
+    tweets = source_files.raw("sent140", TWEETS, TWEETS + ".gz", "trainingandtestdata.zip", SAMPLE, SAMPLE + ".gz")
+    return [tweets, Path(glove) if glove else source_files.raw("glove", *GLOVE)]
 
 
 def expand(table: Any, x: Any) -> Any:
@@ -114,7 +115,7 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
     """
     found: dict[int, NDArray] = {}
     length = 0
-    with files.opened(path) as file:
+    with source_files.opened(path) as file:
         for line_number, line in enumerate(file, 1):
             word, _, values = line.rstrip().partition(b" ")
             count = values.count(b" ") + 1 if values else 0
@@ -227,7 +228,7 @@ def _wrong(path: Path, line: int, field: str, value: object, expected: str) -> I
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """The csv file, plain, gz, or as a member of Stanford's archive."""
     if path.suffix != ".zip":
-        with files.opened(path) as file:
+        with source_files.opened(path) as file:
             yield file
         return
     try:

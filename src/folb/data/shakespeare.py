@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from folb.data import cache, files
+from folb.data import cache, source_files
+from folb.data.federation import Federation, Split, starts
 from folb.errors import InputError, check_whole, choose
-from folb.federation import Federation, NDArray, Split, starts
+from folb.typing import NDArray
 
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -71,7 +72,7 @@ def shakespeare(
 
 def raw_files() -> list[Path]:
     """Project Gutenberg's #100, packed or plain."""
-    return [files.raw("shakespeare", "pg100.txt", "pg100.txt.gz", "100.txt", "100.txt.gz")]
+    return [source_files.raw("shakespeare", "pg100.txt", "pg100.txt.gz", "100.txt", "100.txt.gz")]
 
 
 def expand(table: Any, x: Any) -> Any:
@@ -122,7 +123,7 @@ def _speeches(lines: Sequence[str], flush: bool) -> dict[str, list[str]]:
 
 def _corpus(path: Path) -> dict[str, NDArray]:
     """The codes of all roles' characters, end to end, and the number of characters of each."""
-    data = files.content(path, limit=LARGEST)
+    data = source_files.content(path, limit=LARGEST)
     try:
         roles = parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

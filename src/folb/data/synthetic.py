@@ -9,8 +9,9 @@ from typing import Annotated
 
 import numpy as np
 
+from folb.data.federation import Federation, Split, starts
 from folb.errors import InputError, check_whole
-from folb.federation import Federation, NDArray, Split, starts
+from folb.typing import NDArray
 
 FEATURES, CLASSES = 60, 10
 DEVIATION = np.arange(1, FEATURES + 1) ** -0.6  # of x: its covariance is diag(j^-1.2)

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from folb.data import files
+from folb.data import source_files
+from folb.data.federation import Federation, HoldoutSeed
 from folb.errors import InputError
-from folb.federation import Federation, HoldoutSeed, NDArray
+from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 SPLIT = "split"  # a column that need not be there, unless it was asked for by another name
@@ -73,7 +74,7 @@ def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str
 
 def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
     """The columns of a csv file with a header: those needed and the optional one as text, the others as numbers."""
-    with files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
+    with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
         header = next(csv.reader(lines), [])
         repeated = sorted({name for name in header if header.count(name) > 1})
         if not header or repeated:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from folb.flower.device import client_app as client_app
     from folb.flower.device import from_jax as from_jax
     from folb.flower.device import from_torch as from_torch
+    from folb.flower.protocol import arrays as arrays
     from folb.flower.strategy import FederatedStrategy as FederatedStrategy
     from folb.flower.two_phase import TwoPhaseStrategy as TwoPhaseStrategy
-    from folb.flower.wire import arrays as arrays
 
 _HOME = {
     "Device": "device",

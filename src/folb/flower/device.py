@@ -15,8 +15,8 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from folb.errors import InputError
-from folb.flower import local, wire
-from folb.flower.wire import Arrays, NDArray, Task
+from folb.flower import local_work, protocol
+from folb.flower.protocol import Arrays, NDArray, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,29 +49,29 @@ class Device:
         """What a task asks for: arrays, and numbers."""
         uploads, gradient = set(task.uploads), self._gradient
         arrays: dict[str, Arrays] = {}
-        numbers: dict[str, Any] = {wire.ROUND: task.round, wire.SIZE: len(self.y)}
+        numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
         delta, grad, gamma = params, params, 0.0
-        if uploads & {wire.DELTA, wire.WEIGHTED}:
-            delta = local.solve(gradient, self.x, self.y, task, params)
-        if uploads & {wire.GRAD, wire.NORM, wire.GAMMA, wire.WEIGHTED}:
-            grad = local.full_gradient(gradient, self.x, self.y, params)
-        if wire.GAMMA in uploads or (wire.WEIGHTED in uploads and task.psi):
+        if uploads & {protocol.DELTA, protocol.WEIGHTED}:
+            delta = local_work.solve(gradient, self.x, self.y, task, params)
+        if uploads & {protocol.GRAD, protocol.NORM, protocol.GAMMA, protocol.WEIGHTED}:
+            grad = local_work.full_gradient(gradient, self.x, self.y, params)
+        if protocol.GAMMA in uploads or (protocol.WEIGHTED in uploads and task.psi):
             here = {name: value + delta[name] for name, value in params.items()}
-            gamma = local.inexactness(task, delta, grad, local.full_gradient(gradient, self.x, self.y, here))
-        if wire.DELTA in uploads:
-            arrays[wire.DELTA] = delta
-        if wire.GRAD in uploads:
-            arrays[wire.GRAD] = _scaled(grad, task.scale)
-        if wire.GAMMA in uploads:
-            numbers[wire.GAMMA] = gamma
-        if wire.NORM in uploads:
-            numbers[wire.NORM] = local.norm(grad)
-        if wire.WEIGHTED in uploads:
+            gamma = local_work.inexactness(task, delta, grad, local_work.full_gradient(gradient, self.x, self.y, here))
+        if protocol.DELTA in uploads:
+            arrays[protocol.DELTA] = delta
+        if protocol.GRAD in uploads:
+            arrays[protocol.GRAD] = _scaled(grad, task.scale)
+        if protocol.GAMMA in uploads:
+            numbers[protocol.GAMMA] = gamma
+        if protocol.NORM in uploads:
+            numbers[protocol.NORM] = local_work.norm(grad)
+        if protocol.WEIGHTED in uploads:
             if mean is None:
-                raise InputError("message", wire.MEAN, "should be there: the mean of the gradients")
-            weight = task.times * local.importance(task, grad, gamma, mean)
-            arrays[wire.WEIGHTED] = _scaled(delta, weight)
-            numbers[wire.IMPORTANCE] = abs(weight)
+                raise InputError("message", protocol.MEAN, "should be there: the mean of the gradients")
+            weight = task.times * local_work.importance(task, grad, gamma, mean)
+            arrays[protocol.WEIGHTED] = _scaled(delta, weight)
+            numbers[protocol.IMPORTANCE] = abs(weight)
         return arrays, numbers
 
     def _gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
@@ -108,16 +108,16 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
     @app.query()
     def query(message: Message, context: Context) -> Message:
         device = make(context)
-        return _reply(message, {}, {wire.IDENTITY: identity(device, context), wire.SIZE: len(device.y)})
+        return _reply(message, {}, {protocol.IDENTITY: identity(device, context), protocol.SIZE: len(device.y)})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         content = message.content
-        mean = content.array_records.get(wire.MEAN)
+        mean = content.array_records.get(protocol.MEAN)
         found = make(context).answer(
-            wire.task(content.config_records[wire.TASK]),
-            wire.unpacked(content.array_records[wire.MODEL]),
-            None if mean is None else wire.unpacked(mean),
+            protocol.task(content.config_records[protocol.TASK]),
+            protocol.unpacked(content.array_records[protocol.MODEL]),
+            None if mean is None else protocol.unpacked(mean),
         )
         return _reply(message, *found)
 
@@ -126,8 +126,8 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
         device = make(context)
         if device.evaluate is None:
             raise InputError("evaluate", None, "should be a function of the model: this device has none")
-        metrics = device.evaluate(_as_given(wire.unpacked(message.content.array_records[wire.MODEL])))
-        return _reply(message, {}, {wire.SIZE: len(device.y)} | dict(metrics))
+        metrics = device.evaluate(_as_given(protocol.unpacked(message.content.array_records[protocol.MODEL])))
+        return _reply(message, {}, {protocol.SIZE: len(device.y)} | dict(metrics))
 
     return app
 
@@ -145,8 +145,8 @@ def identity(device: Device, context: Context) -> int:
 
 def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> Message:
     plain: Any = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
-    records: dict[str, Any] = {name: wire.packed(value) for name, value in arrays.items()}
-    return Message(RecordDict(records | {wire.METRICS: MetricRecord(plain)}), reply_to=message)
+    records: dict[str, Any] = {name: protocol.packed(value) for name, value in arrays.items()}
+    return Message(RecordDict(records | {protocol.METRICS: MetricRecord(plain)}), reply_to=message)
 
 
 def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], dict[str, NDArray]]:
@@ -192,6 +192,6 @@ def from_jax(loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], 
     def gradient(params: Any, x: Any, y: Any) -> Any:
         if isinstance(params, list):
             return [np.asarray(value) for value in compiled(params, x, y)]
-        return wire.flat(compiled(wire.nested(params), x, y))
+        return protocol.flat(compiled(protocol.nested(params), x, y))
 
     return gradient

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
-from folb.flower import wire
-from folb.flower.wire import Arrays, NDArray
+from folb.flower import protocol
+from folb.flower.protocol import Arrays, NDArray
 
 LARGEST = 1e15  # norm of an update or a gradient: beyond it, products of two overflow 32 bits
 MOST_SAMPLES = 2**24  # of one device: more cannot be shuffled
@@ -61,9 +61,9 @@ def _checked(message: Message, expected: Expected) -> Reply:
     if message.metadata.src_node_id != expected.node:
         raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
     content = message.content
-    records = [name for name in expected.uploads if name in wire.RECORDS]
-    _same("records", list(content), [*records, wire.METRICS])
-    numbers = _numbers(content[wire.METRICS], expected)
+    records = [name for name in expected.uploads if name in protocol.RECORDS]
+    _same("records", list(content), [*records, protocol.METRICS])
+    numbers = _numbers(content[protocol.METRICS], expected)
     arrays = {name: _arrays(name, content[name], expected.shapes) for name in records}
     return Reply(arrays, numbers)
 
@@ -75,18 +75,18 @@ def _same(what: str, found: list[Any], wanted: list[str]) -> None:
 
 def _numbers(record: Any, expected: Expected) -> dict[str, float]:
     if not isinstance(record, MetricRecord):
-        raise Refused(f"{wire.METRICS} is of type {type(record).__name__}")
-    kinds = {name for name in expected.uploads if name not in wire.RECORDS}
-    kinds |= {wire.IMPORTANCE} if wire.WEIGHTED in expected.uploads else set()
-    _same(wire.METRICS, list(record), [wire.ROUND, wire.SIZE, *kinds])
-    for name, value in ((wire.ROUND, expected.round), (wire.SIZE, expected.size)):
+        raise Refused(f"{protocol.METRICS} is of type {type(record).__name__}")
+    kinds = {name for name in expected.uploads if name not in protocol.RECORDS}
+    kinds |= {protocol.IMPORTANCE} if protocol.WEIGHTED in expected.uploads else set()
+    _same(protocol.METRICS, list(record), [protocol.ROUND, protocol.SIZE, *kinds])
+    for name, value in ((protocol.ROUND, expected.round), (protocol.SIZE, expected.size)):
         if type(record[name]) is not int or record[name] != value:
             raise Refused(f"{name} is {_short(record[name])}, and should be {value}")
     return {name: _number(name, record[name], expected) for name in kinds}
 
 
 def _number(name: str, value: Any, expected: Expected) -> float:
-    most = 1.0 if name == wire.GAMMA and expected.clamp_gamma else LARGEST
+    most = 1.0 if name == protocol.GAMMA and expected.clamp_gamma else LARGEST
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
         raise Refused(f"{name} is {_short(value)}, and should be a number from 0 to {most:g}")
     return float(value)
@@ -132,16 +132,16 @@ def evaluation(reply: Message) -> dict[str, float]:
     """A device's metrics of a model, or `Refused`."""
     if reply.has_error():
         raise Refused(f"the device failed: {last_words(reply.error.reason)}")
-    record = reply.content.get(wire.METRICS)
-    if not isinstance(record, MetricRecord) or wire.SIZE not in record:
-        raise Refused(f"it has no {wire.METRICS} with {wire.SIZE}")
+    record = reply.content.get(protocol.METRICS)
+    if not isinstance(record, MetricRecord) or protocol.SIZE not in record:
+        raise Refused(f"it has no {protocol.METRICS} with {protocol.SIZE}")
     found: dict[str, float] = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise Refused(f"{one_line(name)} is {one_line(value)}, and should be a number of at most {LARGEST:g}")
         found[name] = float(value)
-    if not 1 <= found[wire.SIZE] < MOST_SAMPLES:
-        raise Refused(f"{wire.SIZE} is {found[wire.SIZE]:g}, and should be from 1 to {MOST_SAMPLES - 1}")
+    if not 1 <= found[protocol.SIZE] < MOST_SAMPLES:
+        raise Refused(f"{protocol.SIZE} is {found[protocol.SIZE]:g}, and should be from 1 to {MOST_SAMPLES - 1}")
     if not 0 <= found.get("accuracy", 0.0) <= 1:
         raise Refused(f"accuracy is {found['accuracy']:g}, and should be from 0 to 1")
     return found

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from folb.flower import wire
-from folb.flower.post import Post
+from folb.flower import protocol
+from folb.flower.mailbox import Post
 from folb.flower.replies import MOST_SAMPLES, last_words, one_line
 
 AGAIN = 10.0  # seconds after which a node that did not say who it is is asked again, at the earliest
@@ -101,12 +101,14 @@ def _member(reply: Message, node: int) -> Member:
     """Who a node says it is; anything but a plain answer is a `ValueError`."""
     if reply.has_error():
         raise ValueError(last_words(reply.error.reason))
-    record = reply.content.get(wire.METRICS)
-    if not isinstance(record, MetricRecord) or set(record) != {wire.IDENTITY, wire.SIZE}:
-        raise ValueError(f"its answer has not just {wire.IDENTITY} and {wire.SIZE}")
-    identity, size = record[wire.IDENTITY], record[wire.SIZE]
+    record = reply.content.get(protocol.METRICS)
+    if not isinstance(record, MetricRecord) or set(record) != {protocol.IDENTITY, protocol.SIZE}:
+        raise ValueError(f"its answer has not just {protocol.IDENTITY} and {protocol.SIZE}")
+    identity, size = record[protocol.IDENTITY], record[protocol.SIZE]
     if type(identity) is not int or not 0 <= identity <= MOST:
-        raise ValueError(f"{wire.IDENTITY} is {one_line(identity)}, and should be a whole number from 0 to {MOST}")
+        raise ValueError(f"{protocol.IDENTITY} is {one_line(identity)}, and should be a whole number from 0 to {MOST}")
     if type(size) is not int or not 1 <= size < MOST_SAMPLES:
-        raise ValueError(f"{wire.SIZE} is {one_line(size)}, and should be a whole number from 1 to {MOST_SAMPLES - 1}")
+        raise ValueError(
+            f"{protocol.SIZE} is {one_line(size)}, and should be a whole number from 1 to {MOST_SAMPLES - 1}"
+        )
     return Member(identity, size, node)

@@ -22,22 +22,22 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from folb import system as systems
-from folb.algorithms import Algorithm
+from folb.core import system as systems
+from folb.core.algorithm import Algorithm
+from folb.core.guard import guard, is_guarded
+from folb.core.round import State
+from folb.core.rules import Update
+from folb.core.system import System
+from folb.data.federation import starts
 from folb.errors import InputError, check, check_whole, choose
-from folb.federation import starts
-from folb.flower import wire
-from folb.flower.book import About, Book, kept
-from folb.flower.local import dot
-from folb.flower.opened import Opened, Plan, close, plan, recorded
-from folb.flower.post import SLACK, Post
+from folb.flower import protocol
+from folb.flower.local_work import dot
+from folb.flower.mailbox import SLACK, Post
+from folb.flower.open_round import Opened, Plan, close, plan, recorded
+from folb.flower.protocol import Arrays, NDArray, Task
 from folb.flower.replies import Expected, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
-from folb.flower.wire import Arrays, NDArray, Task
-from folb.guard import guard, is_guarded
-from folb.rounds import State
-from folb.rules import Update
-from folb.system import System
+from folb.flower.run_directory import About, Book, kept
 
 log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
 
@@ -199,7 +199,7 @@ class FederatedStrategy(Strategy):
         """The rounds that are left, each recorded as it is finished."""
         assert self.post is not None
         result, done, in_a_row = Result(), 0 if book is None else book.done, 0
-        self.memory, arrays = state.memory, wire.packed(state.params)
+        self.memory, arrays = state.memory, protocol.packed(state.params)
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = found
         for t in range(done + 1, num_rounds + 1):
@@ -221,7 +221,7 @@ class FederatedStrategy(Strategy):
             if book is not None:
                 line = recorded(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
-                book.add(line, State(wire.unpacked(arrays), self.memory), identities)
+                book.add(line, State(protocol.unpacked(arrays), self.memory), identities)
             in_a_row = in_a_row + 1 if self._round.abandoned else 0
             if in_a_row == self.max_abandoned and t < num_rounds:
                 why = f"{in_a_row} rounds in a row were abandoned, the last since {self._round.abandoned}"
@@ -244,7 +244,7 @@ class FederatedStrategy(Strategy):
             if array.dtype != "float32":
                 expected = "should be float32: parameters alone are learnt, of a module folb.flower.arrays(module)"
                 raise InputError(f"initial_arrays: dtype of {name}", array.dtype, expected)
-        model = wire.unpacked(arrays)
+        model = protocol.unpacked(arrays)
         for name, value in model.items():
             if not np.isfinite(value).all():
                 raise InputError(f"initial_arrays: {name}", value, "should be finite")
@@ -258,7 +258,7 @@ class FederatedStrategy(Strategy):
         """Draw the round's devices: a message for each distinct one. Nothing of `config` is of use to them."""
         if self.post is None or self.post.grid is not grid:
             self.post = Post(grid)
-        params = wire.unpacked(arrays)
+        params = protocol.unpacked(arrays)
         if self.memory is None:
             self.memory = self.algorithm.server.init(params)
         state = State(params, self.memory)
@@ -350,12 +350,12 @@ class FederatedStrategy(Strategy):
         how = self.algorithm.selection
         if not how.survey:
             return None
-        upload = wire.GRAD if how.sampling == "direct" else wire.NORM
+        upload = protocol.GRAD if how.sampling == "direct" else protocol.NORM
         tasks = {member.identity: Task(opened.t, (upload,)) for member in opened.members}
         found = self._exchange(opened, tasks, arrays)
         if len(found) < self.min_replies:
             opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
-        if upload == wire.NORM:
+        if upload == protocol.NORM:
             norms = [found[m.identity].numbers[upload] if m.identity in found else 0.0 for m in opened.members]
             return np.array(norms, np.float32)
         grads = [found[m.identity].arrays[upload] if m.identity in found else None for m in opened.members]
@@ -385,7 +385,7 @@ class FederatedStrategy(Strategy):
         members = {member.identity: member for member in opened.members}
         for identity, task in tasks.items():
             member = members[identity]
-            records: dict[str, Any] = {wire.MODEL: arrays, wire.TASK: task.record(), **more}
+            records: dict[str, Any] = {protocol.MODEL: arrays, protocol.TASK: task.record(), **more}
             message = Message(
                 RecordDict(records),
                 dst_node_id=member.node,
@@ -395,7 +395,7 @@ class FederatedStrategy(Strategy):
             )
             expected = Expected(shapes, opened.t, task.uploads, member.size, member.node, task.clamp_gamma)
             opened.asked[identity] = (message, expected)
-            opened.down += wire.nbytes(message.content)
+            opened.down += protocol.nbytes(message.content)
         return [opened.asked[identity][0] for identity in tasks]
 
     def _work(self, drawn: Plan, i: int, t: int, uploads: tuple[str, ...], **more: Any) -> Task:
@@ -418,7 +418,10 @@ class FederatedStrategy(Strategy):
         """S_1 is asked for updates, and for what else the rule needs; the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
-        uploads = (wire.DELTA, *(name for name in self.algorithm.uploads if name in (wire.GRAD, wire.GAMMA)))
+        uploads = (
+            protocol.DELTA,
+            *(name for name in self.algorithm.uploads if name in (protocol.GRAD, protocol.GAMMA)),
+        )
         tasks = {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:
@@ -426,7 +429,7 @@ class FederatedStrategy(Strategy):
         if drawn.second is not None and drawn.second_lost is not None:
             for i, k in enumerate(drawn.second.device):
                 if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
-                    tasks.setdefault(opened.members[k].identity, Task(opened.t, (wire.GRAD,)))
+                    tasks.setdefault(opened.members[k].identity, Task(opened.t, (protocol.GRAD,)))
         return self._messages(opened, tasks, arrays)
 
     # -- a round: what came back ---------------------------------------------------------------------------------------
@@ -447,7 +450,7 @@ class FederatedStrategy(Strategy):
         opened = self._round
         opened.take(replies)
         for identity, reason in (opened.before | opened.refused).items():
-            if reason.startswith(wire.SIZE):  # it may have been restarted, with other data
+            if reason.startswith(protocol.SIZE):  # it may have been restarted, with other data
                 self.roster.forget(identity)
         following = opened.state
         if opened.plan is not None and not opened.abandoned:
@@ -459,7 +462,7 @@ class FederatedStrategy(Strategy):
         if opened.abandoned:
             log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
         self.memory = following.memory
-        return (None if opened.update is None else wire.packed(following.params)), self._metrics(opened)
+        return (None if opened.update is None else protocol.packed(following.params)), self._metrics(opened)
 
     def _closed(self, opened: Opened) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite."""
@@ -499,7 +502,7 @@ class FederatedStrategy(Strategy):
             return []
         count = min(len(members), max(self.min_evaluate_nodes, int(self.fraction_evaluate * len(members))))
         order = np.random.default_rng([self.seed, server_round]).permutation(len(members))[:count]
-        content = RecordDict({wire.MODEL: arrays})
+        content = RecordDict({protocol.MODEL: arrays})
         self.evaluating = [
             Message(
                 content,
@@ -524,9 +527,11 @@ class FederatedStrategy(Strategy):
         if not in_order:
             return None
         means: dict[str, Any] = {}
-        for name in sorted({name for own in in_order for name in own} - {wire.SIZE}):
+        for name in sorted({name for own in in_order for name in own} - {protocol.SIZE}):
             those = [own for own in in_order if name in own]
-            means[name] = sum(own[wire.SIZE] * own[name] for own in those) / sum(own[wire.SIZE] for own in those)
+            means[name] = sum(own[protocol.SIZE] * own[name] for own in those) / sum(
+                own[protocol.SIZE] for own in those
+            )
         return MetricRecord(means)
 
 

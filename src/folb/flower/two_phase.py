@@ -19,16 +19,16 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from jax.tree_util import Partial
 
-from folb import rules, server
-from folb.algorithms import Algorithm
+from folb.core import rules, server_step
+from folb.core.algorithm import Algorithm
+from folb.core.guard import is_guarded
+from folb.core.round import State
+from folb.core.rules import Round, Update
 from folb.errors import InputError, check_whole
-from folb.flower import wire
-from folb.flower.opened import Opened, close
+from folb.flower import protocol
+from folb.flower.open_round import Opened, close
+from folb.flower.protocol import Arrays, Task
 from folb.flower.strategy import FederatedStrategy
-from folb.flower.wire import Arrays, Task
-from folb.guard import is_guarded
-from folb.rounds import State
-from folb.rules import Round, Update
 
 Sum = Callable[[Sequence[Arrays]], Arrays]
 
@@ -69,7 +69,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             names = ", ".join(known.__name__ for known in RULES)
             raise InputError("algorithm", algorithm.name, f"should be one of {names}: sums are enough for no other")
         apply: Any = algorithm.server.apply
-        if apply.func is server.fedexp().apply.func:  # type: ignore[attr-defined]
+        if apply.func is server_step.fedexp().apply.func:  # type: ignore[attr-defined]
             raise InputError("server", "fedexp", "needs the norm of each update; choose another server step")
         self.psi = float(rule.keywords.get("psi", 0.0))
         self.never_flip = rule.func is rules.folb_never_flip
@@ -84,29 +84,29 @@ class TwoPhaseStrategy(FederatedStrategy):
             if drawn.first.times[i] > 0 and not drawn.lost[i]
         }
         tasks = {
-            identity: Task(opened.t, (wire.GRAD,), scale=float(drawn.first.times[i] * drawn.correction[i]))
+            identity: Task(opened.t, (protocol.GRAD,), scale=float(drawn.first.times[i] * drawn.correction[i]))
             for identity, i in slots.items()
         }
         found = self._exchange(opened, tasks, arrays)
         if self._too_few(opened, len(found)):
             return []
         there = sorted(found)
-        total = self.add([found[identity].arrays[wire.GRAD] for identity in there])
+        total = self.add([found[identity].arrays[protocol.GRAD] for identity in there])
         K = sum(float(drawn.first.times[slots[identity]]) for identity in there)
-        mean = wire.packed({name: value / np.float32(K) for name, value in total.items()})
+        mean = protocol.packed({name: value / np.float32(K) for name, value in total.items()})
         tasks = {
             identity: self._work(
                 drawn,
                 slots[identity],
                 opened.t,
-                (wire.WEIGHTED,),
+                (protocol.WEIGHTED,),
                 times=float(drawn.first.times[slots[identity]]),
                 psi=self.psi,
                 never_flip=self.never_flip,
             )
             for identity in there
         }
-        return self._messages(opened, tasks, arrays, **{wire.MEAN: mean})
+        return self._messages(opened, tasks, arrays, **{protocol.MEAN: mean})
 
     @property
     def fewest(self) -> int:
@@ -123,8 +123,8 @@ class TwoPhaseStrategy(FederatedStrategy):
         there = sorted(opened.usable)
         if self._too_few(opened, len(there)):
             return opened.state, None
-        step = self.add([opened.usable[identity].arrays[wire.WEIGHTED] for identity in there])
-        shares = [{"": np.array(opened.usable[identity].numbers[wire.IMPORTANCE])} for identity in there]
+        step = self.add([opened.usable[identity].arrays[protocol.WEIGHTED] for identity in there])
+        shares = [{"": np.array(opened.usable[identity].numbers[protocol.IMPORTANCE])} for identity in there]
         total = float(self.add(shares)[""])
         one: Any = np.ones(1, np.float32)
         round = Round(

@@ -11,7 +11,7 @@ from jax import Array
 from folb.errors import check
 from folb.models import dense
 from folb.models.model import Model, classifier
-from folb.tree import Params
+from folb.typing import Params
 
 
 def cnn(

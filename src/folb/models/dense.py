@@ -11,7 +11,7 @@ from jax import Array
 
 from folb.errors import check_whole, choose
 from folb.models.model import Model, classifier
-from folb.tree import Params
+from folb.typing import Params
 
 MOST = 10**5  # units of a layer
 

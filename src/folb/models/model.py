@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.tree import Params
+from folb.typing import Params
 
 
 class Model(NamedTuple):

@@ -1,0 +1,1 @@
+"""The command line: it parses, shows and exits. Only what a command needs is imported."""

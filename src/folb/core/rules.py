@@ -1,0 +1,154 @@
+"""Aggregation: one function for each rule of the paper.
+
+A rule sees the whole `Round`, all replies stacked, and gives the `Update` of the server's model. A device
+drawn m times into the multiset works once and counts m times; one that was lost counts 0 times. So the
+paper's K is the sum of `times`, and its sums over k in S are sums weighted by `times`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from folb.core import tree
+from folb.errors import InputError
+from folb.typing import Params
+
+
+class Round(NamedTuple):
+    """What the server knows when it closes a round; each field is stacked over the slots of S_1.
+
+    A field that the algorithm does not ask its devices to upload is None.
+    """
+
+    params: Params  # w^t, not stacked
+    times: Array  # times in the multiset, 0 for a slot without a usable reply
+    size: Array  # n_k
+    correction: Array  # p_k / P_k: brings what was drawn from P to the objective (1)
+    delta: Params  # w_k - w^t
+    grad: Params | None = None  # grad F_k(w^t)
+    gamma: Array | None = None
+    inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, where a survey of all devices gave it
+    second: Gradients | None = None  # what S_2 sent, for (9)
+    reference: Params | None = None  # grad_1 f(w^t), where it is to be another than (10) of `grad`
+    device: Array | None = None  # whose replies these are; no rule's business, but an attack's
+    K: Array | None = None  # what arrived, where that is more than `times` has: replies that were refused before
+
+
+class Gradients(NamedTuple):
+    """The gradients of one multiset of devices: all that S_2 of Algorithm 2 sends."""
+
+    grad: Params
+    times: Array
+    correction: Array
+    device: Array | None = None
+
+
+class Update(NamedTuple):
+    """The round's step `delta`, and the weight each slot's update got in it."""
+
+    delta: Params
+    weights: Array
+
+
+Rule = Callable[[Round], Update]
+
+
+def weighted(round: Round, weights: Array) -> Update:
+    """The step sum_k weights_k Delta w_k; a slot that does not count has no part in it."""
+    weights = jnp.where(round.times > 0, weights, 0.0)
+    return Update(tree.combine(weights, round.delta), weights)
+
+
+def fraction(a: Array, b: Array) -> Array:
+    """a / b, and 0 where b vanishes: the rule then gives no update."""
+    return jnp.where(b == 0, 0.0, a / jnp.where(b == 0, 1.0, b))
+
+
+def gradient_estimate(grad: Params, times: Array, correction: Array) -> Params:
+    """(10): grad_i f(w^t) = 1/K sum_{k in S_i} grad F_k(w^t).
+
+    Drawn from P and meant for f = sum_k p_k F_k, each gradient is weighted by p_k / P_k, which is 1 when the
+    selection matches the objective (1). That is unbiased for draws with replacement, and for uniform ones without.
+    """
+    return tree.combine(fraction(times * correction, jnp.sum(times)), grad)
+
+
+def inner_products(round: Round) -> tuple[Array, Params]:
+    """<grad F_k(w^t), grad_1 f(w^t)> for each slot, and grad_1 f(w^t) of (10)."""
+    if round.grad is None:
+        raise InputError("uploads", (), "this rule needs the devices' gradients: should have 'grad'")
+    g1 = round.reference
+    if g1 is None:
+        g1 = gradient_estimate(round.grad, round.times, round.correction)
+    return tree.dots(round.grad, g1), g1
+
+
+def mean(round: Round) -> Update:
+    """(2): w^{t+1} = 1/K sum_{k in S_t} w_k."""
+    return weighted(round, fraction(round.times, jnp.sum(round.times)))
+
+
+def samples(round: Round) -> Update:
+    """(2) with the weights p_k = n_k / n of (1) in place of 1/K, as in FedProx's public code."""
+    n = round.times * round.size
+    return weighted(round, fraction(n, jnp.sum(n)))
+
+
+def signed(round: Round) -> Update:
+    """(5): w^{t+1} = w^t + 1/K sum_{k in S_t} sign(<grad f, grad F_k>) Delta w_k.
+
+    The inner product is the survey's where there was one, and otherwise estimated with (10).
+    """
+    inner = inner_products(round)[0] if round.inner is None else round.inner
+    return weighted(round, fraction(round.times, jnp.sum(round.times)) * jnp.sign(inner))
+
+
+def folb_two_set(round: Round) -> Update:
+    """(9): weights <grad F_k, grad_1 f> / sum_{k' in S_2} <grad F_k', grad_2 f>.
+
+    They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2 when both sets are K strong.
+    """
+    if round.second is None:
+        raise InputError("uploads", (), "(9) needs the second set's gradients: should have 'grad' and 'second'")
+    second = round.second
+    inner, _ = inner_products(round)
+    g2 = gradient_estimate(second.grad, second.times, second.correction)
+    total = jnp.sum(jnp.where(second.times > 0, second.times * tree.dots(second.grad, g2), 0.0))
+    return weighted(round, fraction(round.times * inner, total))
+
+
+def folb(round: Round) -> Update:
+    """(13): weights <grad F_k, grad_1 f> / sum_{k' in S_1} |<grad F_k', grad_1 f>|."""
+    return weighted(round, _normalised(round, inner_products(round)[0]))
+
+
+def folb_hetero(round: Round, psi: Array | float) -> Update:
+    """(18): weights I_k / sum |I_k'|, with I_k = <grad_1 f, grad F_k> - psi gamma_k ||grad_1 f||^2.
+
+    Exactly as printed: a discount larger than the inner product turns a device's update round.
+    """
+    inner, discount = _discounted(round, psi)
+    return weighted(round, _normalised(round, inner - discount))
+
+
+def folb_never_flip(round: Round, psi: Array | float) -> Update:
+    """(18), its discount shrinking |I_k| to zero and never past it, so that psi cannot flip a sign."""
+    inner, discount = _discounted(round, psi)
+    return weighted(round, _normalised(round, jnp.sign(inner) * jnp.maximum(jnp.abs(inner) - discount, 0.0)))
+
+
+def _discounted(round: Round, psi: Array | float) -> tuple[Array, Array]:
+    if round.gamma is None:
+        raise InputError("uploads", (), "(18) needs the devices' gamma: should have 'grad' and 'gamma'")
+    inner, g1 = inner_products(round)
+    return inner, psi * round.gamma * tree.dot(g1, g1)
+
+
+def _normalised(round: Round, importance: Array) -> Array:
+    """count_k I_k / sum_k' count_k' |I_k'|."""
+    counted = jnp.where(round.times > 0, round.times * importance, 0.0)
+    return fraction(counted, jnp.sum(jnp.abs(counted)))

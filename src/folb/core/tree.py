@@ -1,0 +1,62 @@
+"""Parameter trees as vectors: the few operations the equations need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.typing import Params
+
+
+def add(a: Params, b: Params, scale: Any = 1.0) -> Params:
+    """a + scale * b."""
+    return jax.tree.map(lambda u, v: u + scale * v, a, b)
+
+
+def sub(a: Params, b: Params) -> Params:
+    """a - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def dot(a: Params, b: Params) -> Array:
+    """<a, b> over all leaves."""
+    parts = jax.tree.map(lambda u, v: jnp.vdot(u, v), a, b)
+    return jax.tree.reduce(jnp.add, parts, jnp.float32(0))
+
+
+def norm(a: Params) -> Array:
+    """||a|| over all leaves."""
+    return jnp.sqrt(dot(a, a))
+
+
+def dots(stack: Params, b: Params) -> Array:
+    """<a_k, b> for each entry of a stack: [K]."""
+    return jax.vmap(dot, in_axes=(0, None))(stack, b)
+
+
+def norms(stack: Params) -> Array:
+    """||a_k|| for each entry of a stack: [K]."""
+    return jax.vmap(norm)(stack)
+
+
+def combine(weights: Array, stack: Params) -> Params:
+    """sum_k weights_k a_k. An entry of weight 0 adds nothing, whatever it holds."""
+
+    def weighted(leaf: Array) -> Array:
+        w = weights.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(w == 0, 0, w * leaf), axis=0)
+
+    return jax.tree.map(weighted, stack)
+
+
+def where(condition: Array, a: Params, b: Params) -> Params:
+    """a if the scalar `condition` holds, else b."""
+    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
+
+
+def size(a: Params) -> int:
+    """The number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(a))

@@ -1,0 +1,249 @@
+"""The devices' data: flat arrays in device order, with an offset and a size for each device."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+
+from folb.errors import InputError, check_whole
+from folb.typing import NDArray
+
+BLOCK = 1 << 26  # bytes of an array that may be mapped from a file, looked at at once
+
+HoldoutSeed = Annotated[
+    int | None, "which random tenth of each device's samples to test on, if the data does not say; 0 if not set"
+]
+Expand = Callable[[Any, Any], Any]
+"""A function (table, x) -> inputs that works on NumPy's arrays and on jax's alike."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One side, train or test: device k owns rows start[k] : start[k] + size[k] of x and y."""
+
+    x: NDArray
+    y: NDArray
+    start: NDArray
+    size: NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """N devices with their training and test samples.
+
+    The samples of all devices lie end to end; padding each device to the size of the largest would cost
+    tens of times the memory on the power-law splits of practice.
+
+    Where samples share their content (windows of one text, words of one vocabulary), `x` holds references
+    into `table`, and `expand(table, x)` makes a batch of model inputs of them. `note` is a caveat that every
+    output repeats.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: int
+    table: NDArray | None = None
+    expand: Expand | None = None
+    note: str = ""
+
+    @property
+    def N(self) -> int:
+        """The number of devices."""
+        return len(self.train.size)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample, as the model sees it."""
+        if self.expand is None:
+            return self.train.x.shape[1:]
+        return self.expand(self.table, self.train.x[:1]).shape[1:]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all samples."""
+        return sum(array.nbytes for side in (self.train, self.test) for array in (side.x, side.y))
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells these samples from others: a SHA-256 over all of them."""
+        digest = hashlib.sha256()
+        sides = [array for side in (self.train, self.test) for array in (side.x, side.y, side.start, side.size)]
+        for array in (*sides, *([] if self.table is None else [self.table])):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            for _, block in blocks(array):
+                digest.update(np.ascontiguousarray(block).data)
+        return digest.hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the samples into a new directory that `data.load` maps, and does not read as a whole."""
+        from folb.data import mapped
+
+        mapped.save(self, path)
+
+    def labels(self) -> NDArray:
+        """How many samples of each label each device has, train and test together: [N, classes]."""
+        cells = self.N * self.classes
+        counts = np.zeros(cells, dtype=np.int64)
+        for side in (self.train, self.test):
+            first = np.repeat(np.arange(0, cells, self.classes), side.size)
+            counts += np.bincount(first + side.y, minlength=cells)
+        return counts.reshape(self.N, self.classes)
+
+    @staticmethod
+    def from_arrays(
+        name: str,
+        x: NDArray,
+        y: NDArray,
+        device: NDArray,
+        split: NDArray | None = None,
+        *,
+        classes: int | None = None,
+        holdout_seed: HoldoutSeed = None,
+    ) -> Federation:
+        """Gather samples by device, and check them.
+
+        `device` names each sample's device, by strings or numbers; the devices are numbered in sorted order.
+        `split` says which samples are for testing: 1 or True against 0 or False, or "test" against "train".
+        Without it a tenth of every device's samples, drawn at random, is held out, and at least one is kept to
+        train on.
+        """
+        x = features(name, _array(f"{name}: x", x))
+        y, device = _array(f"{name}: y", y), _array(f"{name}: device", device)
+        for field, values in (("y", y), ("device", device)):
+            check_one_per_sample(name, field, values, x)
+        if len(x) == 0:
+            raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
+        if classes is not None and classes < 2:
+            raise InputError(f"{name}: classes", classes, "should be at least 2")
+        y = labels(name, y, most_classes(len(y)) if classes is None else classes)
+        ids, k = _number(name, device)
+        if split is None:
+            seed = 0 if holdout_seed is None else holdout_seed
+            check_whole("holdout_seed", seed, 0)
+            test = _hold_out(k, int(seed))
+        elif holdout_seed is not None:
+            raise InputError("holdout_seed", holdout_seed, f"should not be set: {name} says what to test on")
+        else:
+            split = _array(f"{name}: split", split)
+            check_one_per_sample(name, "split", split, x)
+            test = _is_test(name, split)
+        N = len(ids)
+        empty = np.flatnonzero(np.bincount(k[~test], minlength=N) == 0)
+        if len(empty):
+            raise InputError(
+                f"{name}: training samples of device {ids.tolist()[empty[0]]!r}", 0, "should be at least 1"
+            )
+        classes = max(int(y.max()) + 1, 2) if classes is None else classes
+        return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
+
+
+def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:
+    """The array in parts of at most `BLOCK` bytes (or one row), each with the number of its first row."""
+    rows = max(1, BLOCK * len(array) // max(1, array.nbytes))
+    for first in range(0, len(array), rows):
+        yield first, array[first : first + rows]
+
+
+def features(name: str, x: NDArray, first: int = 0) -> NDArray:
+    """x as models take it: float32, int32 or, as images have them, bytes; finite, and something in every sample.
+
+    `first` is the number of its first sample, where x is but a part.
+    """
+    if x.dtype.kind not in "biuf":
+        raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
+    if x.ndim == 0 or 0 in x.shape[1:]:
+        raise InputError(f"{name}: shape of x", x.shape, "should be samples first, and numbers in every sample")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind in "iu":
+        whole = x.astype(np.int32, copy=False)
+        _check_each(name, "x", x, whole == x, "should fit into 32 bits", first)
+        return whole
+    with np.errstate(over="ignore"):  # what is too large for 32 bits turns infinite, and is refused as such
+        single = x.astype(np.float32, copy=False)
+    expected = "should be a finite number (no NaN, no infinity), in 32 bits"
+    _check_each(name, "x", x, np.isfinite(single), expected, first)
+    return single
+
+
+def labels(name: str, y: NDArray, classes: int) -> NDArray:
+    """y as int32; floats will do if they are whole."""
+    expected = f"should be a whole number from 0 to {classes - 1}"
+    if y.dtype.kind not in "biuf":
+        raise InputError(f"{name}: y", str(y.dtype), expected)
+    with np.errstate(invalid="ignore"):  # NaN compares false, and is refused
+        _check_each(name, "y", y, (y >= 0) & (y < classes) & (np.floor(y) == y), expected)
+    return y.astype(np.int32)
+
+
+def starts(size: NDArray) -> NDArray:
+    """Where each device's rows begin, the devices' samples lying end to end."""
+    return (np.cumsum(size) - size).astype(np.int32)
+
+
+def most_classes(samples: int) -> int:
+    """More classes than samples is a mistake, not a task (unless there are few of either): ids taken for labels."""
+    return max(samples, 100)
+
+
+def _array(field: str, values: Any) -> NDArray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InputError(field, values, "should be an array, its rows of one length") from None
+
+
+def check_one_per_sample(name: str, field: str, values: NDArray, x: NDArray) -> None:
+    """Raise unless there is a value for each sample of x."""
+    if values.ndim != 1:
+        raise InputError(f"{name}: shape of {field}", values.shape, "should be one-dimensional, a value per sample")
+    if len(values) != len(x):
+        raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
+
+
+def _check_each(name: str, field: str, values: NDArray, good: NDArray, expected: str, first: int = 0) -> None:
+    if not good.all():
+        where = np.unravel_index(int(np.argmin(good)), good.shape)
+        index = ", ".join(str(i) for i in (first + where[0], *where[1:]))
+        raise InputError(f"{name}: {field}[{index}]", values[where].item(), expected)
+
+
+def _number(name: str, device: NDArray) -> tuple[NDArray, NDArray]:
+    """The distinct devices, sorted, and each sample's index among them."""
+    if device.dtype.kind == "f":
+        _check_each(name, "device", device, np.isfinite(device), "should be a device's name or number")
+    try:
+        return np.unique(device, return_inverse=True)
+    except TypeError:  # objects that cannot be compared
+        raise InputError(f"{name}: device", str(device.dtype), "should be strings or numbers") from None
+
+
+def _is_test(name: str, split: NDArray) -> NDArray:
+    train, test = ("train", "test") if split.dtype.kind == "U" else (0, 1)
+    good = (split == train) | (split == test) if split.dtype.kind in "biufU" else np.zeros(split.shape, bool)
+    _check_each(name, "split", split, good, "should be 0 or 1, a boolean, or one of the words train and test")
+    return split == test
+
+
+def _hold_out(k: NDArray, seed: int) -> NDArray:
+    """A tenth of each device's samples at random: n - int(0.9 n) of them, never all."""
+    test = np.zeros(len(k), dtype=bool)
+    order = np.argsort(k, kind="stable")
+    for device, rows in enumerate(np.split(order, np.flatnonzero(np.diff(k[order])) + 1)):
+        shuffled = np.random.default_rng([seed, device]).permutation(rows)
+        test[shuffled[max(int(0.9 * len(rows)), 1) :]] = True
+    return test
+
+
+def _split(x: NDArray, y: NDArray, k: NDArray, keep: NDArray, N: int) -> Split:
+    rows = np.flatnonzero(keep)
+    rows = rows[np.argsort(k[rows], kind="stable")]
+    size = np.bincount(k[rows], minlength=N).astype(np.int32)
+    return Split(np.ascontiguousarray(x[rows]), y[rows], starts(size), size)

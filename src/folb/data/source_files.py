@@ -1,0 +1,174 @@
+"""Where the datasets' raw files lie, and how they are opened: gz or plain, archives unpacked with care."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import stat
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import numpy as np
+
+from folb.errors import InputError
+from folb.typing import NDArray
+
+
+def directory() -> Path:
+    """The data directory: `FOLB_DATA`, else a folder in the platform's cache directory."""
+    named = os.environ.get("FOLB_DATA")
+    path = Path(named).expanduser().absolute() if named else platform_cache() / "data"
+    if named and path.exists() and not path.is_dir():
+        raise InputError("FOLB_DATA", str(path), "should be a directory")
+    return path
+
+
+def platform_cache() -> Path:
+    """Where this platform keeps what can be had again."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "folb"
+    variable, usual = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
+    return Path(os.environ.get(variable) or Path.home() / usual) / "folb"
+
+
+def raw(dataset: str, *names: str) -> Path:
+    """The first of `names` that exists in the dataset's folder."""
+    folder = directory() / dataset
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise missing(dataset, names[0])
+
+
+class MissingError(InputError):
+    """A dataset's file is not there."""
+
+
+def missing(dataset: str, name: str) -> MissingError:
+    """The error that says which file to put where."""
+    folder = directory() / dataset
+    return MissingError(dataset, name, f"is not there: put it in {folder}, or let `folb data fetch {dataset}` get it")
+
+
+def writable(folder: Path) -> bool:
+    """Whether files may be put in `folder` or, where there is none yet, in the nearest folder above it.
+
+    A folder marked read-only is left alone by root too, whom the system would let in.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked where it is gzip, whatever its name.
+
+    What goes wrong while it is being read (a cut or damaged file, text that is not utf-8) is an `InputError`
+    that names the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if not packed:
+                yield file
+                return
+            with gzip.open(file) as stream:
+                yield stream  # type: ignore[misc]
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), str(error), "should be utf-8") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(str(path), str(error), "should be an undamaged gzip file") from error
+    except OSError as error:
+        raise InputError(str(path), error.strerror or str(error), "should be a readable file") from error
+
+
+def content(path: Path, *, limit: int) -> bytearray:
+    """All bytes of a file, unpacked, where they are at most `limit`."""
+    found = bytearray()
+    with opened(path) as stream:
+        while block := stream.read(1 << 20):
+            found += block
+            if len(found) > limit:
+                raise InputError(f"{path}: bytes", f"more than {limit}", f"should be at most {limit}")
+    return found
+
+
+def arrays(
+    path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
+) -> dict[str, NDArray]:
+    """Arrays of an npz file, which may be bound to declare at most `limit` bytes. Python's objects are not read."""
+    part = str(path)
+    found: dict[str, NDArray] = {}
+    # The parsers of zip, deflate and npy raise whatever they stumble on in a damaged file: any of a dozen types.
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("a single array")
+            total = sum(info.file_size for info in archive.zip.infolist())
+            if limit is not None and total > limit:
+                raise InputError(f"{path}: bytes", total, f"should be at most {limit}")
+            for name in (*names, *optional):
+                part = f"{path}: {name}"
+                if name in archive.files:
+                    found[name] = archive[name]
+                elif name in names:
+                    raise InputError(part, None, f"is missing; the file should hold arrays {', '.join(names)}")
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(part, error.strerror or str(error), "should be a readable .npz file") from None
+    except Exception as error:
+        raise InputError(part, str(error), "should be an undamaged .npz, its arrays without Python objects") from None
+    return found
+
+
+def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] | None = None) -> list[Path]:
+    """Unpack a zip archive into a folder: all of it, or the `members` named, each under the name given for it.
+
+    Nothing is written unless every member has a plain name inside the folder, and all together declare at
+    most `limit` bytes. A member appears under its name only when it is whole.
+    """
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            known = {info.filename: info for info in packed.infolist() if not info.is_dir()}
+            wanted = {name: name for name in known} if members is None else members
+            for name in wanted:
+                if name not in known:
+                    raise InputError(str(archive), name, "is not in the archive")
+                _check_member(archive, known[name])
+            total = sum(known[name].file_size for name in wanted)
+            if total > limit:
+                raise InputError(str(archive), total, f"bytes when unpacked: should be at most {limit}")
+            return [_extract(packed, known[name], into / under) for name, under in wanted.items()]
+    except InputError:
+        raise
+    except Exception as error:  # a damaged archive can fail anywhere in the reader
+        raise InputError(str(archive), str(error), "cannot be unpacked") from error
+
+
+def _check_member(archive: Path, info: zipfile.ZipInfo) -> None:
+    name = PurePosixPath(info.filename)
+    odd = name.is_absolute() or ".." in name.parts or "\\" in info.orig_filename or ":" in info.filename
+    if odd or "\0" in info.orig_filename or stat.S_ISLNK(info.external_attr >> 16):
+        raise InputError(str(archive), info.orig_filename, "should be a plain file inside the archive's folder")
+
+
+def _extract(packed: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with packed.open(info) as source, open(part, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)  # never more than the declared bytes, and checks their CRC
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path

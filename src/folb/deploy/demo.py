@@ -1,0 +1,117 @@
+"""`folb deploy demo`: a deployment on loopback, a few rounds of an algorithm, and the run directory they leave."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from folb import atomic
+from folb.core.algorithms import ALGORITHMS
+from folb.deploy.superlink import HOST, START, Deployment, check_installed, holds, running
+from folb.errors import InputError, check_whole, choose
+from folb.store import directory
+
+APP = Path(__file__).parent / "demo_app"  # that of examples/flower/synthetic
+DEADLINE = 60.0  # seconds that a round may take
+SLOW = 180.0  # seconds until the first round, and after the last, if the machine is very busy
+
+Tell = Callable[[str], None]
+
+
+def check(algorithm: str, rounds: int, nodes: int) -> None:
+    """Raise an `InputError` unless all is well with what is asked for, and Flower is there."""
+    choose("algorithm", algorithm, ALGORITHMS)
+    check_whole("rounds", rounds, 1, 10**6)
+    check_whole("nodes", nodes, 1, 64)
+    check_installed()
+
+
+def place(algorithm: str, nodes: int) -> Path:
+    """The run directory, unless another is asked for."""
+    return directory.home() / f"deploy-{algorithm}-{nodes}"
+
+
+def check_place(path: Path) -> None:
+    """Raise an `InputError` unless the run can be kept there: before Flower is started for nothing."""
+    if directory.is_run(path):
+        if not directory.read(path).deployed:
+            raise InputError("out", str(path), "holds a run of the simulator; choose another directory")
+        return
+    atomic.directory(path)
+    directory.check_own(path, again=False)
+
+
+def finished(path: Path, rounds: int) -> bool:
+    """Whether the run directory has so many rounds, or more."""
+    if not directory.is_run(path) or directory.read(path).state != "finished":
+        return False
+    return len(directory.read(path).rounds()[0]) >= rounds
+
+
+def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> None:
+    """Run the demo, or go on with it; what Flower wrote is left if it fails."""
+    home = Path(tempfile.mkdtemp(prefix="folb-deploy-"))
+    config = {"algorithm": algorithm, "rounds": rounds, "k": nodes, "devices": nodes, "min-available-nodes": nodes}
+    tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNode{'s' * (nodes > 1)}")
+    try:
+        with running(home, nodes) as deployment:
+            try:
+                _gather(deployment, nodes)
+                joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
+                tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
+                _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
+            finally:
+                tell("ending the SuperLink and the SuperNodes")
+    except KeyboardInterrupt:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    except Exception:
+        tell(f"it failed; {home} has what Flower wrote")
+        raise
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _gather(deployment: Deployment, nodes: int) -> None:
+    """Wait until all nodes are there."""
+    if not holds(lambda: deployment.online() >= nodes, START):
+        ends = [f"{name}: {process.tail(4)}" for name, process in deployment.processes.items() if process.kept]
+        raise InputError("nodes", nodes, f"did not all join; their logs end: {'; '.join(ends)}")
+
+
+def _follow(deployment: Deployment, path: Path, config: dict[str, Any], tell: Tell) -> None:
+    """Submit the app, and tell each round as the run directory gets it."""
+    rounds = config["rounds"]
+    before, offset = directory.read(path).rounds() if directory.is_run(path) else ([], 0)
+    done = len(before)
+    if done:
+        tell(f"going on after round {done}")
+    until = time.monotonic() + SLOW + rounds * 2 * DEADLINE
+    submitted = deployment.run(APP, config)
+    while True:
+        over = submitted.code is not None or time.monotonic() > until  # before the last look
+        if directory.is_run(path):
+            lines, offset = directory.read(path).rounds(offset)
+            for line in lines:
+                done = line["round"]
+                tell(_told(line, rounds))
+        if over:
+            break
+        time.sleep(0.2)
+    if not finished(path, rounds):
+        raise InputError("run", str(path), f"ended after {done} of {rounds} rounds: {submitted.tail()}")
+
+
+def _told(line: dict[str, Any], rounds: int) -> str:
+    count = len(line.get("devices", []))
+    accuracy, loss = line.get("test_accuracy"), line.get("train_loss")
+    measured = f"; test accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
+    measured += f", training loss {loss:.3f}" if loss is not None else ""
+    without = f"; abandoned: {line['abandoned']}" if "abandoned" in line else ""
+    return (
+        f"round {line['round']} of {rounds}: {count - line['lost']} of {count} devices replied, "
+        f"{line['seconds']:.1f} s{measured}{without}"
+    )

@@ -1,0 +1,364 @@
+"""A Flower deployment on this machine alone: a SuperLink with TLS and node keys, and SuperNodes that are restarted.
+
+Every process is one that a real deployment has, with the same options (docs/deployment.md). All of them end with the
+deployment, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from folb.errors import InputError
+
+HOST = "127.0.0.1"
+CONNECTION = "deploy"  # the SuperLink's name in Flower's config.toml
+
+# Flower neither phones home nor installs anything
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until a message's process is started; otherwise 1
+
+START = 60.0  # seconds that a process may take until it answers
+STOP = 10.0  # seconds that processes may take to end by themselves
+PAUSE = 2.0  # seconds after which a node that has ended is started again
+
+
+@dataclass
+class Process:
+    """A command that writes a log, and the process that runs it now."""
+
+    command: Callable[[], list[str]]
+    environment: dict[str, str]
+    log: Path
+    kept: bool = False  # started again whenever it ends
+    due: float = 0.0  # when
+    starts: int = 0
+
+    def start(self) -> None:
+        """Start it, out of reach of the terminal's Ctrl-C: it ends with the deployment."""
+        with open(self.log, "ab") as log:
+            self.popen = subprocess.Popen(
+                self.command(),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.starts += 1
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self.popen.poll()
+
+    def tail(self, lines: int = 8) -> str:
+        """The end of the log, on one line."""
+        text = re.sub(r"\x1b\[\d*m", "", self.log.read_text(errors="replace"))  # without colours
+        return " | ".join(stripped for line in text.splitlines()[-lines:] if (stripped := line.strip()))
+
+
+@dataclass
+class Deployment:
+    """The processes of a deployment, and their files: certificates, keys, the database, a FLWR_HOME each, logs."""
+
+    home: Path
+    port: int
+    processes: dict[str, Process] = field(default_factory=dict)
+    orphans: list[Known] = field(default_factory=list)  # children of processes that were killed
+    ending: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self, name: str, command: Callable[[], list[str]], *, role: str = "", kept: bool = False) -> Process:
+        """Start a process; what is written to its log comes after what is there."""
+        process = Process(command, self.environment(role or name), self.home / f"{name}.log", kept)
+        with self.lock:
+            process.start()
+            self.processes[name] = process
+        return process
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Flower finds its own programs by PATH, and keeps an app's files for each role apart."""
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        return os.environ | QUIET | BRISK | {"PATH": path, "FLWR_HOME": str(self.home / role)}
+
+    def superlink(self, *options: str) -> Process:
+        """Start the SuperLink, with the database of the one before, if there was one, and wait until it answers."""
+        kill_all(self.orphans)  # as systemd does: the old one's ServerApp would not leave the run directory
+        check_free(self.port)
+        command = [program("flower-superlink"), f"--host={HOST}", f"--port={self.port}"]
+        command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
+        command += [f"--ssl-keyfile={self.home / 'server.key'}", "--enable-supernode-auth"]
+        command += [f"--database={self.home / 'superlink.db'}", "--disable-runtime-dependency-installation", *options]
+        process = self.start("superlink", lambda: command)
+        if not holds(lambda: process.code is not None or self.healthy(), START) or process.code is not None:
+            raise InputError("superlink", process.code, f"did not start; its log ends: {process.tail()}")
+        return process
+
+    def healthy(self) -> bool:
+        """Whether the SuperLink answers, with the certificate that it should have."""
+        known = ssl.create_default_context(cafile=self.home / "ca.crt")
+        connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=known)
+        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        return False
+
+    def register(self, keys: Sequence[Path]) -> None:
+        """Tell the SuperLink nodes' public keys: it lets in no others."""
+        with ThreadPoolExecutor() as pool:  # a command spends seconds on its imports
+            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), CONNECTION), keys))
+
+    def online(self) -> int:
+        """How many SuperNodes the SuperLink takes to be there."""
+        nodes = self.flwr("supernode", "list", CONNECTION)["nodes"]
+        return sum(node["status"] == "online" for node in nodes)
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """What a command of Flower's answers."""
+        try:
+            done = subprocess.run(
+                [program("flwr"), *arguments, "--format=json"],
+                env=self.environment("flwr"),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=START,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError("flwr", " ".join(arguments[:2]), f"does not answer within {START:g} seconds") from None
+        with contextlib.suppress(ValueError):
+            said = json.loads(done.stdout[done.stdout.index("{") :])
+            if said.get("success"):
+                return dict(said)
+        raise InputError("flwr", " ".join(arguments[:2]), f"fails: {' '.join((done.stdout + done.stderr).split())}")
+
+    def node(self, name: str, config: str, *options: str) -> Process:
+        """Start a SuperNode with a node config, and how it is let in; it is kept running."""
+
+        def command() -> list[str]:
+            own = [f"--host={HOST}", f"--port={free_port()}"]  # of its Runtime API, anew at each start
+            return [
+                program("flower-supernode"),
+                f"--superlink={HOST}:{self.port}",
+                *own,
+                *options,
+                "--node-config",
+                config,
+            ]
+
+        return self.start(name, command, kept=True)
+
+    def credentials(self, name: str) -> tuple[str, str]:
+        """How a node whose key is registered is let in."""
+        return f"--root-certificates={self.home / 'ca.crt'}", f"--auth-supernode-private-key={self.home / name}.key"
+
+    def run(self, app: Path, config: Mapping[str, object], *options: str) -> Process:
+        """Submit an app; the process writes the run's log, and ends with the run."""
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        command = [program("flwr"), "run", str(app), CONNECTION, "--stream", f"--run-config={settings}", *options]
+        return self.start(f"run{len(self.processes)}", lambda: command, role="flwr")
+
+    def connection(self) -> str:
+        """Flower's config.toml."""
+        about = {"address": f"{HOST}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in about.items()]
+        return "\n".join(["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]", *lines, ""])
+
+    def kill(self, name: str) -> None:
+        """End a process at once, with no chance to say farewell. A node is started again."""
+        process = self.processes[name]
+        self.orphans += descendants(process.popen.pid)
+        process.popen.kill()
+        process.popen.wait()
+
+    def keep(self) -> None:
+        """Until the deployment ends, start nodes again when they end: the restart policy of a real one.
+
+        To ask for the exit code also buries a process; Flower's children take one that is unburied to be alive.
+        """
+        while not self.ending.wait(0.2):
+            with self.lock:
+                for process in [] if self.ending.is_set() else self.processes.values():
+                    if process.code is None:
+                        process.due = time.monotonic() + PAUSE
+                    elif process.kept and time.monotonic() >= process.due:
+                        kill_all(self.orphans)
+                        process.start()
+
+    def end(self) -> None:
+        """End every process, the SuperLink after the others, and whatever they have started."""
+        with self.lock:
+            self.ending.set()
+        here = [process for process in self.processes.values() if process.code is None]
+        children = self.orphans + [child for process in here for child in descendants(process.popen.pid)]
+        last = self.processes.get("superlink")
+        for group in ([process for process in here if process is not last], here):
+            for process in group:
+                process.popen.terminate()
+            holds(partial(ended, group), STOP)
+        for process in here:
+            process.popen.kill()
+            process.popen.wait()
+        # Flower's children leave when they see that their parent has left
+        holds(lambda: not any(map(alive, children)), STOP)
+        kill_all(children)
+
+
+@contextlib.contextmanager
+def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterator[Deployment]:
+    """A SuperLink, and SuperNodes node0, node1, … with partitions 0, 1, …, until the context is left.
+
+    `options` are further ones of the SuperLink's.
+    """
+    check_installed()
+    from folb.deploy.certificates import certificates, node_key
+
+    deployment = Deployment(home, port or free_port())
+    check_free(deployment.port)
+    certificates(home, [HOST, "localhost"])
+    (home / "flwr").mkdir()
+    (home / "flwr" / "config.toml").write_text(deployment.connection())
+    names = [f"node{i}" for i in range(nodes)]
+    for name in names:
+        node_key(home / f"{name}.key")
+    keeper = threading.Thread(target=deployment.keep, daemon=True)
+    with ended_by_signals():
+        try:
+            keeper.start()
+            deployment.superlink(*options)
+            deployment.register([home / f"{name}.key.pub" for name in names])
+            for i, name in enumerate(names):
+                deployment.node(name, f"partition-id={i} num-partitions={nodes}", *deployment.credentials(name))
+            yield deployment
+        finally:
+            with deaf():
+                deployment.end()
+                keeper.join()
+
+
+def check_installed() -> None:
+    """Raise an `InputError` unless Flower is installed, beside the Python that runs this."""
+    if find_spec("flwr") is None or not Path(program("flwr")).exists():
+        raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
+    if find_spec("jax") is None:
+        raise InputError("deploy", "jax", "is not installed, and the server needs it: pip install 'folb[flower]'")
+
+
+def ended(processes: Sequence[Process]) -> bool:
+    """Whether none of them runs."""
+    return all(process.code is not None for process in processes)
+
+
+def holds(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for a condition, but no longer than so many seconds; whether it holds."""
+    until = time.monotonic() + seconds
+    while not (held := condition()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return held
+
+
+def program(name: str) -> str:
+    """One of Flower's programs, which are beside Python's."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        return int(found.getsockname()[1])
+
+
+def check_free(port: int) -> None:
+    """Raise an `InputError` if somebody listens at the port."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError("port", port, f"should be a free port, or 0 for any: {reason}") from error
+
+
+Known = tuple[int, str]
+"""A process: its id, and when it began, which tells it from a later one with that id."""
+
+
+def descendants(pid: int) -> list[Known]:
+    """The children of a process, theirs, and so on; none are found on a system without /proc."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name), fields[19]] = int(fields[1])
+    found: list[Known] = []
+    generation = {pid}
+    while generation:
+        born = [child for child, parent in parents.items() if parent in generation]
+        found += born
+        generation = {child for child, _ in born}
+    return found
+
+
+def alive(child: Known) -> bool:
+    """Whether that very process is there, and not only waits to be buried."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{child[0]}/stat").read_text().rpartition(")")[2].split()
+        return fields[19] == child[1] and fields[0] != "Z"
+    return False
+
+
+def kill_all(children: Sequence[Known]) -> None:
+    """End those processes that are still there, at once."""
+    for pid, _ in filter(alive, children):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done here as Ctrl-C does."""
+    with handling({signal.SIGTERM: signal.default_int_handler, signal.SIGHUP: signal.default_int_handler}):
+        yield
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Nothing interrupts what is done here, and is bounded."""
+    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+        yield
+
+
+@contextlib.contextmanager
+def handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Other handlers of signals for a while; the main thread alone has any."""
+    mine = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if mine else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

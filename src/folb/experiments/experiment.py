@@ -1,0 +1,132 @@
+"""An experiment: the choices of a comparison, checked, and the file that holds them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from folb import data
+from folb.errors import InputError, choose
+from folb.experiments.settings import read
+
+BY_DATASET = "by dataset"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The choices of a comparison. The fields are the keys of an experiment file and the command's options.
+
+    `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
+    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is for `folb` alone.
+    The model "by dataset" is the one that goes with it, and takes its name here.
+    """
+
+    dataset: str
+    model: str = BY_DATASET
+    system: str = "uniform"
+    objective: str = "uniform"
+    algorithms: Sequence[str] = ("folb", "fedprox", "fedavg")
+    rounds: int = 100
+    seeds: Sequence[int] = (0, 1, 2)  # a number n is taken as the seeds 0 .. n-1
+    target: float = 0.7
+    evaluate_every: int = 1
+    records: bool = False  # keep every device's weight and gamma in every round
+    set: Mapping[str, Any] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked before any data is loaded."""
+        object.__setattr__(self, "set", dict(self.set or {}))
+        for field in ("dataset", "model", "system", "objective"):
+            if not isinstance(getattr(self, field), str):
+                raise InputError(field, getattr(self, field), "should be a name")
+            try:
+                getattr(self, field).encode()
+            except UnicodeEncodeError:
+                raise InputError(field, getattr(self, field), "should be in UTF-8") from None
+        if self.model == BY_DATASET:
+            object.__setattr__(self, "model", data.defaults(self.dataset).model)
+        if not isinstance(self.algorithms, list | tuple) or not self.algorithms:
+            raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
+        if not all(isinstance(name, str) for name in self.algorithms):
+            raise InputError("algorithms", list(self.algorithms), "should be names")
+        # a function of one's own goes by its own name, without that of its file
+        if len({name.rpartition(":")[2] for name in self.algorithms}) < len(self.algorithms):
+            raise InputError("algorithms", list(self.algorithms), "should be different names")
+        for field in ("rounds", "evaluate_every"):
+            number = read(field, int, getattr(self, field))
+            if number < 1:
+                raise InputError(field, number, "should be at least 1")
+            object.__setattr__(self, field, number)
+        if self.evaluate_every > self.rounds:
+            raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
+        object.__setattr__(self, "target", read("target", float, self.target))
+        if not 0 < self.target <= 1:
+            raise InputError("target", self.target, "should be more than 0 and at most 1")
+        choose("objective", self.objective, ("uniform", "samples"))
+        object.__setattr__(self, "algorithms", tuple(self.algorithms))
+        object.__setattr__(self, "seeds", _seeds(self.seeds))
+        object.__setattr__(self, "records", read("records", bool, self.records))
+
+
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if not 1 <= seeds <= 10**6:
+            raise InputError("seeds", seeds, "should be from 1 to 1000000, or a list of seeds")
+        return tuple(range(seeds))
+    if not isinstance(seeds, list | tuple):
+        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
+    numbers = tuple(read("seeds", int, seed) for seed in seeds)
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise InputError("seeds", list(seeds), "should be different whole numbers of at least 0")
+    return numbers
+
+
+def from_toml(path: Path) -> Experiment:
+    """An experiment from a file whose keys are the fields of `Experiment`."""
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("experiment", str(path), f"cannot be read: {error}") from error
+    known = [field.name for field in fields(Experiment)]
+    for key in content:
+        choose(f"{path}: key", key, known)
+    if "dataset" not in content:
+        raise InputError(f"{path}: dataset", None, "should name a dataset or a path")
+    if not isinstance(content.get("set", {}), dict):
+        raise InputError(f"{path}: set", content["set"], "should be a table, [set]")
+    return Experiment(**content)
+
+
+REPEAT = "folb run this file to repeat the comparison"
+
+
+def to_toml(experiment: Experiment, note: str = "", about: str = REPEAT) -> str:
+    """The experiment as a file that `folb run` takes."""
+    lines = [f"# {about}", *([f"# the data: {note}"] if note else [])]
+    for field in fields(experiment):
+        if field.name != "set":
+            lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")
+    nested = {key: value for key, value in experiment.set.items() if isinstance(value, Mapping)}
+    for heading, content in [("set", {k: v for k, v in experiment.set.items() if k not in nested})] + [
+        (f"set.{_key(key)}", value) for key, value in nested.items()
+    ]:
+        if content:
+            lines += ["", f"[{heading}]", *(f"{_key(key)} = {_toml(value)}" for key, value in content.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    # strings, numbers and booleans are alike in TOML and JSON, but for one character
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

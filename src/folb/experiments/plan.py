@@ -1,0 +1,214 @@
+"""An experiment's plan: every name and setting resolved, the data loaded, the parts built."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from folb import data
+from folb.core.algorithm import Algorithm, Common, compose, named
+from folb.core.algorithms import ALGORITHMS
+from folb.core.system import SYSTEMS
+from folb.data.federation import Federation
+from folb.errors import InputError, choose
+from folb.experiments.experiment import Experiment, to_toml
+from folb.experiments.settings import OWN, Setting, from_file, read, setting, settings
+from folb.models import MODELS, Model
+from folb.simulation.simulate import check, streams
+
+
+@dataclass(frozen=True)
+class Part:
+    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
+
+    name: str
+    constructor: Callable[..., Any]
+    settings: dict[str, Setting]
+    swept: bool = False  # a list of values means a run for each
+
+    def make(self, kind: type, *arguments: Any, **values: Any) -> Any:
+        """What the constructor makes: a user's own may fail in any way, and is then named as the cause."""
+        try:
+            made = self.constructor(*arguments, **values)
+        except InputError:
+            raise
+        except Exception as error:
+            if self.constructor.__module__.startswith(OWN):
+                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
+            raise
+        if not isinstance(made, kind):
+            raise InputError(self.name, made, f"should make a folb.{kind.__name__}")
+        return made
+
+
+def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
+    """An algorithm's own settings, then those that all have."""
+    return settings(constructor, common_settings)
+
+
+def common_settings() -> dict[str, Setting]:
+    """The settings that every algorithm has."""
+    described = settings(compose)
+    return {
+        name: setting(name, hint, described[name].default)
+        for name, hint in get_type_hints(Common, include_extras=True).items()
+    }
+
+
+def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
+    if ".py:" in name:
+        constructor = from_file(field, name)
+        if field == "algorithms" and not hasattr(constructor, "__wrapped__"):
+            constructor = named(constructor)
+        name = name.rpartition(":")[2]
+    else:
+        constructor = registry[choose(field, name, registry)]
+    if field == "algorithms":
+        return Part(name, constructor, algorithm_settings(constructor), swept=True)
+    return Part(name, constructor, settings(constructor))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment's live objects, and the experiment with every setting spelt out."""
+
+    experiment: Experiment
+    federation: Federation
+    model: Any
+    system: Any
+    algorithms: list[Algorithm]
+    identity: str  # of all that the results depend on: the experiment, the data, the user's own files
+    stream: bool = False  # whether the samples stay on the host
+
+
+def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
+    """Resolve every name and setting, load the data and build the parts; any mistake is an `InputError`.
+
+    `stream` is explained at `simulate`.
+    """
+    experiment = _anywhere(experiment)
+    dataset = Part(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
+    model = _part("model", experiment.model, MODELS)
+    system = _part("system", experiment.system, SYSTEMS)
+    algorithms = [_part("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
+    given = _distribute([dataset, model, system, *algorithms], experiment.set)
+
+    variants: list[Algorithm] = []
+    for part, values in zip(algorithms, given[3:], strict=True):
+        found = _by_dataset(part, experiment.dataset) | values
+        # in the order of the signature, whatever order they came in: runs keep their places when repeated
+        swept = {name: found[name] for name in part.settings if name in found}
+        for combination in itertools.product(*swept.values()):
+            variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True))))
+        values |= swept
+
+    built_system = system.constructor(**given[2])
+    federation = dataset.constructor(**given[0])
+    built_model = model.make(Model, federation.shape, federation.classes, **given[1])
+    streamed = streams(federation, stream)
+    check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
+    whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given)
+    return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
+
+
+def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
+    """The experiment with a value for every setting that a file can hold, under the part it is for."""
+    tables: dict[str, dict[str, Any]] = {}
+    for part, values in zip(parts, given, strict=True):
+        defaults = {name: setting.default for name, setting in part.settings.items()}
+        single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
+        tables.setdefault(part.name, {}).update(
+            {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
+        )
+    return replace(experiment, set={name: table for name, table in tables.items() if table})
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _spelt(value: Any) -> Any:
+    """The value as a file can hold it, which has no None."""
+    if isinstance(value, list | tuple):
+        return [_spelt(item) for item in value]
+    return "none" if value is None else value
+
+
+def _anywhere(experiment: Experiment) -> Experiment:
+    """The experiment with absolute paths for the user's own files: it can be repeated from any directory."""
+
+    def absolute(name: str) -> str:
+        path, _, function = name.rpartition(":")
+        return f"{os.path.abspath(path)}:{function}" if os.path.isfile(path) else name
+
+    return replace(
+        experiment,
+        dataset=data.located(experiment.dataset),
+        model=absolute(experiment.model),
+        algorithms=tuple(map(absolute, experiment.algorithms)),
+    )
+
+
+def _identity(experiment: Experiment, federation: Federation) -> str:
+    digest = hashlib.sha256(to_toml(experiment).encode())
+    for name in (experiment.model, *experiment.algorithms):
+        if ".py:" in name:
+            digest.update(Path(name.rpartition(":")[0]).read_bytes())
+    digest.update(federation.digest.encode())
+    return digest.hexdigest()
+
+
+def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
+    """The lr that goes with a dataset, where it is not the algorithm's own business; and FedProx's mu."""
+    known = data.defaults(dataset)
+    found = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
+    return found | ({"mu": [known.mu]} if part.name == "fedprox" else {})
+
+
+def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each part, the values that `given` has for its settings: a list of them where the part is swept."""
+    found: list[dict[str, Any]] = [{} for _ in parts]
+    # what is meant for one part by name comes last, and wins
+    for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], Mapping)):
+        if isinstance(value, Mapping):
+            choose("set", key, [part.name for part in parts])
+            for name, inner in value.items():
+                _assign(parts, found, name, inner, only=key)
+        else:
+            _assign(parts, found, key, value)
+    return found
+
+
+def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
+    takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
+    if not takers:
+        _refuse(parts, name, value, only)
+    for i in takers:
+        kind = parts[i].settings[name].type
+        if not parts[i].swept:
+            found[i][name] = read(name, kind, value)
+            continue
+        options = value if isinstance(value, list | tuple) else [value]
+        if not options:
+            raise InputError(name, value, "should be at least one value")
+        found[i][name] = [read(name, kind, option) for option in options]
+        if len(set(map(repr, found[i][name]))) < len(options):
+            raise InputError(name, value, "should be different values")
+
+
+def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
+    """Say who has the setting that nobody chosen has; or else, what it may have been meant to be."""
+    everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
+    everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]
+    owners = [other for other, known in everyone if name in known]
+    if owners:
+        chosen = only or ", ".join(part.name for part in parts)
+        raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
+    choose("set", name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))

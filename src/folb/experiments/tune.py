@@ -1,0 +1,171 @@
+"""The line search: a grid of settings tried on some seeds, and its winner reported on others.
+
+The grid is an experiment like any other, and numbers in it (mu, psi, lr) are swept by one compiled program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from folb.core.algorithm import Algorithm
+from folb.core.algorithms import ALGORITHMS
+from folb.errors import InputError, check_whole
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import Plan, algorithm_settings
+from folb.results import summary
+from folb.results.run import Run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid, and how it did on the seeds it was tried on."""
+
+    label: str
+    algorithm: Algorithm
+    reached: Sequence[int | None]  # for each seed, the round of arrival at the target
+    loss: float  # the final training loss, as the mean over the seeds
+    accuracy: float  # likewise
+    diverged: bool  # a loss that is not finite, at any time with any seed
+    rank: int = 0
+
+    @property
+    def merit(self) -> tuple[bool, float, int, float]:
+        """What points are ranked by, the smallest first: rounds to the target, seeds that never arrive, then loss.
+
+        Divergence comes last of all. Losses that agree to four digits are equal: what lies beyond is the order in
+        which a compiler adds.
+        """
+        if self.diverged:
+            return True, math.inf, len(self.reached), math.inf
+        missed = list(self.reached).count(None)
+        return False, summary.median_round(self.reached), missed, float(f"{self.loss:.4g}")
+
+
+def sweepable() -> dict[str, str]:
+    """The settings of all algorithms, and what they mean."""
+    return {name: known.meaning for make in ALGORITHMS.values() for name, known in algorithm_settings(make).items()}
+
+
+def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Sequence[int]:
+    """The seeds to report on: those wanted, or so many (by default as many as `seeds`) from the next seed on."""
+    if wanted is None or isinstance(wanted, int):
+        count = len(seeds) if wanted is None else wanted
+        check_whole("report_seeds", count, 1, 10**6)
+        wanted = range(max(seeds) + 1, max(seeds) + 1 + count)
+    for seed in wanted:
+        check_whole("report_seeds", seed, 0)
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise InputError("report_seeds", list(wanted), "should be different seeds, and at least one")
+    if shared := sorted(set(seeds) & set(wanted)):
+        raise InputError("report_seeds", list(wanted), f"should be others than those chosen on, and has {shared}")
+    return list(wanted)
+
+
+def check(planned: Plan) -> None:
+    """Raise an `InputError` unless there is something to choose from."""
+    swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
+    if len(planned.algorithms) < 2:
+        raise InputError("grid", swept, "should be values of some setting to choose from, as --mu 0.01,0.1,1")
+
+
+def _own(experiment: Experiment) -> Mapping[str, Any]:
+    """The settings of the algorithm that is tuned."""
+    return experiment.set.get(_name(experiment), {})
+
+
+def _name(experiment: Experiment) -> str:
+    return experiment.algorithms[0].rpartition(":")[2]
+
+
+def ranked(planned: Plan, runs: Sequence[Run]) -> list[Point]:
+    """The points of the grid from the best to the worst; equals share a rank and keep the order of the grid."""
+    n, target = len(runs) // len(planned.algorithms), planned.experiment.target
+    labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
+    points = [
+        _point(label, algorithm, runs[i * n : (i + 1) * n], target)
+        for i, (label, algorithm) in enumerate(zip(labels, planned.algorithms, strict=True))
+    ]
+    merits = sorted(point.merit for point in points)
+    placed = [replace(point, rank=1 + merits.index(point.merit)) for point in points]
+    return sorted(placed, key=lambda point: point.rank)
+
+
+def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float) -> Point:
+    return Point(
+        label,
+        algorithm,
+        reached=[run.rounds_to(target) for run in runs],
+        loss=mean(float(run.train_loss[-1]) for run in runs),
+        accuracy=mean(run.final for run in runs),
+        diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
+    )
+
+
+def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Experiment:
+    """The experiment that runs the best point of a search on other seeds."""
+    best = points[0]
+    if best.diverged:
+        raise InputError("grid", [point.label for point in points], "diverged at every point: there is no winner")
+    experiment = planned.experiment
+    settings = {key: "none" if value is None else value for key, value in best.algorithm.origin.settings.items()}
+    fixed = {key: settings.get(key, value) for key, value in _own(experiment).items()}
+    return replace(experiment, seeds=seeds, set={**experiment.set, _name(experiment): fixed})
+
+
+def table(points: Sequence[Point], target: float) -> Table:
+    """The points as they rank."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("rank", justify="right")
+    shown.add_column("algorithm")
+    for heading in (f"rounds to {100 * target:g} %", "final training loss", "final accuracy"):
+        shown.add_column(heading, justify="right")
+    for point in points:
+        measured = (summary.arrival(point.reached), f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
+        shown.add_row(str(point.rank), point.label, *(("diverged", "", "") if point.diverged else measured))
+    return shown
+
+
+def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> str:
+    """What was chosen, on which seeds, and on which it is reported."""
+    equals = sum(point.rank == 1 for point in points)
+    tie = f", the first of {equals} that are equal" if equals > 1 else ""
+    return f"{points[0].label}{tie}: chosen on seeds {_listed(planned.experiment.seeds)}; on seeds {_listed(seeds)}:"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def document(planned: Plan, points: Sequence[Point], seeds: Sequence[int], reported: Any) -> dict[str, Any]:
+    """The search as one JSON-ready document; `reported` is that of the winner's own runs."""
+    return {
+        "seeds": list(planned.experiment.seeds),
+        "report_seeds": list(seeds),
+        "rounds": planned.experiment.rounds,
+        "target": planned.experiment.target,
+        "points": [
+            {
+                "rank": point.rank,
+                "algorithm": point.label,
+                "parameters": {key: summary.plain(value) for key, value in point.algorithm.origin.settings.items()},
+                "rounds_to_target": list(point.reached),
+                "median_rounds_to_target": summary.finite([summary.median_round(point.reached)])[0],
+                "train_loss": summary.finite([point.loss])[0],
+                "final": summary.finite([point.accuracy])[0],
+                "diverged": point.diverged,
+            }
+            for point in points
+        ],
+        "winner": reported,
+    }

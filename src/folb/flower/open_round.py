@@ -1,0 +1,249 @@
+"""A round on real devices: its draw, what came of it, and the `Round` that the algorithm's rule sees."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flwr.app import Message
+
+from folb.core import round as core_round
+from folb.core.algorithm import Algorithm
+from folb.core.round import State
+from folb.core.rules import Gradients, Round, Update
+from folb.core.selection import Multiset
+from folb.core.system import System
+from folb.flower import protocol, replies
+from folb.flower.protocol import Arrays
+from folb.flower.replies import Expected, Refused, Reply, last_words
+from folb.flower.roster import Member
+
+log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
+
+
+class Plan(NamedTuple):
+    """The draw of a round: S_1 and what its devices are to do, and S_2 of Algorithm 2."""
+
+    first: Multiset
+    words: Any  # [K, 2]
+    work: Any  # [K]
+    lost: Any  # [K] by the system model
+    correction: Any  # [K]
+    inner: Any | None  # [K], where a survey gave it
+    second: Multiset | None
+    second_lost: Any  # these three None without S_2
+    second_correction: Any
+
+
+@jax.jit
+def plan(
+    algorithm: Algorithm, system: System, who: Any, start: Any, size: Any, share: Any, survey: Any, seed: Any, t: Any
+) -> Plan:
+    """The draw of round t of devices `who`, in ascending order of identity: the simulator's, for the same devices."""
+    draw = core_round.drawing(algorithm.selection, start, size, share, survey)
+    first, second = draw.sets(algorithm, seed, t)
+
+    def managed(chosen: Multiset) -> Any:
+        return core_round.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)
+
+    words, effort = managed(first)
+    return Plan(
+        first=first,
+        words=words,
+        work=effort.work,
+        lost=effort.lost,
+        correction=draw.correction(first.device),
+        inner=None if draw.survey is None else draw.survey[first.device],
+        second=second,
+        second_lost=None if second is None else managed(second)[1].lost,
+        second_correction=None if second is None else draw.correction(second.device),
+    )
+
+
+close = jax.jit(core_round.close)
+
+
+@dataclass
+class Opened:
+    """A round under way."""
+
+    t: int
+    state: State
+    algorithm: Algorithm
+    members: list[Member]
+    until: float
+    plan: Plan | None = None
+    wanted: int = 0  # replies, each as often as its device was drawn, at which over-selection closes the round
+    asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
+    usable: dict[int, Reply] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)  # lost, with a reason
+    noted: list[tuple[int | None, str]] = field(default_factory=list)  # all refusals, and whose they are
+    before: dict[int, str] = field(default_factory=dict)  # refused in what came before the round's own messages
+    looked_at: list[Message] = field(default_factory=list)
+    owners: dict[str, int] = field(default_factory=dict)
+    abandoned: str = ""
+    update: Update | None = None  # once it is closed, if the model changed
+    began: float = field(default_factory=time.monotonic)
+    up: int = 0
+    down: int = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.until - time.monotonic())
+
+    @property
+    def drawn(self) -> dict[int, int]:
+        """The devices of S_1, and how many times each was drawn."""
+        if self.plan is None:
+            return {}
+        first = zip(*self.plan.first, strict=True)
+        return {self.members[k].identity: int(times) for k, times in first if times > 0}
+
+    @property
+    def lost(self) -> list[int]:
+        """The devices of S_1 of which nothing came, usable or not."""
+        return sorted(set(self.drawn) - set(self.usable) - set(self.refused) - set(self.before))
+
+    @property
+    def silent(self) -> set[int]:
+        """Devices that were asked, and did not answer."""
+        return set(self.asked) - set(self.usable) - set(self.refused)
+
+    def refuse(self, identity: int | None, reason: str) -> None:
+        """Note a refusal."""
+        self.noted.append((identity, reason))
+        log.warning("round %d: refused: %s%s", self.t, "" if identity is None else f"device {identity}: ", reason)
+
+    def take(self, received: Iterable[Message]) -> None:
+        """Look at replies: each is used or refused, and either once."""
+        if len(self.owners) != len(self.asked):  # ids are known once messages are sent
+            self.owners = {message.metadata.message_id: k for k, (message, _) in self.asked.items()}
+        known = set(map(id, self.looked_at))
+        for reply in received:
+            if id(reply) not in known:
+                self.looked_at.append(reply)
+                self._take(reply)
+
+    def _take(self, reply: Message) -> None:
+        identity = self.owners.get(reply.metadata.reply_to_message_id)
+        if identity is None:
+            self.refuse(None, f"node {reply.metadata.src_node_id}: a reply to no message of this round")
+        elif identity in self.usable or identity in self.refused:
+            self.refuse(identity, "a repeated reply")
+        elif reply.has_error():
+            self.failed[identity] = last_words(reply.error.reason)
+            log.warning("round %d: lost: device %d: %s", self.t, identity, self.failed[identity])
+        else:
+            try:
+                self.usable[identity] = replies.checked(reply, self.asked[identity][1])
+                self.failed.pop(identity, None)  # an error came first
+                self.up += protocol.nbytes(reply.content)
+            except Refused as reason:
+                self.refused[identity] = str(reason)
+                self.refuse(identity, str(reason))
+
+    def turn(self) -> dict[int, Reply]:
+        """The usable replies so far, which were to what came before the round's own messages."""
+        found = self.usable
+        self.before |= self.refused
+        self.asked, self.usable, self.refused, self.looked_at, self.owners = {}, {}, {}, [], {}
+        return found
+
+    def stacked(self) -> Round:
+        """All replies of the round in ascending order of identity; what did not come counts 0 times."""
+        drawn, uploads, state = self.plan, self.algorithm.uploads, self.state
+        assert drawn is not None
+        identities = [self.members[k].identity for k in drawn.first.device]
+
+        def stack(who: Sequence[int], upload: str) -> Arrays:
+            found = {name: np.zeros((len(who), *value.shape), np.float32) for name, value in state.params.items()}
+            for i, identity in enumerate(who):
+                reply = self.usable.get(identity)
+                if reply is not None and upload in reply.arrays:
+                    for name, value in reply.arrays[upload].items():
+                        found[name][i] = value
+            return found
+
+        def counted(chosen: Multiset, who: Sequence[int]) -> Any:
+            there = np.array([identity in self.usable for identity in who])
+            return np.where(there, chosen.times, np.float32(0))
+
+        second = None
+        if drawn.second is not None:
+            who = [self.members[k].identity for k in drawn.second.device]
+            second = Gradients(stack(who, protocol.GRAD), counted(drawn.second, who), drawn.second_correction)
+        gamma: Any = [self.usable[k].numbers.get(protocol.GAMMA, 0.0) if k in self.usable else 0.0 for k in identities]
+        times = counted(drawn.first, identities)
+        return Round(
+            params=state.params,
+            times=times,
+            size=_array([self.members[k].size for k in drawn.first.device]),
+            correction=drawn.correction,
+            delta=stack(identities, protocol.DELTA),
+            grad=stack(identities, protocol.GRAD) if protocol.GRAD in uploads else None,
+            gamma=_array(gamma) if protocol.GAMMA in uploads else None,
+            inner=drawn.inner,
+            second=second,
+            K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
+        )
+
+
+def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A round as a line of rounds.jsonl, with what each of its devices did in it."""
+    drawn = opened.drawn
+    identities = sorted(drawn)
+    rejected = sorted({identity for identity, _ in opened.noted if identity is not None})
+    lost = opened.lost
+    line: dict[str, Any] = {}
+    if measured is not None:
+        line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
+        if measured.keys() & {"loss", "train_loss"}:  # null is what is not finite, and not what nobody measured
+            line["train_loss"] = _number(measured, "loss", "train_loss")
+    line |= {
+        "bytes_up": opened.up,
+        "bytes_down": opened.down,
+        "seconds": round(seconds, 3),
+        "updated": opened.update is not None,
+        "lost": len(lost),
+        "devices": identities,
+        "times": [drawn[k] if k in opened.usable else 0 for k in identities],
+        "weights": _weights(opened, identities),
+        "lost_devices": lost,
+        "rejected_devices": [k for k in rejected if k in drawn],
+    }
+    if protocol.GAMMA in opened.algorithm.uploads:
+        line["gamma"] = [opened.usable[k].numbers[protocol.GAMMA] if k in opened.usable else None for k in identities]
+    for name, found in (("refused", opened.noted), ("failed", list(opened.failed.items()))):
+        if found:
+            line[name] = [list(pair) for pair in found]
+    return line | ({"abandoned": opened.abandoned} if opened.abandoned else {})
+
+
+def _weights(opened: Opened, identities: Sequence[int]) -> list[float | None]:
+    """The weight of each device's update; none is known where sums alone are."""
+    if opened.update is None or opened.plan is None or len(opened.update.weights) != len(opened.plan.first.device):
+        return [None] * len(identities)
+    members, device = opened.members, opened.plan.first.device
+    weight = dict.fromkeys(identities, 0.0)
+    for k, times, value in zip(device, opened.plan.first.times, opened.update.weights, strict=True):
+        if times > 0:
+            weight[members[k].identity] = float(str(value))  # as short as 32 bits are
+    return [weight[k] for k in identities]
+
+
+def _number(measured: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these that was measured, if it is a finite number."""
+    found = [measured[name] for name in names if name in measured]
+    return float(found[0]) if found and isinstance(found[0], int | float) and math.isfinite(found[0]) else None
+
+
+def _array(values: Sequence[float] | float) -> Any:
+    return np.array(values, np.float32)

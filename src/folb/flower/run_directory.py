@@ -1,0 +1,175 @@
+"""The run directory of a deployed run: the simulator's layout, written round by round, and gone on with.
+
+A checkpoint after every round holds the model, the server's memory, the devices and the rounds so far, so that it is
+the truth, and rounds.jsonl what can be read of it at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from folb import atomic
+from folb.core.algorithm import Algorithm
+from folb.core.round import State
+from folb.core.system import System
+from folb.errors import InputError
+from folb.experiments import execute
+from folb.experiments.experiment import Experiment, to_toml
+from folb.store import checkpoint, directory, environment, lock
+
+CARRIER = "flower"
+ABOUT = "a run on Flower: the strategy was made with these settings"
+ONLY = 0  # the number of a directory's one run
+
+log = logging.getLogger("flwr")
+
+
+class About(NamedTuple):
+    """What is run, for the record and for telling it from another."""
+
+    algorithm: Algorithm
+    system: System
+    seed: int
+    objective: str
+    rounds: int
+    dataset: str
+    model: str
+    target: float
+
+    def experiment(self) -> Experiment:
+        """It as the simulator would put it."""
+        function: Any = getattr(self.system, "func", self.system)
+        system = getattr(function, "__name__", "own").strip("_")
+        settings = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(self.system, "keywords", {})}
+        return Experiment(
+            dataset=self.dataset,
+            model=self.model,
+            system=system,
+            objective=self.objective,
+            algorithms=(self.algorithm.name,),
+            rounds=self.rounds,
+            seeds=(self.seed,),
+            target=self.target,
+            records=True,
+            set={name: known for name, given in settings.items() if (known := _written(given))},
+        )
+
+    def mark(self, state: State, more: str) -> str:
+        """What tells this run from another: not the model it starts from, which a resubmitted run may draw anew."""
+        shapes = [(name, value.shape) for name, value in state.params.items()]
+        program = (
+            f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(self.system)} {self.objective} {shapes} {more}"
+        )
+        return checkpoint.fingerprint(program, self.algorithm, self.system, np.uint32(self.seed))
+
+
+class Book:
+    """A claimed run directory: `lines` of the rounds so far, and the `state` and `devices` they led to."""
+
+    def __init__(self, path: Path, about: About, state: State, more: str = "") -> None:
+        self.path, self.about, self.state = path, about, state
+        self.identity = about.mark(state, more)
+        self.lines: list[dict[str, Any]] = []
+        self.devices: list[int] = []
+        self._prepare()
+
+    @property
+    def done(self) -> int:
+        """Rounds finished."""
+        return len(self.lines)
+
+    def _prepare(self) -> None:
+        """Go on with what is there, or begin."""
+        there = directory.read(self.path).environment if directory.is_run(self.path) else None
+        if there is None:
+            directory.check_own(self.path, again=False)
+        elif there["identity"] != self.identity:
+            expected = "holds another run: other settings, or a model of other arrays; choose another directory"
+            raise InputError("directory", str(self.path), expected)
+        if there is None:  # first of all: what makes the directory a run, that can be gone on with
+            atomic.replace(self.path / directory.ENVIRONMENT, _json(self._environment()))
+        (self.path / directory.CHECKPOINTS).mkdir(exist_ok=True)
+        found = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
+        if found is not None:
+            _, (state, lines, devices) = found
+            # in the order that the arrays come in: jax sorts names
+            params = {name: np.asarray(state.params[name]) for name in self.state.params}
+            self.state = State(params, jax.tree.map(np.asarray, state.memory))
+            self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
+            if self.done > self.about.rounds:
+                raise InputError("num_rounds", self.about.rounds, f"should be at least {self.done}: so many are done")
+            log.info("%s: going on after round %d", self.path, self.done)
+        atomic.replace(self.path / directory.ROUNDS, b"".join(map(_line, self.lines)))
+        (self.path / directory.RESULTS).unlink(missing_ok=True)
+        atomic.replace(self.path / directory.EXPERIMENT, to_toml(self.about.experiment(), about=ABOUT).encode())
+
+    def _environment(self) -> dict[str, Any]:
+        return environment.program() | {
+            "carrier": CARRIER,
+            "flwr": version("flwr"),
+            "note": "",
+            "devices": 0,
+            "identity": self.identity,
+            "runs": environment.about_runs([self.about.algorithm], [self.about.seed]),
+        }
+
+    def add(self, line: dict[str, Any], state: State, devices: Sequence[int]) -> None:
+        """A finished round, and where it led; before anything else is done, so that no round is ever lost but one."""
+        about = directory.read(self.path).environment
+        known = max(about["devices"], 1 + max(devices, default=-1))
+        if known != about["devices"]:  # the page counts from 0 to the largest identity
+            atomic.replace(self.path / directory.ENVIRONMENT, _json(about | {"devices": known}))
+        run = about["runs"][ONLY]
+        line = {"run": ONLY, "algorithm": run["algorithm"], "seed": run["seed"], "round": self.done + 1} | line
+        self.lines.append(line)
+        self.state, self.devices = state, sorted({*self.devices, *devices})
+        # first, so that a round that can be read of is never done again
+        texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
+        checkpoint.save(self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts))
+        handle = os.open(self.path / directory.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            atomic.write(handle, _line(line))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def finish(self) -> None:
+        """Leave the results and the picture; the last checkpoint stays, for it has the model."""
+        run = directory.as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
+        execute.leave(self.path, self.about.experiment(), "", [replace(run, params=self.state.params)])
+
+
+@contextlib.contextmanager
+def kept(path: Path, about: About, state: State, more: str = "") -> Iterator[Book]:
+    """The run directory, claimed for as long as the run goes on."""
+    atomic.directory(path)
+    with lock.claimed(path):
+        yield Book(path, about, state, more)
+
+
+def _written(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that a file can hold."""
+    return {
+        key: "none" if value is None else value
+        for key, value in settings.items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+
+
+def _line(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, allow_nan=False).encode() + b"\n"
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()

@@ -1,0 +1,102 @@
+"""The paper, reproduced: experiment files, their arms carried out, a verdict for each claim, and the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from folb.data.source_files import MissingError
+from folb.errors import InputError
+from folb.paper import arms, figure_files, verdicts
+from folb.paper.arms import Complete
+from folb.paper.figure_files import Arm
+from folb.paper.pages import Page, write
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["carry_out", "document", "home", "table", "write"]
+
+
+def home(quick: bool) -> Path:
+    """Where results and pages go unless said otherwise; those of quick tries never over the others."""
+    if quick:
+        return Path("reproduction-quick")
+    documents = Path("docs/reproduction")
+    return documents if documents.is_dir() else Path("reproduction")
+
+
+def carry_out(
+    names: Sequence[str],
+    home: Path,
+    quick: bool,
+    complete: Complete,
+    tell: Callable[[str], None],
+    only: Sequence[str] = ("*",),
+) -> None:
+    """Run every arm of the figures and of those they use that a pattern of `only` fits; the results go to `home`."""
+    wanted: dict[str, Arm] = {}
+    for name in names:
+        figure = figure_files.read(name, quick)
+        everything = [*figure.arms, *figure_files.used(figure, quick)]
+        wanted |= {arm.slug: arm for arm in everything}
+        for claim in figure.claims:
+            if not quick:  # which leaves arms out
+                verdicts.check(claim, figure.matching(claim.arms, everything))
+    arms.check_home(home, quick)
+    known = list(wanted)
+    wanted = {slug: arm for slug, arm in wanted.items() if any(fnmatchcase(slug, pattern) for pattern in only)}
+    if not wanted:
+        raise InputError("only", list(only), f"should fit one of {', '.join(known)}")
+    missing: list[MissingError] = []
+    for i, arm in enumerate(wanted.values(), start=1):
+        try:
+            found = arms.carry_out(arm, complete)
+        except MissingError as error:
+            tell(f"{arm.slug} is left out ({i} of {len(wanted)}): {error}")
+            missing.append(error)
+            continue
+        tell(f"{arm.slug} is done ({i} of {len(wanted)}): {arms.keep(home, found)}")
+    if len(missing) == len(wanted):  # there is nothing to make pages of
+        raise missing[0]
+
+
+def table(pages: Sequence[Page]) -> Table:
+    """The verdicts, for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(pad_edge=False, header_style="bold", show_lines=True)
+    for heading in ("where", "claim", "verdict", "effect [95 % interval]"):
+        shown.add_column(heading)
+    for page in pages:
+        for verdict in page.verdicts:
+            shown.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
+    return shown
+
+
+def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
+    """The verdicts as one JSON-ready document; effects of ratios are logarithms."""
+    return {
+        "quick": quick,
+        "claims": [
+            {
+                "figure": page.figure.name,
+                "id": verdict.claim.id,
+                "claim": verdict.claim.says,
+                "verdict": verdict.word,
+                "logarithmic": verdict.claim.metric in verdicts.RATIOS,
+                "conditions": [
+                    {"condition": one.name, "against": against, "holds": one.holds, **effect._asdict()}
+                    for one in verdict.conditions
+                    for against, effect in one.effects.items()
+                ],
+                "untested": list(verdict.untested),
+                "unreached": list(verdict.unreached),
+            }
+            for page in pages
+            for verdict in page.verdicts
+        ],
+    }

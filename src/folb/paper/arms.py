@@ -1,0 +1,315 @@
+"""An arm carried out: its line search, its draws, and the results it leaves.
+
+Every draw is an experiment of its own in the run store, so an interrupted arm goes on where it was, and arms that
+have experiments in common share their runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folb import atomic
+from folb.data import source_files as data_files
+from folb.errors import InputError
+from folb.experiments import tune
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import Plan, plan
+from folb.models import Model
+from folb.paper.checks import CHECKS
+from folb.paper.figure_files import Arm, Search
+from folb.results import summary
+from folb.results.run import Run
+from folb.store.directory import Stored
+from folb.typing import NDArray
+
+QUANTILES = (10, 50, 90)
+MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
+
+# Runs a planned experiment in its place in the run store unless it is there already.
+Complete = Callable[[Plan, str], Stored]
+
+
+def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
+    """Run the arm, or what is left of it; its results as a JSON-ready document."""
+    about = {"figure": arm.figure, "arm": arm.id, "name": arm.name, "quick": arm.quick}
+    if arm.check is not None:
+        found = CHECKS[arm.check](**arm.settings)
+        text = json.dumps([arm.check, dict(arm.settings), found], sort_keys=True)
+        identity = hashlib.sha256(text.encode()).hexdigest()
+        return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **found}
+    planner = Planner()
+    given, chosen = _searched(arm, planner, complete)
+    identities: list[str] = []
+    machines: list[dict[str, Any]] = []
+    runs: list[tuple[int, Run]] = []
+    for draw, experiment in draws_of(given, range(arm.draws)):
+        planned = planner.plan(experiment)
+        where = f"{arm.slug}, draw {draw + 1} of {arm.draws}" if arm.draws > 1 else arm.slug
+        there = complete(planned, where)
+        runs += [(draw, run) for run in there.runs()]
+        identities.append(planned.identity)
+        machine = {key: there.environment[key] for key in MACHINE}
+        if machine not in machines:
+            machines.append(machine)
+    identity = hashlib.sha256("".join(identities).encode()).hexdigest()
+    return about | {
+        "identity": identity,
+        "experiment": _experiment(planned, arm),
+        "draws": arm.draws,
+        "note": planned.federation.note,
+        "devices": planned.federation.N,
+        "ran_on": machines,
+        "chosen": chosen,
+        "printed": dict(arm.printed),
+        "varied": dict(arm.varied),
+        "evaluated_rounds": runs[0][1].evaluated_rounds.tolist(),
+        "algorithms": _algorithms(runs, planned.experiment),
+    }
+
+
+class Planner:
+    """Plans experiments that share a compiled program where they can: one model object for all draws."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+
+    def plan(self, experiment: Experiment) -> Plan:
+        """The plan, as `folb.experiment.plan` makes it."""
+        planned = plan(experiment)
+        federation, whole = planned.federation, planned.experiment
+        key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
+        return replace(planned, model=self.models.setdefault(key, planned.model))
+
+
+def draws_of(given: Mapping[str, Any], draws: Sequence[int]) -> Iterator[tuple[int, Experiment]]:
+    """The experiment of each draw; the dataset's own if there are none."""
+    for draw in draws or (None,):
+        settings = dict(given.get("set", {})) | ({} if draw is None else {"draw": draw})
+        yield draw or 0, Experiment(**{**given, "set": settings})
+
+
+def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the arm's experiments are given, with what its searches chose in place; and a record of each search."""
+    given = dict(arm.given)
+    if given.get("dataset", "").endswith(".json.gz") and not Path(given["dataset"]).is_absolute():
+        given["dataset"] = str(_located(given["dataset"]))
+    reported, records = Experiment(**given).seeds, []
+    settings = dict(given.get("set", {}))
+    for search in arm.searches:
+        _check_apart(arm, search, reported, settings.get("draw", 0))
+        points = _ranked(arm, search, given, planner, complete)
+        values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
+        for name in (search.algorithm, *search.also):
+            settings[name] = dict(settings.get(name, {})) | values
+        records.append(_record(search, values, points))
+    return given | {"set": settings}, records
+
+
+def _check_apart(arm: Arm, search: Search, seeds: Sequence[int], own: int) -> None:
+    """Nothing may be chosen on what is reported: no draw of the data, or where there is but one, no seed."""
+    reported, tried = set(range(arm.draws)) or {own}, set(search.draws) or {own}
+    shared = reported & tried if arm.draws else set(search.seeds) & set(seeds) if reported & tried else set()
+    if shared:
+        expected = f"should be none of the {'draws' if arm.draws else 'seeds'} that are reported"
+        raise InputError(f"{arm.slug}: search", sorted(shared), expected)
+
+
+def _record(search: Search, values: Mapping[str, Any], points: Sequence[tune.Point]) -> dict[str, Any]:
+    return {
+        "algorithm": search.algorithm,
+        "also": list(search.also),
+        "values": dict(values),
+        "grid": {key: list(options) for key, options in search.grid.items()},
+        "seeds": list(search.seeds),
+        "draws": list(search.draws),
+        "points": [
+            {"label": point.label, "rounds_to_target": _rounds(point), "loss": _short(point.loss)} for point in points
+        ],
+    }
+
+
+def _rounds(point: tune.Point) -> float | None:
+    return summary.finite([summary.median_round(point.reached)])[0]
+
+
+def _ranked(
+    arm: Arm, search: Search, given: Mapping[str, Any], planner: Planner, complete: Complete
+) -> list[tune.Point]:
+    """The points of the grid from the best to the worst, over all the search's draws and seeds."""
+    name = search.algorithm
+    # settings of the other algorithms have no taker here
+    others = {other for other in given.get("algorithms", ()) if other != name} | {"averaging"}
+    settings = {key: value for key, value in given.get("set", {}).items() if key not in others}
+    settings[name] = dict(settings.get(name, {})) | dict(search.grid)
+    trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}
+    trying["rounds"] = search.rounds or given.get("rounds", 100)
+    groups: list[list[Run]] = []
+    for draw, experiment in draws_of(trying, search.draws):
+        planned = planner.plan(experiment)
+        found = complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs()
+        n = len(found) // len(planned.algorithms)
+        parts = [found[i : i + n] for i in range(0, len(found), n)]
+        groups = [before + part for before, part in zip(groups, parts, strict=True)] if groups else parts
+    return tune.ranked(planned, [run for group in groups for run in group])
+
+
+def _located(name: str) -> Path:
+    path = data_files.directory() / name
+    if not path.is_file():
+        raise data_files.MissingError("dataset", name, f"is not there: put it in {path.parent}")
+    return path
+
+
+def _experiment(planned: Plan, arm: Arm) -> dict[str, Any]:
+    """The experiment of the last draw, spelt out; a dataset by the name that the file gives it."""
+    whole = planned.experiment
+    settings = {key: value for key, value in whole.set.items() if key != whole.dataset}
+    return {
+        "dataset": arm.given["dataset"],
+        "model": whole.model,
+        "system": whole.system,
+        "objective": whole.objective,
+        "algorithms": list(whole.algorithms),
+        "rounds": whole.rounds,
+        "seeds": list(whole.seeds),
+        "target": whole.target,
+        "evaluate_every": whole.evaluate_every,
+        "set": {arm.given["dataset"]: whole.set.get(whole.dataset, {})} | settings,
+    }
+
+
+def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict[str, Any]:
+    """For each algorithm, the quantiles over runs of its curves, and what is measured of each run."""
+    found: dict[str, list[tuple[int, Run]]] = {}
+    labels = summary.labels([(run.algorithm, run.parameters) for _, run in runs])
+    for label, (draw, run) in zip(labels, runs, strict=True):
+        found.setdefault(label, []).append((draw, run))
+    return {
+        label: {
+            "accuracy": _quantiles(np.stack([run.test_accuracy for _, run in group])),
+            "loss": _quantiles(np.stack([run.train_loss for _, run in group])),
+            "runs": {
+                "draw": [draw for draw, _ in group],
+                "seed": [run.seed for _, run in group],
+                "rounds": [run.rounds_to(experiment.target) for _, run in group],
+                "final": [_short(run.final) for _, run in group],
+                "best": [_short(run.best) for _, run in group],
+                "mean": [_short(float(np.mean(run.test_accuracy))) for _, run in group],
+                "loss": [_short(float(run.train_loss[-1])) for _, run in group],
+                "drops": [run.drops for _, run in group],
+                "bytes_up": [int(run.bytes_up.sum()) for _, run in group],
+                "bytes_down": [int(run.bytes_down.sum()) for _, run in group],
+            },
+        }
+        for label, group in found.items()
+    }
+
+
+def _quantiles(curves: NDArray) -> dict[str, list[float | None]]:
+    """A loss that is not finite is larger than any that is."""
+    ordered = np.sort(np.where(np.isfinite(curves), curves, np.inf), axis=0)
+    places = {q: round(q / 100 * (len(ordered) - 1)) for q in QUANTILES}  # a value that was measured, not a mixture
+    return {str(q): [_short(value) for value in ordered[place].tolist()] for q, place in places.items()}
+
+
+def _short(value: float) -> float | None:
+    """Five significant digits are what a page can show, and none for what is not finite."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def place(home: Path, document: Mapping[str, Any]) -> Path:
+    """The file of an arm's results."""
+    return home / "results" / f"{document['figure']}-{document['arm']}-{document['identity'][:8]}.json"
+
+
+def check_home(home: Path, quick: bool) -> None:
+    """Results of quick tries and the others do not share a directory: either would replace the other's."""
+    atomic.directory(home)
+    for path in (home / "results").glob("*.json"):
+        found = quick
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(path.read_bytes())["quick"]
+        if found is not quick:
+            what = "results of the full setting" if quick else "results of a quick try"
+            raise InputError("out", str(home), f"holds {what}; should be another directory")
+
+
+def keep(home: Path, document: Mapping[str, Any]) -> Path:
+    """Write an arm's results, in place of those it had before."""
+    path = place(home, document)
+    atomic.directory(path.parent)
+    atomic.replace(path, (json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n").encode())
+    for other in _files(home, f"{document['figure']}-{document['arm']}"):
+        if other != path:
+            other.unlink()
+    return path
+
+
+def _files(home: Path, slug: str) -> list[Path]:
+    pattern = re.compile(re.escape(slug) + "-[0-9a-f]{8}.json")
+    return sorted(path for path in (home / "results").glob(f"{slug}-*.json") if pattern.fullmatch(path.name))
+
+
+def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
+    """The results of an arm, if there are any; those of another experiment than the file's are not."""
+    paths = _files(home, arm.slug)
+    if not paths:
+        return None
+    path, again = paths[-1], "run the arm again, or delete the file"
+    if len(paths) > 1:
+        raise InputError("results", [path.name for path in paths], "should be one file for an arm; delete the others")
+    try:
+        document = json.loads(path.read_bytes())
+        problem = _problem(document, arm)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError("results", str(path), f"is damaged ({type(error).__name__}: {error}): {again}") from error
+    if problem:
+        raise InputError("results", str(path), f"{problem}: {again}")
+    return dict(document)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _spelt_out(key: str, value: Any, found: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a setting of an experiment file, or those of one of its parts, is what was run."""
+    if isinstance(value, Mapping):
+        return all(name in found.get(key, {}) and found[key][name] == value[name] for name in value)
+    taken = [settings[key] for settings in found.values() if key in settings]
+    return bool(taken) and all(one == value for one in taken)
+
+
+def _problem(document: Mapping[str, Any], arm: Arm) -> str:
+    """What is wrong with stored results, if anything is; or an error, if they are not of the form at all."""
+    if (document["figure"], document["arm"], document["quick"]) != (arm.figure, arm.id, arm.quick):
+        return "is of another arm"
+    if arm.check is not None:
+        same = document["check"] == arm.check and document["settings"] == dict(arm.settings)
+        return "" if same and all(map(len, document["values"].values())) else "is of another check"
+    found, wanted = document["experiment"], Experiment(**arm.given)
+    given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set"})
+    differing = {key: getattr(wanted, key) for key in given if found[key] != _listed(getattr(wanted, key))}
+    differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, found["set"])}
+    if differing:
+        key = min(differing)
+        return f"is not of the experiment file, which has {key} = {differing[key]}"
+    if document["draws"] != arm.draws or list(found["seeds"]) != list(wanted.seeds):
+        return "has other draws or seeds than the experiment file"
+    evaluated = len(document["evaluated_rounds"])
+    for name, algorithm in document["algorithms"].items():
+        lengths = {len(values) for values in algorithm["runs"].values()}
+        curves = {len(curve) for what in ("accuracy", "loss") for curve in algorithm[what].values()}
+        if lengths != {len(found["seeds"]) * max(arm.draws, 1)} or curves != {evaluated}:
+            return f"has runs of {name} that are not all there"
+    return ""

@@ -1,0 +1,288 @@
+"""The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
+
+A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows`,
+`quantities` and `by` (the arms that the picture has, of what, and a setting with a panel for each of its values), and
+tables [[arm]] and [[claim]].
+
+An arm has the keys of an experiment of `folb run`, and beside them
+
+    id, name     for the command and for people
+    draws        so many draws of the data, 0 .. draws-1, each with every seed
+    printed      the rounds to the target that the paper has, by algorithm; "never"
+    [arm.vary]   a setting and its values: an arm for each of them
+    [arm.search] the line search, on draws and seeds that are not reported; or [[arm.search]], several
+    [arm.quick]  what --quick has instead; `skip = true` leaves the arm out
+    check        instead of an experiment: a numerical check of the theory, of `folb.reproduction.checks`
+
+A claim is explained at `folb.reproduction.verdicts`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from folb.errors import InputError, choose
+from folb.experiments.experiment import Experiment
+
+FRONT = "front"  # the file with the texts of the front page
+KEYS = frozenset(field.name for field in fields(Experiment))
+OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment has not
+WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
+
+
+@dataclass(frozen=True)
+class Search:
+    """A line search over `grid` for `algorithm`; what it finds goes to `also`, too."""
+
+    algorithm: str
+    grid: Mapping[str, Sequence[Any]]
+    seeds: Sequence[int]
+    draws: Sequence[int] = ()  # none: the dataset has no draws
+    rounds: int | None = None
+    also: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An experiment over draws and seeds, or a check."""
+
+    figure: str
+    id: str
+    name: str
+    quick: bool
+    given: Mapping[str, Any] = field(default_factory=dict)  # what `Experiment` takes
+    draws: int = 0  # 0: the dataset's own, once
+    searches: Sequence[Search] = ()
+    printed: Mapping[str, int | str] = field(default_factory=dict)
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    check: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the check
+
+    @property
+    def slug(self) -> str:
+        """What its results are called."""
+        return f"{self.figure}-{self.id}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, and the comparison that decides it; see `folb.reproduction.verdicts`."""
+
+    figure: str
+    id: str
+    says: str
+    arms: Sequence[str]
+    metric: str = "rounds"
+    better: str = ""
+    worse: Sequence[str] = ()
+    under: Sequence[str] = ()
+    than: Mapping[str, str] = field(default_factory=dict)
+    same: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    keeping: Mapping[str, float] = field(default_factory=dict)
+    conditions: Sequence[str] = ()
+
+    @property
+    def compares(self) -> bool:
+        """Whether it says that one is better than another, and no more."""
+        return bool(self.better) and self.same is None and self.at_least is None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table of the paper."""
+
+    name: str
+    title: str
+    paper: str
+    arms: Sequence[Arm]
+    claims: Sequence[Claim]
+    caveats: Sequence[str] = ()
+    uses: Sequence[str] = ()
+    shows: Sequence[str] = ("*",)
+    quantities: Sequence[str] = ("accuracy",)
+    by: str = ""
+
+    def matching(self, patterns: Sequence[str], arms: Sequence[Arm]) -> list[Arm]:
+        """Those of `arms` (its own, and those it uses) that a pattern names: by id, or figure:id."""
+        return [
+            arm
+            for arm in arms
+            if any(
+                fnmatchcase(arm.id, pattern) or fnmatchcase(f"{arm.figure}:{arm.id}", pattern) for pattern in patterns
+            )
+        ]
+
+
+def names() -> list[str]:
+    """The figures and tables there are experiment files of, in the paper's order."""
+    found = [path.name.removesuffix(".toml") for path in _home().iterdir() if path.name.endswith(".toml")]
+
+    def order(name: str) -> tuple[int, int, str]:
+        number = re.search(r"\d+", name)
+        return (("table", "fig").index(name[: number.start()]) if number else 2), int(number[0]) if number else 0, name
+
+    return sorted((name for name in found if name != FRONT), key=order)
+
+
+def chosen(wanted: Sequence[str]) -> list[str]:
+    """What the command was asked for: names, "all", and files of one's own."""
+    known = names()
+    for name in wanted:
+        if not name.endswith(".toml"):
+            choose("reproduce", name, [*known, "all"])
+    found = list(dict.fromkeys(known * ("all" in wanted) + [name for name in wanted if name != "all"]))
+    stems = [Path(name).stem for name in found]
+    for name, stem in zip(found, stems, strict=True):
+        if stems.count(stem) > 1 or (name.endswith(".toml") and stem in known):
+            raise InputError("reproduce", name, "should have a name that no other figure has")
+    return found
+
+
+def _home() -> Any:
+    return resources.files("folb.paper") / "experiments"
+
+
+def content(name: str) -> dict[str, Any]:
+    """What a file holds: one of ours by name, or one's own by path."""
+    path = Path(name) if name.endswith(".toml") else _home() / f"{name}.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("reproduce", name, f"cannot be read: {error}") from error
+
+
+def read(name: str, quick: bool = False) -> Figure:
+    """The figure or table of that name, or of the file at that path."""
+    found, stem = content(name), Path(name).stem
+    where = f"{stem}.toml"
+    for key in ("arm", "claim"):
+        if not _all(lambda one: isinstance(one, dict), list)(found.get(key, [])):
+            raise InputError(f"{where}: {key}", found[key], f"should be tables: [[{key}]]")
+    for key in ("name", "arms", "claims"):
+        if key in found:
+            raise InputError(f"{where}: key of figure", key, "should not be given: it is made of the file")
+    arms = [arm for table in found.pop("arm", []) for arm in _arms(where, stem, table, quick)]
+    claims = [_made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
+    for kind, ids in (("arm", [arm.id for arm in arms]), ("claim", [claim.id for claim in claims])):
+        if len(set(ids)) < len(ids):
+            raise InputError(f"{where}: {kind}", ids, "should have different ids")
+    return _made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | found)
+
+
+def used(figure: Figure, quick: bool = False) -> list[Arm]:
+    """The arms of other files that the figure uses."""
+    others = [read(name, quick) for name in dict.fromkeys(pattern.partition(":")[0] for pattern in figure.uses)]
+    return figure.matching(figure.uses, [arm for other in others for arm in other.arms])
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _all(what: Callable[[Any], bool], many: type) -> Callable[[Any], bool]:
+    """Whether a value is a list, or a table, of what fits."""
+
+    def fits(value: Any) -> bool:
+        if not isinstance(value, many):
+            return False
+        return all(what(one) for one in (value.values() if isinstance(value, dict) else list(value)))  # type: ignore[call-overload]
+
+    return fits
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what TOML may give to a field of a type
+    "str": (_text, "a text"),
+    "str | None": (_text, "a text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (_whole, "a whole number"),
+    "int | None": (_whole, "a whole number"),
+    "float | None": (_number, "a number"),
+    "Sequence[str]": (_all(_text, list), "a list of texts"),
+    "Sequence[int]": (_all(_whole, list), "a list of whole numbers"),
+    "Mapping[str, Any]": (lambda value: isinstance(value, dict), "a table"),
+    "Mapping[str, str]": (_all(_text, dict), "a table of texts"),
+    "Mapping[str, float]": (_all(_number, dict), "a table of numbers"),
+    "Mapping[str, Sequence[Any]]": (_all(lambda one: isinstance(one, list) and bool(one), dict), "a table of lists"),
+    "Mapping[str, int | str]": (
+        _all(lambda one: one == "never" or (_whole(one) and one > 0), dict),
+        "a table of whole numbers from 1 on, or 'never'",
+    ),
+}
+
+
+def _made(where: str, kind: type, given: dict[str, Any]) -> Any:
+    known = {field.name: str(field.type) for field in fields(kind)}
+    for key, value in given.items():
+        choose(f"{where}: key of {kind.__name__.lower()}", key, list(known))
+        fits, form = FORMS.get(known[key], (lambda value: True, ""))
+        if not fits(value):
+            raise InputError(f"{where}: {key} of {kind.__name__.lower()}", value, f"should be {form}")
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise InputError(where, sorted(given), f"{kind.__name__.lower()}: {error}") from error
+
+
+def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[Arm]:
+    """The arm of a table; or one for each value that it varies."""
+    table = dict(table)
+    for key in ("quick", "vary", "set"):
+        if not isinstance(table.get(key, {}), dict):
+            raise InputError(f"{where}: {key} of arm", table[key], "should be a table")
+    instead = dict(table.pop("quick", {}))
+    if quick:
+        if instead.pop("skip", False) is True:
+            return []
+        table = _merged(table, instead)
+    vary = table.pop("vary", {})
+    if not FORMS["Mapping[str, Sequence[Any]]"][0](vary):
+        raise InputError(f"{where}: vary of arm", vary, "should be a table of lists, each with a value")
+    own: dict[str, Any] = {key: table.pop(key) for key in OWN if key in table}
+    if not re.fullmatch("[a-z0-9_.-]+", str(own.get("id", ""))):
+        raise InputError(f"{where}: id of an arm", own.get("id"), "should be small letters, digits, - and _")
+    search = table.pop("search", {})
+    searches = search if isinstance(search, list) else [search] if search else []
+    if not all(isinstance(one, dict) for one in searches):
+        raise InputError(f"{where}: search of arm", search, "should be a table, or tables")
+    own["searches"] = [_made(where, Search, one) for one in searches]
+    if not own.get("check"):
+        for key in table:
+            choose(f"{where}: key of arm", key, KEYS)
+    made = []
+    for values in itertools.product(*vary.values()):
+        varied = dict(zip(vary, values, strict=True))
+        ending = "".join(f"-{value}" for value in values)
+        words = "".join(f", {WORDS.get(value, f'{key} {value}')}" for key, value in varied.items())
+        given = table | {"set": table.get("set", {}) | varied} if varied else table
+        names = {"id": own["id"] + ending, "name": own.get("name", own["id"]) + words}
+        made.append(
+            _made(where, Arm, {**own, **names, "figure": figure, "quick": quick, "given": given, "varied": varied})
+        )
+    return made
+
+
+def _merged(table: dict[str, Any], instead: dict[str, Any]) -> dict[str, Any]:
+    """`table` with what `instead` has; tables within are merged too, but for the search, which it replaces."""
+    found = dict(table)
+    for key, value in instead.items():
+        merge = isinstance(value, dict) and key not in ("search", "vary")
+        found[key] = _merged(found.get(key, {}), value) if merge else value
+    return found

@@ -1,0 +1,302 @@
+"""The pages: a front page with the table of verdicts, and one for each figure and table of the paper.
+
+They are made of the experiment files' texts and of stored results, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from folb import atomic
+from folb.paper import arms, figure_files, pictures, verdicts
+from folb.paper.figure_files import Arm, Figure
+from folb.paper.verdicts import Verdict
+from folb.results import summary
+
+QUICK = (
+    "**A quick try, not the reproduction: few seeds and draws, fewer rounds, no line search. "
+    "Its verdicts show how the command works, and no more.**"
+)
+UNDERS = ("averaging=simple", "averaging=samples")
+Documents = Mapping[str, Mapping[str, Any] | None]  # by id
+
+
+class Page(NamedTuple):
+    """A figure with the results of its arms, its own and those it uses, and its verdicts."""
+
+    figure: Figure
+    arms: Sequence[Arm]
+    documents: Documents
+    verdicts: Sequence[Verdict]
+
+    @property
+    def present(self) -> list[Mapping[str, Any]]:
+        """The results there are."""
+        return [document for document in self.documents.values() if document is not None]
+
+
+def page(name: str, home: Path, quick: bool) -> Page:
+    """The page of a figure, from the results in `home`."""
+    figure = figure_files.read(name, quick)
+    everything = [*figure.arms, *figure_files.used(figure, quick)]
+    documents = {arm.id: arms.stored(home, arm) for arm in everything}
+    judged = [verdicts.judge(claim, figure.matching(claim.arms, everything), documents) for claim in figure.claims]
+    return Page(figure, everything, documents, judged)
+
+
+def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
+    """Write the pages of `names` and the front page, which is about every figure that has a page."""
+    atomic.directory(home)
+    made = [page(name, home, quick) for name in names]
+    for one in made:
+        figure = one.figure
+        shown = [
+            document
+            for document in (one.documents[arm.id] for arm in figure.matching(figure.shows, one.arms))
+            if document
+        ]
+        drawn = [document for document in shown if "algorithms" in document]
+        if drawn and figure.quantities:
+            atomic.replace(
+                home / f"{figure.name}.png", pictures.draw(drawn, figure.quantities, figure.title, figure.by)
+            )
+        text = "\n".join(_page(one, bool(drawn and figure.quantities), quick)) + "\n"
+        atomic.replace(home / f"{figure.name}.md", text.encode())
+    known = [*dict.fromkeys([*figure_files.names(), *names])]
+    others = {one.figure.name: one for one in made}
+    listed = [
+        others.get(Path(name).stem) or page(name, home, quick)
+        for name in known
+        if Path(name).stem in others or (home / f"{name}.md").is_file()
+    ]
+    atomic.replace(home / "README.md", ("\n".join(_front(listed, quick)) + "\n").encode())
+    return made
+
+
+def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
+    texts = figure_files.content(figure_files.FRONT)
+    yield f"# {texts['title']}\n"
+    if quick:
+        yield f"{QUICK}\n"
+    yield f"{texts['introduction'].strip()}\n"
+    judged = [verdict for one in pages for verdict in one.verdicts]
+    count = Counter(verdict.word for verdict in judged)
+    words = (verdicts.HOLDS, verdicts.PARTLY, verdicts.FAILS, verdicts.UNTESTED)
+    yield f"{len(judged)} claims: {', '.join(f'{word}: {count[word]}' for word in words if count[word])}.\n"
+    if not quick and not count[verdicts.UNTESTED] and len(pages) >= len(figure_files.names()):
+        yield f"## Should I use FOLB, and when?\n\n{advice(pages)}\n"
+    for one in pages:
+        yield from _nearest(one, heading="## Which reading of the paper comes nearest to its numbers")
+    yield "## Verdicts\n"
+    yield "| where | claim | verdict | effect [95 % interval] |\n|---|---|---|---|"
+    for one in pages:
+        for verdict in one.verdicts:
+            where = f"[{one.figure.title.partition(':')[0]}]({one.figure.name}.md)"
+            yield f"| {where} | {verdict.claim.says} | {verdict.text} | {verdict.effect} |"
+    yield f"\n{texts['reading'].strip()}\n"
+    command = f"folb reproduce all{' --quick' if quick else ''}"
+    yield f"## Again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
+
+
+def advice(pages: Sequence[Page]) -> str:
+    """The advice of the front page, each {arm: algorithm} in it the median of the rounds to the target."""
+    documents = {f"{one['figure']}-{one['arm']}": one for page in pages for one in page.present}
+
+    def middle(found: re.Match[str]) -> str:
+        document = documents[found[1]]
+        return _rounds(
+            summary.median_round(document["algorithms"][found[2]]["runs"]["rounds"]), document["experiment"]["rounds"]
+        )
+
+    return re.sub(r"{([^:}]+): ([^}]+)}", middle, figure_files.content(figure_files.FRONT)["advice"].strip())
+
+
+def _nearest(one: Page, heading: str) -> Iterator[str]:
+    near = verdicts.nearest([document for document in one.present if document["figure"] == one.figure.name], UNDERS)
+    if not near:
+        return
+    best = near[0]
+    yield f"{heading}\n"
+    yield (
+        f"Rounds to the target, our median against the printed number, on the {best.rows} rows of the table that were "
+        f"run in every reading (the LSTMs were not). The nearest is **{best.combination}**, off by a factor of "
+        f"{_factor(best)}, with {best.ordered} of {best.pairs} pairs of algorithms in the printed order.\n"
+    )
+    yield "| reading | off by a factor of [95 % interval] | pairs in the printed order |\n|---|---|---|"
+    for row in near:
+        yield f"| {row.combination} | {_factor(row)} | {row.ordered} of {row.pairs} |"
+    yield (
+        "\nFactors are geometric means over rows and algorithms, their intervals bootstraps; a run that never arrives "
+        f"counts as twice the rounds it had. {_implied(near)} The paper's text speaks of steps and averages simply; "
+        "the code it builds on has epochs and weights by samples.\n"
+    )
+
+
+def _implied(near: Sequence[verdicts.Nearness]) -> str:
+    """What can be said of the unit of work, and of the average, from intervals that do not overlap."""
+    said = []
+    for what, part in (("unit of work", 0), ("average", 1)):
+        best: dict[str, verdicts.Nearness] = {}
+        for row in near:  # the nearest come first
+            best.setdefault(row.combination.split(", ")[part], row)
+        (first, nearer), *others = best.items()
+        if others and all(nearer.high < row.low for _, row in others):
+            said.append(f"Of the {what}, {first} comes nearest to the printed numbers.")
+        elif others:
+            rest = ", ".join(f"{name} {_factor(row)}" for name, row in others)
+            said.append(f"Which {what} comes nearest is not settled: {first} {_factor(nearer)}, {rest}.")
+    return " ".join(said)
+
+
+def _factor(row: verdicts.Nearness) -> str:
+    return f"{row.factor:.2f} [{row.low:.2f}, {row.high:.2f}]"
+
+
+def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
+    figure = one.figure
+    yield f"# {figure.title}\n"
+    if quick:
+        yield f"{QUICK}\n"
+    if pictured:
+        yield f"![{figure.title}]({figure.name}.png)\n"
+        yield "Lines are medians over all runs, bands their 10th to 90th percentile.\n"
+    yield f"**The paper:** {figure.paper.strip()}\n"
+    yield "## Verdicts\n"
+    for verdict in one.verdicts:
+        yield from _verdict(verdict)
+    yield from _nearest(one, heading="## Which reading comes nearest to the printed numbers")
+    measured = [document for document in one.present if "algorithms" in document]
+    if measured:
+        yield "## Measured\n"
+        yield from _measured(measured)
+    if one.present:
+        yield "## Settings\n"
+        yield from _settings(one.present)
+    missing = [arm.name for arm in one.arms if one.documents[arm.id] is None]
+    if missing:
+        yield f"Not run here: {'; '.join(missing)}.\n"
+    if figure.caveats:
+        yield "## What to know\n"
+        yield "\n".join(f"- {caveat.strip()}" for caveat in figure.caveats) + "\n"
+    yield f"## Again\n\n```\nfolb reproduce {figure.name}{' --quick' if quick else ''}\n```"
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    yield f"**{verdict.claim.says}** — {verdict.text}\n"
+    if verdict.conditions:
+        yield "| condition | against | effect [95 % interval] | runs | |\n|---|---|---|---|---|"
+        for condition in verdict.conditions:
+            word = "holds" if condition.holds else "does not hold"
+            for against, effect in condition.effects.items():
+                shown = verdicts.effect_text(verdict.claim, effect)
+                noted = ": ".join(filter(None, (word, condition.note)))
+                yield f"| {condition.name} | {against} | {shown} | {effect.runs} | {noted} |"
+        yield ""
+    if verdict.unreached:
+        yield f"No run arrives at the target: {'; '.join(verdict.unreached)}.\n"
+    if verdict.untested:
+        yield f"Not run: {'; '.join(verdict.untested)}.\n"
+
+
+def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield (
+        "| arm | algorithm | rounds to target | paper | final accuracy (%) | final loss | drops > 5 points | MB up |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    for document in documents:
+        target, rounds = document["experiment"]["target"], document["experiment"]["rounds"]
+        for label, algorithm in document["algorithms"].items():
+            runs = algorithm["runs"]
+            cells = (
+                f"{document['name']} ({100 * target:g} %)",
+                label,
+                _arrival(runs["rounds"], rounds),
+                str(document["printed"].get(label.split()[0], "")),
+                _middle(runs["final"], 100),
+                _middle(runs["loss"], 1),
+                f"{np.mean(runs['drops']):.1f}",
+                f"{np.mean(runs['bytes_up']) / 1e6:.2f}",
+            )
+            yield f"| {' | '.join(cells)} |"
+    yield "\nMedians over runs with their 10th to 90th percentile; drops and megabytes are means.\n"
+    diverged = [
+        f"{document['name']}, {label}: {lost} of {len(algorithm['runs']['loss'])}"
+        for document in documents
+        for label, algorithm in document["algorithms"].items()
+        if (lost := algorithm["runs"]["loss"].count(None))
+    ]
+    if diverged:
+        yield (
+            f"Runs that diverged, their loss not finite at the end: {'; '.join(diverged)}. Such a run counts as a loss "
+            f"of {verdicts.WORST_LOSS:g}, and with the accuracy that it has.\n"
+        )
+
+
+def _arrival(reached: Sequence[int | None], rounds: int) -> str:
+    """The median of the rounds to the target and its range; one that never arrives is later than any that does."""
+    low, middle, high = (_rounds(value, rounds) for value in _spread(reached))
+    missed = list(reached).count(None)
+    never = f"; {missed} of {len(reached)} never" if missed else ""
+    return f"{middle} ({low} to {high}{never})"
+
+
+def _rounds(value: float, rounds: int) -> str:
+    return f"> {rounds}" if math.isinf(value) else f"{value:g}"
+
+
+def _middle(values: Sequence[float | None], scale: float) -> str:
+    low, middle, high = (scale * value for value in _spread(values))
+    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+
+
+def _spread(values: Sequence[float | None]) -> list[float]:
+    """The 10th percentile, the median and the 90th; what never came, or is not finite, is larger than any number."""
+    ordered = sorted(math.inf if value is None else value for value in values)
+    low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
+    return [low, summary.median_round(values), high]
+
+
+def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for document in documents:
+        if "check" in document:
+            given = ", ".join(f"{key} = {value}" for key, value in document["settings"].items())
+            yield f"- {document['name']}: `{document['check']}`{f' with {given}' if given else ''}."
+            continue
+        experiment = document["experiment"]
+        ran = " and ".join(f"{ran['device']} (folb {ran['folb']}, jax {ran['jax']})" for ran in document["ran_on"])
+        note = f" ({document['note']})" if document["note"] else ""
+        draws = f"{document['draws']} draws of the data × " if document["draws"] else ""
+        count = len(experiment["seeds"])
+        common = {"replacement", "K", "lr", "batch", "unit", "server"}
+        algorithm = experiment["algorithms"][0].rpartition(":")[2]
+        own = experiment["set"].get(algorithm, {})
+        search = ""
+        for chosen in document["chosen"]:
+            values = ", ".join(f"{key} = {value:g}" for key, value in chosen["values"].items())
+            on = f"draws {_listed(chosen['draws'])} and seeds " if chosen["draws"] else "seeds "
+            search += f" Line search for {chosen['algorithm']} on {on}{_listed(chosen['seeds'])}: {values}."
+        yield (
+            f"- {document['name']}: {experiment['dataset']}{note}, {document['devices']} devices; "
+            f"{experiment['model']}; {draws}{count} seeds × {experiment['rounds']} rounds; work {experiment['system']} "
+            f"({', '.join(f'{key}={own[key]}' for key in sorted(common & own.keys()))}); mu: {_mus(experiment)}."
+            f"{search} Ran on {ran}."
+        )
+    yield ""
+
+
+def _mus(experiment: Mapping[str, Any]) -> str:
+    known = {
+        name.rpartition(":")[2]: experiment["set"].get(name.rpartition(":")[2], {}) for name in experiment["algorithms"]
+    }
+    return ", ".join(f"{name} {own['mu']}" for name, own in known.items() if "mu" in own) or "none"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

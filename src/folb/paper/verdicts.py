@@ -1,0 +1,454 @@
+"""A verdict for each claim, computed from stored results.
+
+A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms` and, where `under`
+lists words that tell variants apart (as "mu=1, averaging=samples"), under each of those: a condition. The effect is
+paired: over the runs (draw, seed) of a condition the mean of
+
+    rounds, loss, bytes_up       log(worse / better), shown as a ratio; above 1 in favour of `better`
+    final, best, mean (accuracy) better - worse
+    drops                        worse - better
+
+with a 95 % interval: Student's, over the means of the draws, or over the seeds where there is one draw. A run that
+never arrives at the target counts as one round more than it had; a loss that is above 1000 or not finite counts as
+1000. A condition holds if its interval, against each of `worse`, lies beyond no effect in the claimed direction; beyond
+`at_least`, if that is given. With `same` it is to lie within that much of no effect. `than` (arm, better, worse) asks
+that the effect exceed another. `keeping` has metrics that may not fall by more than is said: an accuracy of nothing
+does not drop. With fewer than three runs a condition is not tested, nor is one in which no run arrives; a claim of
+which that is all there is does not hold: nobody reached the target, and so nobody sooner.
+
+Other metrics: `printed` is the factor between our median rounds and the printed ones, as the geometric mean over the
+algorithms, to be below `at_most`; a run that never arrives counts as twice the rounds it had. Of a check, `violated`
+is the share of cases in which a statement is false, and should be 0; `value` and `ratio` are its values' mean and
+geometric mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from folb.errors import InputError, choose
+from folb.paper.figure_files import Arm, Claim
+from folb.results import summary
+from folb.typing import NDArray
+
+RESAMPLES, FEWEST, WORST_LOSS = 2000, 3, 1000.0
+HOLDS, PARTLY, FAILS, UNTESTED = "holds", "holds only under a condition", "does not hold", "not tested here"
+
+RATIOS = ("rounds", "loss", "bytes_up", "printed", "ratio")
+ACCURACIES = {"final": "the final accuracy", "best": "the best accuracy", "mean": "the mean accuracy"}
+POINTS = tuple(ACCURACIES)
+METRICS = (*RATIOS, *POINTS, "drops", "value", "violated")
+
+COST = "so only at the cost of"
+
+Document = Mapping[str, Any]
+
+
+class Effect(NamedTuple):
+    """A mean over runs and its interval: of logarithms, where the metric is a ratio."""
+
+    value: float
+    low: float
+    high: float
+    runs: int
+
+
+class Condition(NamedTuple):
+    """The claim in one arm and variant: its effect against each of the others, and whether it holds."""
+
+    name: str
+    effects: Mapping[str, Effect]
+    holds: bool
+    note: str = ""
+
+
+class Verdict(NamedTuple):
+    """What became of a claim."""
+
+    claim: Claim
+    conditions: Sequence[Condition]
+    untested: Sequence[str]  # names of conditions without enough results
+    unreached: Sequence[str] = ()  # and of those in which no run arrives at the target
+
+    @property
+    def word(self) -> str:
+        """The verdict."""
+        held = [condition.holds for condition in self.conditions]
+        if not held:
+            return FAILS if self.unreached else UNTESTED
+        return HOLDS if all(held) else PARTLY if any(held) else FAILS
+
+    @property
+    def text(self) -> str:
+        """The verdict, with the conditions under which it holds if not under all."""
+        names = [condition.name for condition in self.conditions]
+        held = [condition.name for condition in self.conditions if condition.holds]
+        if self.unreached and not names:
+            return f"{self.word}: no run of any algorithm arrives"
+        notes = []
+        if held and len(held) < len(names):
+            notes.append(f"{len(held)} of {len(names)} conditions")
+        elif not held and names and self.claim.compares:
+            behind = sum(any(effect.high < 0 for effect in one.effects.values()) for one in self.conditions)
+            some = " at least one of them" if len(self.claim.worse) > 1 else ""
+            cost = [one.note for one in self.conditions if one.note.startswith(COST)]
+            if behind:
+                notes.append(f"behind{some} in {behind} of {len(names)} conditions")
+            if cost:
+                notes.append(f"{cost[0]} in {len(cost)} of {len(names)} conditions")
+            if not behind and not cost:
+                notes.append("no clear difference")
+        left = len(self.untested) + len(self.unreached)
+        if names and left:
+            notes.append(f"{left} more not tested")
+        said = f"holds only under: {common(held, names)}" if held and len(held) < len(names) else self.word
+        return said + (f" ({'; '.join(notes)})" if notes else "")
+
+    @property
+    def effect(self) -> str:
+        """The effect and its interval; where there are several, the least and the greatest."""
+        effects = sorted(effect for condition in self.conditions for effect in condition.effects.values())
+        if not effects:
+            return ""
+        shown = [effect_text(self.claim, effect) for effect in effects]
+        return shown[0] if shown[0] == shown[-1] else f"from {shown[0]} to {shown[-1]}"
+
+
+def common(held: Sequence[str], names: Sequence[str]) -> str:
+    """What tells the names `held` from the others: one part or two that they alone have, or else each of them."""
+    parts = {name: name.split(", ") for name in names}
+    known = list(dict.fromkeys(part for name in names for part in parts[name]))
+    for n in (1, 2):
+        for chosen in itertools.combinations(known, n):
+            if set(held) == {name for name in names if set(chosen) <= set(parts[name])}:
+                return ", ".join(chosen)
+    if len({len(part) for part in parts.values()}) > 1:
+        return "; ".join(held)
+    differ = [i for i in range(len(parts[names[0]])) if len({part[i] for part in parts.values()}) > 1]
+    return "; ".join(", ".join(parts[name][i] for i in differ) for name in held)
+
+
+def effect_text(claim: Claim, effect: Effect) -> str:
+    """An effect as people read it."""
+    if claim.metric in RATIOS:
+        value, low, high = (f"{math.exp(x):.3g}" for x in effect[:3])
+        return f"{value} [{low}, {high}] times"
+    if claim.metric in POINTS:
+        value, low, high = (_signed(100 * x) for x in effect[:3])
+        return f"{value} [{low}, {high}] points"
+    if claim.metric == "violated":
+        return f"false in {round(effect.value * effect.runs)} of {effect.runs}"
+    value, low, high = map(_signed, effect[:3])
+    return f"{value} [{low}, {high}]{' drops' if claim.metric == 'drops' else ''}"
+
+
+def _signed(value: float) -> str:
+    """Two digits, or all of those before the point."""
+    return f"{value:+.0f}" if abs(value) >= 10 else f"{value:+.2g}"
+
+
+def check(claim: Claim, arms: Sequence[Arm]) -> None:
+    """Whether a claim about `arms` can be judged at all: before they are run."""
+    where = f"{claim.figure}: claim {claim.id}"
+    choose(f"{where}: metric", claim.metric, METRICS)
+    if not arms:
+        raise InputError(f"{where}: arms", list(claim.arms), "should fit an arm")
+    of_check = claim.metric in ("value", "violated", "ratio")
+    if any((arm.check is not None) is not of_check for arm in arms):
+        raise InputError(
+            f"{where}: metric", claim.metric, "should be of a check for checks alone, and of runs for others"
+        )
+    if not of_check and claim.metric != "printed" and not (claim.better and claim.worse):
+        raise InputError(f"{where}: better, worse", (claim.better, list(claim.worse)), "should both name algorithms")
+    if (claim.metric == "printed") is not (claim.at_most is not None):
+        raise InputError(f"{where}: at_most", claim.at_most, "should be there with the metric 'printed', and no other")
+    for name in ("at_least", "at_most"):
+        value = getattr(claim, name)
+        if value is not None and claim.metric in RATIOS and value <= 0:
+            raise InputError(f"{where}: {name}", value, "should be more than 0: effects are ratios")
+    if claim.same is not None and claim.same <= 0:
+        raise InputError(f"{where}: same", claim.same, "should be more than 0")
+    for key in claim.than:
+        choose(f"{where}: key of than", key, ("arm", "better", "worse"))
+    for metric in claim.keeping:
+        choose(f"{where}: key of keeping", metric, POINTS)
+    for word in " ".join(claim.under).replace(",", " ").split():
+        if "=" not in word:
+            raise InputError(f"{where}: under", word, "should be of the form setting=value")
+
+
+def judge(claim: Claim, arms: Sequence[Arm], documents: Mapping[str, Document | None]) -> Verdict:
+    """The verdict on a claim about `arms`, from the results of all arms by id; None where there are none."""
+    found: list[Condition] = []
+    untested, unreached = [], []
+    for arm in arms:
+        document = documents[arm.id]
+        for under in claim.under or ("",):
+            full = ", ".join(filter(None, (arm.name, under)))
+            if document is None or not has(document, [claim.better, *claim.worse], under):
+                untested.append(full)
+            elif not _arrives(claim, document, under):
+                unreached.append(full)
+            else:
+                conditions = list(_conditions(claim, full, document, under, documents))
+                found += conditions
+                if not conditions:
+                    untested.append(full)
+    return Verdict(claim, found, untested, unreached)
+
+
+def _conditions(
+    claim: Claim, name: str, document: Document, under: str, documents: Mapping[str, Document | None]
+) -> Iterator[Condition]:
+    if "check" in document:
+        for case, values in document["values"].items():
+            if not claim.conditions or case in claim.conditions:
+                yield _of_check(claim, f"{name}, {case}", np.asarray(values, float), document["draws"].get(case))
+        return
+    if claim.metric == "printed":
+        effects = {"the paper": _printed(document, under)}
+    else:
+        effects = {worse: _against(claim, document, worse, under, documents) for worse in claim.worse}
+    if any(effect is None for effect in effects.values()):
+        return
+    sound = {against: effect for against, effect in effects.items() if effect is not None}
+    kept, lost = all(_holds(claim, effect) for effect in sound.values()), []
+    for metric, margin in claim.keeping.items():
+        for worse in claim.worse:
+            values, draws = paired(document, metric, claim.better, worse, under)
+            if interval(values, draws).low <= -margin:
+                lost.append(metric)
+    note = f"{COST} {' and '.join(ACCURACIES[metric] for metric in dict.fromkeys(lost))}" if kept and lost else ""
+    yield Condition(name, sound, kept and not lost, note or _censored(claim, document, under))
+
+
+def _censored(claim: Claim, document: Document, under: str) -> str:
+    """A word on rounds most of which are not known but for being more than there were."""
+    if claim.metric != "rounds":
+        return ""
+    sides = [document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse)]
+    rounds = [value for side in sides for value in side["rounds"]]
+    return "most runs never arrive" if rounds.count(None) > len(rounds) / 2 else ""
+
+
+def _holds(claim: Claim, effect: Effect) -> bool:
+    scale: Callable[[float], float] = math.log if claim.metric in RATIOS else float
+    if claim.same is not None:
+        margin = math.log1p(claim.same) if claim.metric in RATIOS else claim.same
+        return -margin < effect.low and effect.high < margin
+    if claim.metric == "violated":
+        return effect.value == 0
+    if claim.at_most is not None:
+        return effect.high < scale(claim.at_most)
+    return effect.low > (0.0 if claim.at_least is None else scale(claim.at_least))
+
+
+def _of_check(claim: Claim, name: str, values: NDArray, draws: Sequence[int] | None) -> Condition:
+    if claim.metric == "violated":
+        effect = _share(values)
+    else:
+        measured = np.log(values) if claim.metric == "ratio" else values
+        effect = interval(measured, np.arange(len(values)) if draws is None else np.asarray(draws))
+    return Condition(name, {"": effect}, _holds(claim, effect))
+
+
+def _share(violated: NDArray) -> Effect:
+    """The share of cases, with Wilson's interval."""
+    n, p, z = len(violated), float(np.mean(violated)), 1.96
+    middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return Effect(p, (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n), n)
+
+
+def _against(
+    claim: Claim, document: Document, worse: str, under: str, documents: Mapping[str, Document | None]
+) -> Effect | None:
+    effects = _effects(document, claim.metric, claim.better, worse, under)
+    if claim.than:
+        other = documents.get(claim.than["arm"]) if "arm" in claim.than else document
+        if other is None:
+            return None
+        sides = claim.than.get("better", claim.better), claim.than.get("worse", worse)
+        compared = _effects(other, claim.metric, *sides, under)
+        effects = {key: value - compared[key] for key, value in effects.items() if key in compared}
+    if len(effects) < FEWEST:
+        return None
+    return interval(np.array(list(effects.values())), np.array([draw for draw, _ in effects]))
+
+
+def _arrives(claim: Claim, document: Document, under: str) -> bool:
+    """Whether there is something to compare: of rounds, there is not if no run arrives."""
+    if claim.metric != "rounds":
+        return True
+    sides = (document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse))
+    return any(value is not None for side in sides for value in side["rounds"])
+
+
+def has(document: Document, names: Sequence[str], under: str) -> bool:
+    """Whether the algorithms were run with what `under` asks for; one without such a setting is the same under any."""
+    settings = document.get("experiment", {}).get("set", {})
+    for word in under.replace(",", " ").split():
+        key, _, value = word.partition("=")
+        if settings and not any(key in own for own in settings.values()):
+            raise InputError(f"{document['figure']}: under", word, "should name a setting of what was run")
+        for name in filter(None, names):
+            own = settings.get(name.split()[0], {}).get(key, value)
+            if value not in map(summary.spelt, own if isinstance(own, list) else [own]):
+                return False
+    return True
+
+
+def paired(document: Document, metric: str, better: str, worse: str, under: str = "") -> tuple[NDArray, NDArray]:
+    """The effect in each pair of runs that have the draw and the seed in common, and the draw."""
+    effects = _effects(document, metric, better, worse, under)
+    return np.array(list(effects.values())), np.array([draw for draw, _ in effects])
+
+
+def _effects(document: Document, metric: str, better: str, worse: str, under: str) -> dict[tuple[int, int], float]:
+    """The same, by draw and seed."""
+    sides = [document["algorithms"][label(document, name, under)]["runs"] for name in (better, worse)]
+    ours, theirs = (
+        dict(zip(zip(side["draw"], side["seed"], strict=True), measured(document, side, metric), strict=True))
+        for side in sides
+    )
+    sign = -1.0 if metric in POINTS else 1.0
+    return {key: sign * float(theirs[key] - ours[key]) for key in ours if key in theirs}
+
+
+def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArray:
+    """A metric of each run; its logarithm, where effects are ratios."""
+    limits = {"rounds": document["experiment"]["rounds"] + 1, "loss": WORST_LOSS}
+    values = np.array([limits.get(metric, math.nan) if value is None else value for value in runs[metric]], float)
+    if metric == "loss":
+        values = np.clip(values, 1e-9, WORST_LOSS)
+    return np.log(values) if metric in RATIOS else values
+
+
+def label(document: Document, wanted: str, under: str = "") -> str:
+    """The algorithm of the document that has all the words of `wanted`, and those of `under` that tell it apart."""
+    name, *words = wanted.split()
+    found = [label for label in document["algorithms"] if label.split()[0] == name and set(words) <= set(label.split())]
+    for word in under.replace(",", " ").split():
+        key = word.partition("=")[0] + "="
+        if any(other.startswith(key) for label in found for other in label.split()):
+            found = [label for label in found if word in label.split()]
+    if len(found) != 1:
+        expected = f"should be one of {', '.join(document['algorithms'])}"
+        raise InputError(f"{document['figure']}: algorithm of a claim", f"{wanted} {under}".strip(), expected)
+    return found[0]
+
+
+def resamples(draws: NDArray) -> NDArray:
+    """Which runs are in each resample: those of draws drawn with replacement, or of one draw, runs so drawn."""
+    rng = np.random.default_rng(0)
+    known = np.unique(draws)
+    if len(known) == 1:
+        return rng.integers(0, len(draws), (RESAMPLES, len(draws)))
+    members = [np.flatnonzero(draws == draw) for draw in known]
+    least = min(map(len, members))  # all draws have the same seeds, unless some are still to be run
+    groups = np.stack([member[:least] for member in members])
+    return groups[rng.integers(0, len(known), (RESAMPLES, len(known)))].reshape(RESAMPLES, -1)
+
+
+def interval(values: NDArray, draws: NDArray) -> Effect:
+    """The mean, and Student's 95 % interval over the means of the draws; over the values where there is one draw.
+
+    A bootstrap of so few would be too narrow: of three values it covers 75 %.
+    """
+    known = np.unique(draws)
+    means = values if len(known) == 1 else np.array([values[draws == draw].mean() for draw in known])
+    n, mean = len(means), float(values.mean())
+    half = float(stdtrit(n - 1, 0.975)) * float(means.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+    return Effect(mean, mean - half, mean + half, len(values))
+
+
+def _printed(document: Document, under: str) -> Effect | None:
+    """The geometric mean over the algorithms of the factor between our median rounds and the printed ones."""
+    logs, draws = _log_rounds(document, under)
+    if logs is None or len(draws) < FEWEST or not has(document, list(document["printed"]), under):
+        return None
+    paper = _log_printed(document)
+
+    def distance(index: NDArray) -> NDArray:
+        return np.abs(np.median(logs[:, index], axis=-1) - paper.reshape(-1, *[1] * (index.ndim - 1))).mean(axis=0)
+
+    spread = distance(resamples(draws))
+    low, high = np.percentile(spread, (2.5, 97.5))
+    return Effect(float(distance(np.arange(len(draws)))), float(low), float(high), len(draws))
+
+
+def _log_printed(document: Document) -> NDArray:
+    return np.log([_far(document) if value == "never" else value for value in document["printed"].values()])
+
+
+def _far(document: Document) -> int:
+    """What a run that never arrives counts as beside a printed number: one more than it had could seem near."""
+    return 2 * int(document["experiment"]["rounds"])
+
+
+def _log_rounds(document: Document, under: str) -> tuple[NDArray | None, NDArray]:
+    """[algorithms, runs] of those that have a printed number, and the draw of each run."""
+    if not document.get("printed"):
+        return None, np.zeros(0)
+    runs = [document["algorithms"][label(document, name, under)]["runs"] for name in document["printed"]]
+    rounds = [[_far(document) if value is None else value for value in run["rounds"]] for run in runs]
+    return np.log(rounds), np.asarray(runs[0]["draw"])
+
+
+class Nearness(NamedTuple):
+    """How near a combination of readings comes to the printed rounds."""
+
+    combination: str
+    rows: int  # of the table
+    factor: float  # off by so much, as the geometric mean over rows and algorithms
+    low: float  # of its 95 % interval
+    high: float
+    ordered: int  # pairs of algorithms in the printed order
+    pairs: int
+
+
+def nearest(documents: Sequence[Document], unders: Sequence[str]) -> list[Nearness]:
+    """The combinations of what the arms vary and `unders`, the nearest to the printed rounds first.
+
+    They are compared on the rows that all of them have, each dataset once: as our own draw of it.
+    """
+    found: dict[str, dict[str, Document]] = {}
+    for document in documents:
+        if document.get("printed") and not document["experiment"]["dataset"].endswith(".json.gz"):
+            reading = ", ".join(f"{key}={value}" for key, value in document["varied"].items())
+            found.setdefault(reading, {})[document["experiment"]["dataset"]] = document
+    readings = {reading: rows for reading, rows in found.items() if reading}
+    if not readings:
+        return []
+    common = set.intersection(*(set(rows) for rows in readings.values()))
+    near = [
+        _nearness(f"{reading}, {under}", [rows[dataset] for dataset in sorted(common)], under)
+        for reading, rows in readings.items()
+        for under in unders
+        if common
+    ]
+    return sorted(near, key=lambda one: one.factor)
+
+
+def _nearness(combination: str, documents: Sequence[Document], under: str) -> Nearness:
+    off, spread = [], []
+    ordered = pairs = 0
+    for document in documents:
+        logs, draws = _log_rounds(document, under)
+        assert logs is not None
+        ours, paper = np.median(logs, axis=1), _log_printed(document)
+        off.append(np.abs(ours - paper))
+        spread.append(np.abs(np.median(logs[:, resamples(draws)], axis=-1) - paper[:, None]))
+        for i in range(len(paper)):
+            for j in range(i):
+                if paper[i] != paper[j]:
+                    pairs += 1
+                    ordered += int(np.sign(ours[i] - ours[j]) == np.sign(paper[i] - paper[j]))
+    low, high = np.exp(np.percentile(np.concatenate(spread).mean(axis=0), (2.5, 97.5)))
+    factor = math.exp(float(np.concatenate(off).mean()))
+    return Nearness(combination, len(documents), factor, float(low), float(high), ordered, pairs)

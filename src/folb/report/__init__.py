@@ -1,0 +1,1 @@
+"""Results for people: pictures, exports, trackers, the page."""

@@ -1,0 +1,142 @@
+"""`folb export`: a run's rounds as csv or parquet, its table as latex."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from folb import atomic
+from folb.errors import InputError
+from folb.results import summary
+from folb.store.directory import Stored
+
+# the columns of a round, and their types in parquet; those of its devices are there if they were recorded
+COLUMNS = {
+    "algorithm": "string",
+    "seed": "int64",
+    "round": "int32",
+    "test_accuracy": "float32",
+    "train_loss": "float32",
+    "bytes_up": "int64",
+    "bytes_down": "int64",
+    "seconds": "float32",
+    "updated": "bool_",
+    "lost": "int32",
+}
+OF_DEVICES = {
+    "devices": "int32",
+    "times": "int32",
+    "weights": "float32",
+    "gamma": "float32",
+    "lost_devices": "int32",
+    "rejected_devices": "int32",
+}
+
+
+def to_csv(stored: Stored) -> bytes:
+    """A line for each round of each run; what was not measured is empty, and values of devices are spaced out."""
+    names, rows = _rounds(stored)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in row])
+    return text.getvalue().encode()
+
+
+def to_parquet(stored: Stored) -> bytes:
+    """The same columns with their types; what was not measured is null, and values of devices are lists."""
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise InputError("format", "parquet", "needs pyarrow: pip install 'folb[parquet]'") from error
+    names, rows = _rounds(stored)
+    types = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()} | {"note": arrow.string()}
+    types |= {name: arrow.list_(getattr(arrow, kind)()) for name, kind in OF_DEVICES.items()}
+    schema = arrow.schema([(name, types[name]) for name in names])
+    content = io.BytesIO()
+    table = arrow.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
+    parquet.write_table(table, content)
+    return content.getvalue()
+
+
+def _rounds(stored: Stored) -> tuple[list[str], Iterator[list[Any]]]:
+    """The columns, and the rounds run by run; a value that is not finite is nan, one that is not there None."""
+    lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
+    note = stored.environment["note"]
+    recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
+    names = [*COLUMNS, *recorded, *(["note"] if note else [])]
+    return names, ([_value(line, name) if name != "note" else note for name in names] for line in lines)
+
+
+def _value(line: dict[str, Any], name: str) -> Any:
+    if name not in line:
+        return None
+    if isinstance(line[name], list):
+        return [math.nan if value is None else value for value in line[name]]
+    return math.nan if line[name] is None else line[name]
+
+
+def to_latex(stored: Stored) -> bytes:
+    r"""The table of `folb show`, for \usepackage{booktabs}."""
+    target = float(stored.experiment["target"])
+    begun = stored.begun()
+    if not begun:
+        raise InputError("run", stored.name, "has no round that was evaluated yet")
+    headings = summary.headings(target, stored.clock)
+    note = stored.environment["note"]
+    lines = [
+        r"% \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+        r"\toprule",
+        _row(headings),
+        r"\midrule",
+        *map(_row, summary.rows(begun, target)),
+        r"\bottomrule",
+        *([rf"\multicolumn{{{len(headings)}}}{{l}}{{{escaped(note)}}} \\"] if note else []),
+        r"\end{tabular}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return " & ".join(map(escaped, cells)) + r" \\"
+
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": "$<$",
+    ">": "$>$",
+} | {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def escaped(text: str) -> str:
+    """Text as latex prints it."""
+    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+
+
+FORMATS: dict[str, Callable[[Stored], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}
+
+
+def write(stored: Stored, form: str, output: str | None) -> None:
+    """Write a run in that format into the file, whole or not at all; without one, to standard output."""
+    if output is None and form == "parquet":
+        raise InputError("output", output, "should be a file to write parquet to: -o FILE")
+    content = FORMATS[form](stored)
+    if output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        atomic.output(Path(output), content)
+    except OSError as error:
+        raise InputError("output", output, f"cannot be written: {error.strerror}") from error
+    print(f"written to {output}", file=sys.stderr)

@@ -1,0 +1,119 @@
+"""The pictures: of a comparison, its accuracy and loss over rounds; of a federation, its sizes and labels."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folb.data.federation import Federation
+from folb.results.run import Run
+from folb.results.summary import labelled
+
+COLUMNS = 4000  # of a portrait, at most: more than its pixels
+
+
+def plot(
+    runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "", note: str = ""
+) -> None:
+    """Draw runs into a file, a png, svg or pdf by its name: see `curves`."""
+    form = Path(path).suffix.lstrip(".") or "png"
+    Path(path).write_bytes(curves(runs, form, target=target, title=title, note=note))
+
+
+def curves(
+    runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
+) -> bytes:
+    """The median over the seeds of each algorithm as a line, and its range as a band: a picture in that format."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for label, group in labelled(runs).items():
+        length = min(len(run.evaluated_rounds) for run in group)  # some may be under way
+        rounds = group[0].evaluated_rounds[:length]
+        accuracy = 100 * np.stack([run.test_accuracy[:length] for run in group])
+        loss = np.stack([run.train_loss[:length] for run in group])
+        _band(left, rounds, accuracy, label)
+        _band(right, rounds, loss, label)
+    if target is not None:
+        left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
+    left.set_ylabel("test accuracy (%)")
+    right.set_ylabel("training loss")
+    if any(np.any(run.train_loss > 0) for run in runs):  # not if all is NaN
+        right.set_yscale("log")
+    for text in left.legend(frameon=False, fontsize="small", loc="lower right").get_texts():
+        text.set_parse_math(False)
+    for axes in (left, right):
+        axes.set_xlabel("round")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.2)
+    seeds = len({run.seed for run in runs})
+    return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
+
+
+def portrait(federation: Federation, form: str = "png") -> bytes:
+    """How many samples each device has, and which labels: a column for each device, the largest first.
+
+    The bytes of a picture in that format. Devices beyond its pixels share columns.
+    """
+    labels = federation.labels()
+    size = labels.sum(axis=1)
+    edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
+    shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
+    figure, (above, below) = pyplot().subplots(
+        2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3), layout="constrained"
+    )
+    above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5)
+    above.set_yscale("log")
+    above.set_ylim(size.min() / 2, 1.3 * size.max())
+    above.set_ylabel("samples")
+    above.spines[["top", "right"]].set_visible(False)
+    extent = (0, federation.N, -0.5, federation.classes - 0.5)
+    shares = below.imshow(
+        shown.T / shown.sum(axis=1),
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Blues",
+        vmin=0,
+        origin="lower",
+        extent=extent,
+    )
+    below.yaxis.get_major_locator().set_params(integer=True)
+    below.set_ylabel("label")
+    below.set_xlabel("device, from the largest to the smallest")
+    figure.colorbar(shares, ax=below, label="share of the device's samples")
+    title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
+    return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
+
+
+def pyplot() -> Any:
+    """Matplotlib, drawing into memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> bytes:
+    """The picture's bytes, under its title."""
+    figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        figure.savefig(content, dpi=dpi, format=form)
+    pyplot().close(figure)
+    return content.getvalue()
+
+
+def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:
+    finite = np.where(np.isfinite(values), values, np.nan)
+    (line,) = axes.plot(rounds, np.median(finite, axis=0), label=label, linewidth=1.6)
+    if len(values) > 1:
+        axes.fill_between(
+            rounds, finite.min(axis=0), finite.max(axis=0), color=line.get_color(), alpha=0.15, linewidth=0
+        )

@@ -1,0 +1,227 @@
+"""`folb watch`: the report page of runs, live, for this machine alone.
+
+The page asks for what is new every 0.4 s and says with a cursor how far it has come. The cursor is checked
+against the file, so that neither the server nor the run needs to remember who is watching: either may stop and
+start again, and a file that is no longer the one the page has seen is sent again from its beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote_to_bytes
+
+from folb.errors import InputError
+from folb.report import page
+from folb.report.payload import columns, described, table
+from folb.store import directory
+from folb.store.directory import Stored
+
+PORT = 8470
+ADDRESS = "127.0.0.1"
+TAIL = 4096  # bytes before a cursor that have to be as they were
+
+
+def say(text: str) -> None:
+    """Print at once: whoever reads it through a pipe waits for the address."""
+    print(text, flush=True)
+
+
+def serve(name: str | None = None, port: int = PORT, announce: Callable[[str], object] = say) -> None:
+    """Serve the page of one run, or of all runs, until Ctrl-C."""
+    with bound(name, port) as server, contextlib.suppress(KeyboardInterrupt):
+        announce(f"http://{ADDRESS}:{server.server_port}/ shows {name or 'all runs'}; Ctrl-C ends it")
+        server.serve_forever()
+
+
+def bound(name: str | None, port: int) -> Server:
+    """The server at a port of this machine; 0 takes any that is free."""
+    only = None if name is None else directory.find(name)
+    try:
+        return Server(only, port)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError("port", port, f"should be a free port, or 0 for any: {reason}") from error
+
+
+class Server(ThreadingHTTPServer):
+    """The runs that are shown, and how far each has been read."""
+
+    daemon_threads = True
+
+    def __init__(self, only: Path | None, port: int) -> None:
+        self.only = only
+        self.followed: dict[Path, Following] = {}
+        super().__init__((ADDRESS, port), Handler)
+        self.hosts = {f"{host}:{self.server_port}" for host in (ADDRESS, "localhost", "[::1]")}
+
+    def runs(self) -> dict[str, Path]:
+        """The run directories by name: no other place can be asked for."""
+        return {path.resolve().name: path for path in (directory.listed() if self.only is None else [self.only])}
+
+    def following(self, path: Path) -> Following:
+        """The one that reads the rounds of this directory."""
+        return self.followed.setdefault(path, Following(path))
+
+    def handle_error(self, request: Any, address: Any) -> None:
+        """A page that is closed while it is being answered is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD for `/`, `/run/NAME` and `/data/NAME`, if the request means this very server."""
+
+    server: Server
+    server_version, sys_version = "folb", ""
+    timeout = 30
+    error_content_type, error_message_format = "text/plain; charset=utf-8", "%(code)d %(message)s\n"
+
+    def do_GET(self) -> None:
+        """Answer."""
+        # another name for this machine is what a foreign page would have to use
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
+            return self.send_error(HTTPStatus.FORBIDDEN)
+        path, _, query = self.path.partition("?")
+        kind, _, rest = path.removeprefix("/").partition("/")
+        name, runs = os.fsdecode(unquote_to_bytes(rest)), self.server.runs()
+        home = "/" if self.server.only is None else ""
+        if path == "/" and not home:
+            return self.redirect(_address("run", next(iter(runs))))
+        if path == "/":
+            return self.html({"title": "Runs", "list": [_entry(name, path) for name, path in runs.items()]})
+        if kind == "run" and name in runs:
+            return self.html({"title": name, "live": _address("data", name), "home": home})
+        if kind == "data" and name in runs:
+            return self.news(runs[name], {key: values[-1] for key, values in parse_qs(query).items()})
+        return self.send_error(HTTPStatus.NOT_FOUND)
+
+    def do_HEAD(self) -> None:
+        """Answer with the headers alone."""
+        self.do_GET()
+
+    def news(self, path: Path, query: dict[str, str]) -> None:
+        """What the page has not seen yet; a directory that is being made or removed is not there for the moment."""
+        try:
+            content = self.server.following(path).news(query.get("after", ""), query.get("records", ""))
+        except (OSError, ValueError, KeyError):
+            return self.send_error(HTTPStatus.NOT_FOUND)
+        return self.answer("application/json", json.dumps(content, allow_nan=False))
+
+    def html(self, view: dict[str, Any]) -> None:
+        """A page."""
+        self.answer("text/html; charset=utf-8", page.render(view, live=True))
+
+    def redirect(self, address: str) -> None:
+        """Elsewhere on this server."""
+        self.send_response(HTTPStatus.FOUND)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def answer(self, kind: str, text: str) -> None:
+        """The text, but for HEAD."""
+        content = text.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def end_headers(self) -> None:
+        """Every answer, an error too, says what a browser may do with it."""
+        self.send_header("Content-Security-Policy", f"{page.policy(live=True)}; frame-ancestors 'none'")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: the terminal stays quiet."""
+
+
+def _address(kind: str, name: str) -> str:
+    return f"/{kind}/{quote(os.fsencode(name), safe='')}"
+
+
+def _entry(name: str, path: Path) -> dict[str, str]:
+    found = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read", "started": ""}
+    try:
+        stored = directory.read(path)
+        about = described(stored)
+        return found | {"title": about["title"], "state": about["state"], "started": stored.environment["started"]}
+    except (OSError, ValueError, KeyError):
+        return found
+
+
+class Following:
+    """Reads on in the rounds of a directory: a request costs what is new, however long the run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+        self.cursor = ""
+        self.lines: list[list[dict[str, Any]]] = []  # of each run, without what they say of devices
+        self.table: dict[str, Any] = {}
+
+    def news(self, after: str, records: str) -> dict[str, Any]:
+        """What came after a cursor; of devices, only what the run numbered `records` has."""
+        stored = directory.read(self.path)
+        offset = _offset(stored, after)
+        lines, end = stored.rounds(offset or 0)
+        wanted = {i for i in range(len(stored.environment["runs"])) if str(i) == records}
+        with self.lock:
+            self.advance(stored)
+            about = described(stored) | {"table": self.table}
+        return {
+            "cursor": _cursor(stored, end),
+            "fresh": offset is None,
+            "about": about,
+            "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
+        }
+
+    def advance(self, stored: Stored) -> None:
+        """Bring the table up to date."""
+        offset = _offset(stored, self.cursor)
+        more, end = stored.rounds(offset or 0)
+        if offset is None:
+            self.lines = [[] for _ in stored.environment["runs"]]
+        for line in more:
+            self.lines[line["run"]].append({key: value for key, value in line.items() if not isinstance(value, list)})
+        if more or offset is None:
+            runs = [
+                directory.as_run(about, own) for about, own in zip(stored.environment["runs"], self.lines, strict=True)
+            ]
+            self.table = table(stored, runs)
+        self.cursor = _cursor(stored, end)
+
+
+def _cursor(stored: Stored, offset: int) -> str:
+    """A place in rounds.jsonl, with a digest of what is before it."""
+    try:
+        with open(stored.path / directory.ROUNDS, "rb") as file:
+            file.seek(max(0, offset - TAIL))
+            tail = file.read(min(offset, TAIL))
+    except FileNotFoundError:
+        tail = b""
+    known = f"{stored.environment['identity']} {stored.environment['started']} {offset} ".encode() + tail
+    return f"{offset}-{hashlib.blake2b(known, digest_size=8).hexdigest()}"
+
+
+def _offset(stored: Stored, cursor: str) -> int | None:
+    """The place a cursor means, if all before it is as it was."""
+    place = re.fullmatch(r"(\d{1,18})-[0-9a-f]{16}", cursor)
+    return int(place[1]) if place and _cursor(stored, int(place[1])) == cursor else None

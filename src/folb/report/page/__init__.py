@@ -1,0 +1,61 @@
+"""The report page: one HTML file that needs nothing else, neither a network nor a server.
+
+`page.html` is the frame; the style and the scripts go into it whole, and the data lie beside them as JSON.
+A content-security policy names style and script by their hashes: nothing else runs, whatever the data say.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+SCRIPTS = ("elements.js", "runs.js", "curves.js", "devices.js", "page.js")  # each uses what comes before it
+
+
+def render(view: dict[str, Any], live: bool = False) -> str:
+    """The page that shows a `folb.view.view`; a live one may ask the server it came from for more."""
+    parts = {
+        "policy": policy(live),
+        # a directory's name may hold bytes that are no text
+        "title": escape(str(view["title"]).encode("utf-8", "replace").decode()),
+        "style": _style(),
+        "script": _script(),
+        "view": _embedded(view),
+    }
+    # in one pass, so that nothing which is put in is looked at again
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
+
+
+def policy(live: bool) -> str:
+    """The content-security policy: this script, this style, and for a live page its own server."""
+    rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_style())}"]
+    return "; ".join([*rules, *(["connect-src 'self'"] if live else []), "base-uri 'none'", "form-action 'none'"])
+
+
+def _embedded(value: Any) -> str:
+    """JSON in which no character means anything to HTML; it is plain ASCII, too."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _style() -> str:
+    return _read("page.css")
+
+
+def _script() -> str:
+    return "\n".join(map(_read, SCRIPTS))
+
+
+def _sha256(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _read(name: str) -> str:
+    return files("folb.report.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,196 @@
+"""What the report page shows of run directories, as one JSON-ready document."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from folb.results import summary
+from folb.results.run import Run
+from folb.store.directory import EXPERIMENT, Stored, trouble
+
+ENTRIES = 2_000_000  # devices in rounds that a report has room for: about 35 MB
+TROUBLE = 1000  # lines on what went wrong, of each run: the last
+UNMEASURED = "unmeasured"  # a loss, in the page's columns
+LOST, REJECTED, TIMES = 1, 2, 4  # within a flag byte: two bits, and from the third on the times drawn
+
+
+def view(stored: Sequence[Stored]) -> dict[str, Any]:
+    """The document of a report on one or several run directories."""
+    room = ENTRIES
+    experiments = []
+    for one in stored:
+        everything = columns(one, one.rounds()[0], range(len(one.environment["runs"])))
+        chosen = _fitting(everything, one.environment["runs"], room)
+        room -= sum(len(everything[i].devices) for i in chosen)
+        experiments.append(
+            described(one)
+            | {
+                "table": table(one, one.runs()),
+                "columns": [own.document(i in chosen) for i, own in enumerate(everything)],
+                "left_out": [i for i, own in enumerate(everything) if own.devices and i not in chosen],
+            }
+        )
+    title = experiments[0]["title"] if len(experiments) == 1 else f"{len(experiments)} experiments"
+    return {"title": title, "experiments": experiments}
+
+
+def _fitting(everything: Sequence[Columns], runs: Sequence[dict[str, Any]], room: int) -> set[int]:
+    """The runs whose records there is room for: the first seed of every algorithm before the second of any."""
+    seen: dict[str, int] = {}
+    turn = []
+    for i, about in enumerate(runs):
+        turn.append((seen.get(about["algorithm"], 0), i))
+        seen[about["algorithm"]] = turn[-1][0] + 1
+    chosen = set()
+    for _, i in sorted(turn):
+        if 0 < len(everything[i].devices) <= room:
+            chosen.add(i)
+            room -= len(everything[i].devices)
+    return chosen
+
+
+class Columns:
+    """The rounds of one run, as the page takes them: a value per round, or per evaluation, or per device."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.bytes: list[int] = []
+        self.seconds: list[float] = []
+        self.evaluated: list[int] = []  # positions in `rounds`
+        self.accuracy: list[float | None] = []
+        self.loss: list[float | str | None] = []
+        self.counts: list[int] = []  # devices of each round
+        self.devices: list[int] = []
+        self.weights: list[float | None] = []
+        self.gamma: list[float | None] = []
+        self.flags: list[int] = []
+        self.trouble: list[tuple[int, str]] = []  # on real devices: the round, and what went wrong
+
+    def add(self, line: dict[str, Any], records: bool) -> None:
+        """Take a line of rounds.jsonl, and what it has on devices only if `records`."""
+        if "test_accuracy" in line:
+            self.evaluated.append(len(self.rounds))
+            self.accuracy.append(_short(line["test_accuracy"]))
+            self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
+        self.rounds.append(line["round"])
+        self.bytes.append(line["bytes_up"] + line["bytes_down"])
+        self.seconds.append(round(line["seconds"], 3))
+        self.trouble += [(line["round"], words) for words in trouble(line)]
+        devices = line.get("devices", []) if records else []
+        self.counts.append(len(devices))
+        if devices:
+            lost, rejected = set(line["lost_devices"]), set(line["rejected_devices"])
+            nothing = [None] * len(devices)
+            self.devices += devices
+            self.weights += line.get("weights", nothing)
+            self.gamma += line.get("gamma", nothing)
+            self.flags += [
+                LOST * (k in lost) | REJECTED * (k in rejected) | TIMES * min(times, 63)
+                for k, times in zip(devices, line["times"], strict=True)
+            ]
+
+    def document(self, records: bool) -> dict[str, Any]:
+        """JSON-ready; what there is of every device is packed."""
+        names = ("rounds", "bytes", "seconds", "evaluated", "accuracy", "loss")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found["trouble"] = self.trouble[-TROUBLE:]
+        if records:
+            found["records"] = {
+                "counts": _packed(self.counts, "<u4"),
+                "devices": _packed(self.devices, "<u4"),
+                "weights": _packed(self.weights, "<f4"),
+                "gamma": _packed(self.gamma, "<f4"),
+                "flags": _packed(self.flags, "u1"),
+            }
+        return found
+
+
+def columns(stored: Stored, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
+    """Lines of rounds.jsonl by run; with what they say of devices for the runs `recorded`."""
+    found = [Columns() for _ in stored.environment["runs"]]
+    for line in lines:
+        found[line["run"]].add(line, line["run"] in recorded)
+    return found
+
+
+def _short(value: float | None) -> float | None:
+    """As many digits as 32 bits are worth."""
+    return None if value is None else float(f"{value:.7g}")
+
+
+def _packed(values: Sequence[float | None], kind: str) -> str:
+    """The bytes of an array, as text; None is not a number."""
+    array = np.array(values, float if kind == "<f4" else kind).astype(kind)  # None becomes NaN
+    return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+def described(stored: Stored) -> dict[str, Any]:
+    """All that does not change from round to round, and the state."""
+    experiment, environment = stored.experiment, stored.environment
+    dataset, model = (os.path.basename(experiment[name]) or experiment[name] for name in ("dataset", "model"))
+    runs, state = environment["runs"], stored.state
+    return {
+        "name": stored.name,
+        "identity": f"{environment['identity']} {environment['started']}",
+        "title": f"{dataset}, {model}",
+        "note": environment["note"],
+        "state": state,
+        "rounds": experiment["rounds"],
+        "target": experiment["target"],
+        "devices": environment["devices"],
+        "records": experiment["records"],
+        "runs": [{"algorithm": about["algorithm"], "seed": about["seed"]} for about in runs],
+        "facts": [
+            ["dataset", dataset],
+            ["devices", f"{environment['devices']:,}"],
+            ["model", model],
+            ["system", experiment["system"]],
+            ["objective", experiment["objective"]],
+            ["rounds", f"{experiment['rounds']:,}"],
+            ["seeds", str(len(experiment["seeds"]))],
+            ["target", f"{100 * experiment['target']:g} %"],
+        ],
+        "toml": (stored.path / EXPERIMENT).read_text(encoding="utf-8"),
+        "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
+        "again": _again(stored, state),
+    }
+
+
+def _again(stored: Stored, state: str) -> list[list[str]]:
+    """How to repeat a run or go on with it: words and a command."""
+    if stored.deployed:
+        return [["Submitted to Flower again, with this directory, it goes on after its last round:", stored.going]]
+    found = [["The same experiment once more, from the file above:", f"folb run {EXPERIMENT}"]]
+    return found + ([["To go on where it was interrupted:", stored.going]] if state == "interrupted" else [])
+
+
+def table(stored: Stored, runs: Sequence[Run]) -> dict[str, Any]:
+    """The table of `folb show`, and beside the rounds to the target its bytes and seconds."""
+    target = float(stored.experiment["target"])
+    begun = stored.begun(runs)
+    groups = summary.labelled(begun).values()
+    share = f"{100 * target:g} %"
+    headings = list(summary.headings(target, stored.clock))
+    headings[2:2] = [f"MB to {share}", f"{stored.clock} to {share}"]
+    rows = [list(row) for row in summary.rows(begun, target)]
+    for row, group in zip(rows, groups, strict=True):
+        row[2:2] = [
+            summary.arrival([_megabytes_to(run, target) for run in group], ".2f"),
+            summary.arrival([_seconds_to(run, target) for run in group], ".0f"),
+        ]
+    return {"headings": headings, "rows": rows}
+
+
+def _megabytes_to(run: Run, target: float) -> float | None:
+    reached = run.rounds_to(target)
+    return None if reached is None else float(run.bytes_up[:reached].sum() + run.bytes_down[:reached].sum()) / 1e6
+
+
+def _seconds_to(run: Run, target: float) -> float | None:
+    reached = run.rounds_to(target)
+    return None if reached is None else float(run.seconds[:reached].sum())

@@ -1,0 +1,170 @@
+"""Trackers: rounds as they happen, for TensorBoard, MLflow or Weights & Biases. Each is an extra of its name.
+
+Everything goes below the run directory, into `tracking`, and nothing over the network, unless the tool's own
+environment variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A run that is
+resumed tells all its rounds again from the first, so its record is begun anew: no round is missing or there twice. On
+a server it is a new run beside the unfinished one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from folb.errors import InputError
+from folb.results.run import Run
+from folb.simulation.simulate import Observe
+from folb.store.directory import TRACKING
+
+
+class About(NamedTuple):
+    """A run to be tracked: its name, those it was started with, and its parameters."""
+
+    name: str
+    group: str
+    parameters: Mapping[str, Any]
+
+
+Rounds = Sequence[tuple[int, Mapping[str, float]]]  # each round's number and values
+Log = Callable[[Rounds], None]
+
+
+@contextlib.contextmanager
+def tensorboard(path: Path, about: About) -> Iterator[Log]:
+    """Event files, which `tensorboard --logdir` reads: a directory for each run."""
+    tool = import_module("tensorboardX")
+    with tool.SummaryWriter(str(path / re.sub("[^A-Za-z0-9_.=-]+", "-", about.name))) as writer:
+        writer.add_text("parameters", f"```\n{json.dumps(about.parameters, indent=1)}\n```")
+
+        def log(rounds: Rounds) -> None:
+            for t, values in rounds:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, t)
+            writer.flush()
+
+        yield log
+
+
+@contextlib.contextmanager
+def mlflow(path: Path, about: About) -> Iterator[Log]:
+    """MLflow's files, which `mlflow ui --backend-store-uri` reads: an experiment, and in it the runs."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the store that needs neither a server nor a database
+    tool, entities = import_module("mlflow"), import_module("mlflow.entities")
+    client = tool.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or path.resolve().as_uri())
+    experiment = client.get_experiment_by_name(about.group)
+    where = experiment.experiment_id if experiment else client.create_experiment(about.group)
+    run = client.create_run(where, run_name=about.name).info.run_id
+    client.log_batch(run, params=[entities.Param(name, str(value)) for name, value in about.parameters.items()])
+
+    def log(rounds: Rounds) -> None:
+        now = int(1000 * time.time())
+        for t, values in rounds:
+            client.log_batch(run, metrics=[entities.Metric(name, value, now, t) for name, value in values.items()])
+
+    status = "KILLED"
+    try:
+        yield log
+        status = "FINISHED"
+    finally:
+        client.set_terminated(run, status)
+
+
+@contextlib.contextmanager
+def wandb(path: Path, about: About) -> Iterator[Log]:
+    """The files of Weights & Biases, which `wandb sync` uploads: the runs of an experiment are a group."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("WANDB_CACHE_DIR", str(path.resolve() / "cache"))
+    tool = import_module("wandb")
+    path.mkdir(parents=True, exist_ok=True)
+    run = tool.init(
+        project=os.environ.get("WANDB_PROJECT") or "folb",
+        group=about.group,
+        name=about.name,
+        config=dict(about.parameters),
+        dir=str(path),
+        mode=os.environ.get("WANDB_MODE") or "offline",
+        reinit="create_new",
+        # the rounds, and nothing about the machine
+        settings=tool.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+        ),
+    )
+
+    def log(rounds: Rounds) -> None:
+        for t, values in rounds:
+            run.log(dict(values), step=t)
+
+    code = 1
+    try:
+        yield log
+        code = 0
+    finally:
+        run.finish(exit_code=code)
+
+
+TRACKERS: dict[str, tuple[str, Callable[[Path, About], AbstractContextManager[Log]]]] = {
+    "tensorboard": ("tensorboardX", tensorboard),
+    "mlflow": ("mlflow", mlflow),
+    "wandb": ("wandb", wandb),
+}
+
+
+def check(name: str | None) -> None:
+    """Raise an `InputError` unless the tracker's package is here."""
+    if name and find_spec(TRACKERS[name][0]) is None:
+        raise InputError("track", name, f"needs a package that is not installed: pip install 'folb[{name}]'")
+
+
+@contextlib.contextmanager
+def tracking(name: str | None, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observe]:
+    """An observer that logs the rounds of `runs`, as environment.json has them, below the run directory `path`."""
+    if name is None:
+        yield lambda i, first, part: None
+        return
+    home, opened = path / TRACKING / name, TRACKERS[name][1]
+    logs: dict[int, Log] = {}
+    with ExitStack() as stack:
+
+        def observe(i: int, first: int, part: Run) -> None:
+            if not logs:
+                shutil.rmtree(home, ignore_errors=True)
+            if i not in logs:
+                run_name = f"{i} {runs[i]['algorithm']} seed {runs[i]['seed']}"
+                about = About(run_name, path.resolve().name, _parameters(runs[i]))
+                logs[i] = stack.enter_context(opened(home, about))
+            logs[i](_rounds(first, part))
+
+        yield observe
+
+
+def _parameters(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {"algorithm": run["name"], "seed": run["seed"], **run["parameters"]}
+
+
+def _rounds(first: int, part: Run) -> Rounds:
+    found: list[tuple[int, dict[str, float]]] = []
+    for n in range(len(part.seconds)):
+        values = {name: getattr(part, name)[n].item() for name in ("bytes_up", "bytes_down", "seconds")}
+        for at in np.flatnonzero(part.evaluated_rounds == first + n):
+            values |= {name: getattr(part, name)[at].item() for name in ("test_accuracy", "train_loss")}
+        found.append((first + n, values))
+    return found

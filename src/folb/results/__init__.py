@@ -1,0 +1,1 @@
+"""What a run leaves behind: its numbers, their summary, the JSON document."""

@@ -1,0 +1,60 @@
+"""The results of an experiment as one JSON-ready document."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from folb.results.run import Run
+
+if TYPE_CHECKING:
+    from folb.experiments.experiment import Experiment
+from folb.results.summary import finite, plain
+
+
+def document(experiment: Experiment, note: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """The results as one JSON-ready document; a value that is not finite becomes null."""
+    return {
+        "dataset": experiment.dataset,
+        "note": note,
+        "model": experiment.model,
+        "system": experiment.system,
+        "objective": experiment.objective,
+        "rounds": experiment.rounds,
+        "target": experiment.target,
+        "set": experiment.set,
+        "runs": [_run(run, experiment.target) for run in runs],
+    }
+
+
+def _run(run: Run, target: float) -> dict[str, Any]:
+    return {
+        "algorithm": run.algorithm,
+        "parameters": {key: plain(value) for key, value in run.parameters.items()},
+        "seed": run.seed,
+        "evaluated_rounds": run.evaluated_rounds.tolist(),
+        "test_accuracy": finite(run.test_accuracy.tolist()),
+        "train_loss": finite(run.train_loss.tolist()),
+        "bytes_up": int(run.bytes_up.sum()),
+        "bytes_down": int(run.bytes_down.sum()),
+        "seconds": round(float(run.seconds.sum()), 3),
+        "rounds_to_target": run.rounds_to(target),
+        "best": finite([run.best])[0],
+        "final": finite([run.final])[0],
+        "drops": run.drops,
+        "idle_rounds": int((~run.updated).sum()),
+        "model_sha256": _digest(run.params),
+    }
+
+
+def _digest(params: Any) -> str | None:
+    """What tells whether two runs ended with the same model, to the bit; nothing where the model is not there."""
+    import jax
+
+    if params is None:
+        return None
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(leaf.tobytes())
+    return digest.hexdigest()

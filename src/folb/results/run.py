@@ -1,0 +1,57 @@
+"""What a run leaves behind, and what is derived from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from folb.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One algorithm with one seed: a value per round, beginning with round 1."""
+
+    algorithm: str
+    parameters: dict[str, Any]
+    seed: int
+    evaluated_rounds: NDArray
+    test_accuracy: NDArray  # per evaluated round
+    train_loss: NDArray  # per evaluated round
+    bytes_up: NDArray
+    bytes_down: NDArray
+    seconds: NDArray  # simulated, or on Flower real
+    devices: NDArray  # [rounds, K]
+    times: NDArray  # [rounds, K]; 0: drawn again, or lost
+    lost: NDArray  # [rounds, K]; chosen, but without a usable reply
+    updated: NDArray  # False: no usable reply, or no weight; the model stayed as it was
+    params: Any = None
+    loss_measured: bool = True  # on Flower it is the user's to measure
+    records: dict[str, NDArray] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last training loss is not finite."""
+        return self.loss_measured and len(self.train_loss) > 0 and not np.isfinite(self.train_loss[-1])
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose test accuracy is at least `target`."""
+        reached = np.flatnonzero(self.test_accuracy >= target)
+        return int(self.evaluated_rounds[reached[0]]) if len(reached) else None
+
+    @property
+    def best(self) -> float:
+        """The highest test accuracy; none is NaN."""
+        return float(np.max(self.test_accuracy)) if len(self.test_accuracy) else float("nan")
+
+    @property
+    def final(self) -> float:
+        """The last test accuracy; none is NaN."""
+        return float(self.test_accuracy[-1]) if len(self.test_accuracy) else float("nan")
+
+    @property
+    def drops(self) -> int:
+        """How often test accuracy fell by more than 5 points from one evaluation to the next."""
+        return int(np.sum(np.diff(self.test_accuracy) < -0.05))

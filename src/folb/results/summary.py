@@ -1,0 +1,100 @@
+"""The results of runs in a table's words: labels, medians and means over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, median, stdev
+from typing import TYPE_CHECKING, Any
+
+from folb.results.run import Run
+
+if TYPE_CHECKING:
+    pass
+
+
+def labelled(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of the same algorithm and parameters under one label."""
+    groups: dict[str, list[Run]] = {}
+    for label, run in zip(labels([(run.algorithm, run.parameters) for run in runs]), runs, strict=True):
+        groups.setdefault(label, []).append(run)
+    return groups
+
+
+def labels(algorithms: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """For each algorithm and its parameters, its name and what tells it from the others of that name."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for name, parameters in algorithms:
+        for key, value in parameters.items():
+            values.setdefault((name, key), set()).add(str(value))
+    return [
+        " ".join([name, *(f"{key}={spelt(value)}" for key, value in own.items() if len(values[name, key]) > 1)])
+        for name, own in algorithms
+    ]
+
+
+def spelt(value: Any) -> str:
+    """A setting's value as labels have it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def headings(target: float, clock: str = "simulated s") -> tuple[str, ...]:
+    """The headings of `rows`; `clock` is what seconds are."""
+    return (
+        "algorithm",
+        f"rounds to {100 * target:g} %",
+        "final accuracy",
+        "best",
+        "MB up",
+        "MB down",
+        "drops > 5 points",
+        clock,
+        "idle rounds",
+    )
+
+
+def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
+    """The table's cells, a row for each algorithm."""
+    for label, group in labelled(runs).items():
+        finals = [run.final for run in group]
+        diverged = sum(run.diverged for run in group)
+        yield (
+            label,
+            arrival([run.rounds_to(target) for run in group]),
+            f"{100 * mean(finals):.1f}{spread(finals)} %"
+            + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
+            f"{100 * mean(run.best for run in group):.1f} %",
+            f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
+            f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
+            f"{mean(run.drops for run in group):.1f}",
+            f"{mean(float(run.seconds.sum()) for run in group):.0f}",
+            f"{mean(int((~run.updated).sum()) for run in group):.0f}",
+        )
+
+
+def spread(shares: Sequence[float]) -> str:
+    """The standard deviation over the seeds, if there are several."""
+    return f" ± {100 * stdev(shares):.1f}" if len(shares) > 1 else ""
+
+
+def arrival(reached: Sequence[float | None], form: str = "g") -> str:
+    """When the target is reached, as text: the median over the seeds, and how many never arrive."""
+    middle = median_round(reached)
+    text = "never" if math.isinf(middle) else f"{middle:{form}}"
+    missed = reached.count(None)
+    return f"{text} ({missed} of {len(reached)} never)" if missed and not math.isinf(middle) else text
+
+
+def median_round(reached: Sequence[float | None]) -> float:
+    """The median over the seeds; a seed that never arrives counts as later than any that does."""
+    return median([math.inf if r is None else r for r in reached])
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold, and the text of anything else: an algorithm of one's own may have any settings."""
+    return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
+
+
+def finite(values: Sequence[float]) -> list[float | None]:
+    """What JSON can hold: a value that is not finite becomes null."""
+    return [value if math.isfinite(value) else None for value in values]

@@ -1,0 +1,1 @@
+"""The simulator: rounds, runs and searches as compiled programs."""

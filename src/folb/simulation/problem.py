@@ -1,0 +1,92 @@
+"""What stays the same over a run: the data, the model, the objective and the system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from folb.core.algorithm import Algorithm
+from folb.core.round import State
+from folb.core.system import System, uniform
+from folb.data.federation import Federation
+from folb.errors import InputError, check_whole, choose
+from folb.models import Model
+from folb.simulation import parallel, samples, stream
+from folb.simulation.samples import Samples
+
+RECORDS = ("weights", "inner", "gamma", "work")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same over a run: the data and model, the objective and the system."""
+
+    train: Samples
+    test: Samples
+    share: Array  # p_k of (1)
+    system: System
+    model: Model = field(metadata={"static": True})
+    record: tuple[str, ...] = field(metadata={"static": True})
+    abreast: bool = field(metadata={"static": True})
+    mesh: Mesh | None = field(metadata={"static": True})
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the samples stay on the host, but for a window of them."""
+        return self.train.present is not None
+
+
+def problem(
+    federation: Federation,
+    model: Model,
+    *,
+    system: System | None = None,
+    objective: str = "uniform",
+    record: Sequence[str] = (),
+    abreast: bool | None = None,
+    mesh: Mesh | None = None,
+    streamed: bool = False,
+) -> Problem:
+    """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
+
+    With `streamed`, what is known of its devices, and none of its samples yet.
+
+    `abreast` says whether devices and runs are computed side by side. Left open, they are unless the model is
+    heavy and this is a CPU, on which one large product after another is faster than many at once. The accelerators
+    of `mesh` share the devices of a round.
+    """
+    choose("objective", objective, ("uniform", "samples"))
+    if system is not None and not callable(system):
+        raise InputError("system", system, "should be made by a function of folb.system, such as deadline()")
+    if not isinstance(model, Model):
+        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
+    if model.block is not None:
+        check_whole("model: block", model.block, 1)
+    for name in record:
+        choose("record", name, RECORDS)
+    n = federation.train.size
+    share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
+    bring = stream.nothing if streamed else samples.bring
+    table = None if federation.table is None else parallel.put(federation.table, mesh)
+    return Problem(
+        train=bring(federation, federation.train, table, mesh),
+        test=bring(federation, federation.test, table, mesh),
+        share=parallel.put(share.astype(np.float32), mesh),
+        system=uniform() if system is None else system,
+        model=model,
+        record=tuple(record),
+        abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
+        mesh=mesh,
+    )
+
+
+def start(problem: Problem, algorithm: Algorithm, seed: Array | int) -> State:
+    """The state before the first round: a function of the model and the seed alone."""
+    params = problem.model.init(jax.random.key(seed))
+    return State(params, algorithm.server.init(params))

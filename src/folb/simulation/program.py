@@ -1,0 +1,263 @@
+"""Many rounds of many runs as one compiled program.
+
+Runs whose algorithms differ only in numbers (mu, psi, lr) or in their seeds are stacked. The samples are on the
+accelerator, or they stream there from the host, in windows of some rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from folb.core.algorithm import Algorithm
+from folb.core.round import Chosen, State
+from folb.data.federation import Federation, Split
+from folb.simulation import parallel, stream
+from folb.simulation.evaluate import evaluate, total_hits, total_loss
+from folb.simulation.play import Info, distribution, play
+from folb.simulation.problem import Problem, start
+from folb.typing import NDArray, Params
+
+CAPACITY = 128  # rounds of one chunk at most
+NEVER = 2**31 - 1  # no round is evaluated every so many
+
+
+class Measured(NamedTuple):
+    """One round of one run, as recorded; loss and accuracy are NaN in rounds that are not evaluated."""
+
+    info: Info
+    train_loss: Array
+    test_accuracy: Array
+
+
+@jax.jit
+def begin(problem: Problem, algorithms: Algorithm, seeds: Array) -> State:
+    """The states of all runs, stacked, before round 1."""
+    return parallel.everywhere(jax.vmap(start, in_axes=(None, 0, 0))(problem, algorithms, seeds), problem.mesh)
+
+
+def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
+    """f over the runs, stacked."""
+    return jax.vmap(f) if problem.abreast else partial(jax.lax.map, f)
+
+
+def _play(
+    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, chosen: Chosen | None
+) -> tuple[State, Info]:
+    """Round t of all runs, stacked."""
+    runs = (algorithms, states, seeds, chosen)
+    return _each(problem, lambda run: play(problem, run[0], run[1], run[2], t, run[3]))(runs)
+
+
+@jax.jit
+def one_round(
+    problem: Problem,
+    algorithms: Algorithm,
+    states: State,
+    seeds: Array,
+    t: Array,
+    every: Array,
+    chosen: Chosen | None = None,
+) -> tuple[State, Measured]:
+    """Round t of all runs, stacked, and its evaluation where `every` divides t."""
+    states, info = _play(problem, algorithms, states, seeds, t, chosen)
+
+    def measure(params: Params) -> tuple[Array, Array]:
+        return _each(problem, partial(evaluate, problem))(params)
+
+    def skip(params: Params) -> tuple[Array, Array]:
+        return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
+
+    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
+
+
+@jax.jit
+def advance(
+    problem: Problem,
+    algorithms: Algorithm,
+    states: State,
+    seeds: Array,
+    t0: Array,
+    t1: Array,
+    every: Array,
+    chosen: Chosen | None = None,
+) -> tuple[State, Measured]:
+    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them. What is `chosen` is so for t0 and on."""
+
+    def turn(t: Array, carry: tuple[State, Measured]) -> tuple[State, Measured]:
+        states, record = carry
+        own = jax.tree.map(lambda leaf: leaf[t - t0], chosen)
+        states, measured = one_round(problem, algorithms, states, seeds, t, every, own)
+        return states, jax.tree.map(lambda r, m: r.at[t - t0].set(m), record, measured)
+
+    shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every)[1]
+    record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
+    return parallel.everywhere(jax.lax.fori_loop(t0, t1, turn, (states, record)), problem.mesh)
+
+
+@jax.jit
+def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array) -> Chosen:
+    """The devices of some rounds of all runs, stacked: they do not depend on the models."""
+
+    def of_run(algorithm: Algorithm, seed: Array, t: Array) -> Chosen:
+        return distribution(problem, algorithm, None).sets(algorithm, seed, t)
+
+    chosen = jax.lax.map(lambda t: jax.vmap(of_run, in_axes=(0, 0, None))(algorithms, seeds, t), rounds)
+    return parallel.everywhere(chosen, problem.mesh)
+
+
+@jax.jit
+def _losses(problem: Problem, params: Params, seen: Array) -> Array:
+    return parallel.everywhere(
+        _each(problem, lambda w: total_loss(problem, problem.train, w, seen))(params), problem.mesh
+    )
+
+
+@jax.jit
+def _hits(problem: Problem, params: Params, seen: Array) -> Array:
+    return parallel.everywhere(
+        _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params), problem.mesh
+    )
+
+
+class Window(NamedTuple):
+    """Some rounds, with the samples of their devices."""
+
+    problem: Problem
+    chosen: Chosen  # for rounds from `base` on
+    base: int
+    end: int  # the first round whose devices' samples are not there
+
+
+def pieces(
+    problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
+) -> Iterator[Callable[[], Any]]:
+    """What brings the samples of the rounds from `first` to `last`.
+
+    First those of the devices of some rounds, as many as fill a window; and where the last of these is evaluated, all.
+    """
+
+    def window(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
+        train = stream.window(federation.train, problem.train, np.concatenate(rounds), problem.mesh)
+        return Window(replace(problem, train=train), chosen, base, end)
+
+    def train(first: int, size: int, seen: int) -> tuple[Problem, Any]:
+        block = stream.block(federation.train, problem.train, first, size, problem.mesh)
+        return replace(problem, train=block), np.int32(seen)
+
+    def test(first: int, size: int, seen: int) -> tuple[Problem, Any]:
+        block = stream.block(federation.test, problem.test, first, size, problem.mesh)
+        return replace(problem, test=block), np.int32(seen)
+
+    t = first
+    for base in range(first, last + 1, CAPACITY):
+        following = np.arange(base, base + CAPACITY, dtype=np.int32)
+        chosen = jax.tree.map(np.asarray, _choose(problem, algorithms, seeds, following))
+        while t < min(base + CAPACITY, last + 1):
+            evaluated = t + (-t) % every
+            sets = [
+                np.concatenate([multiset.device[i - base].ravel() for multiset in chosen if multiset is not None])
+                for i in range(t, min(base + CAPACITY, last + 1, evaluated + 1))
+            ]
+            count = stream.fitting(federation.train, sets)
+            t += count
+            yield partial(window, chosen, base, sets[:count], t)
+            if t == evaluated + 1:
+                yield from (partial(train, *block) for block in stream.blocks(federation.train))
+                yield from (partial(test, *block) for block in stream.blocks(federation.test))
+
+
+def _advance_streamed(
+    coming: Iterator[Any],
+    window: Window | None,
+    federation: Federation,
+    algorithms: Algorithm,
+    states: State,
+    seeds: Any,
+    t0: int,
+    t1: int,
+    every: int,
+) -> tuple[State, Measured, Window | None]:
+    """Rounds t0 .. t1 - 1, in their windows, of which the last may reach further.
+
+    The result of a window is awaited only when the next is on its way, so that the accelerator has work; and not
+    later, so that few windows are there at once.
+    """
+    parts: list[Measured] = []
+    t = t0
+    while t < t1:
+        if window is None or t == window.end:
+            window = next(coming)
+        n = min(window.end, t1) - t
+        chosen = jax.tree.map(lambda leaf, i=t - window.base: np.roll(leaf, -i, axis=0), window.chosen)
+        span = (np.int32(t), np.int32(t + n), np.int32(NEVER))
+        states, record = advance(window.problem, algorithms, states, seeds, *span, chosen)
+        if parts:
+            parts[-1] = jax.tree.map(np.asarray, parts[-1])
+        parts.append(jax.tree.map(lambda leaf, n=n: leaf[:n], record))
+        t += n
+        if (t - 1) % every == 0:
+            loss = _mean(_losses, coming, federation.train, states.params)
+            accuracy = _mean(_hits, coming, federation.test, states.params)
+            parts[-1] = _evaluated(parts[-1], loss, accuracy)
+    return states, joined([jax.tree.map(np.asarray, part) for part in parts]), window
+
+
+def _evaluated(part: Measured, loss: Any, accuracy: Any) -> Measured:
+    """A record with the evaluation of its last round."""
+
+    def at_the_end(values: Any, last: Any) -> Any:
+        return np.concatenate([np.asarray(values)[:-1], last[None]])
+
+    return part._replace(
+        train_loss=at_the_end(part.train_loss, loss), test_accuracy=at_the_end(part.test_accuracy, accuracy)
+    )
+
+
+def _mean(total: Callable[..., Array], coming: Iterator[Any], side: Split, params: Params) -> Any:
+    """The mean over all samples of a side, whose blocks come next, for each run."""
+    parts: list[Any] = []
+    for _ in stream.blocks(side):
+        problem, seen = next(coming)
+        parts.append(total(problem, params, seen))
+        if len(parts) > 1:
+            parts[-2] = np.asarray(parts[-2])
+    return (np.sum(parts, axis=0, dtype=np.float64) / len(side.y)).astype(np.float32)
+
+
+Advance = Callable[[State, int, int], tuple[State, Measured]]
+
+
+@contextmanager
+def advancing(
+    problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
+) -> Iterator[Advance]:
+    """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1, the first time from `first` on."""
+    if not problem.streamed:
+        yield lambda states, t0, t1: advance(
+            problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)
+        )
+        return
+    window = None
+    with closing(stream.ahead(pieces(problem, federation, algorithms, seeds, every, first, last))) as coming:
+
+        def go(states: State, t0: int, t1: int) -> tuple[State, Measured]:
+            nonlocal window
+            states, record, window = _advance_streamed(
+                coming, window, federation, algorithms, states, seeds, t0, t1, every
+            )
+            return states, record
+
+        yield go
+
+
+def joined(parts: list[Measured]) -> Measured:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

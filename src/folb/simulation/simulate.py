@@ -1,0 +1,312 @@
+"""The simulator: what is alike is stacked, and goes on in chunks of rounds that can be watched, stopped and resumed.
+
+Algorithms that differ only in numbers (mu, psi, lr) and all seeds are stacked, as many as fit into memory. Rounds run
+in a compiled loop, cut into chunks of about a quarter of a second, between which progress is shown and Ctrl-C is heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from folb import atomic
+from folb.core.algorithm import Algorithm
+from folb.core.system import System
+from folb.data.federation import Federation
+from folb.errors import InputError, check_whole
+from folb.models import Model
+from folb.results.run import Run
+from folb.simulation import parallel, solve
+from folb.simulation.evaluate import evaluation_block
+from folb.simulation.play import Info
+from folb.simulation.problem import Problem, problem, start
+from folb.simulation.program import CAPACITY, Measured, advancing, begin, joined, one_round
+from folb.store import checkpoint
+from folb.store.environment import memory
+from folb.typing import Params
+
+CHUNK_SECONDS = 0.25
+
+
+class Job(NamedTuple):
+    """One run to be done: its place among those that `simulate` returns."""
+
+    place: int
+    algorithm: Algorithm
+    seed: int
+
+
+Observe = Callable[[int, int, Run], None]
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    algorithms: Algorithm | Sequence[Algorithm],
+    *,
+    rounds: int,
+    seeds: int | Sequence[int] = (0,),
+    system: System | None = None,
+    objective: str = "uniform",
+    evaluate_every: int = 1,
+    record: Sequence[str] = (),
+    abreast: bool | None = None,
+    accelerators: int | str = 1,
+    observe: Observe | None = None,
+    checkpoints: Path | None = None,
+    stream: bool | None = None,
+) -> list[Run]:
+    """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
+
+    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
+    `abreast` is explained at `problem`.
+    `accelerators` share the devices of a round: how many, or "auto" for all that JAX knows of, in all processes. The
+    results agree with those of one to rounding.
+    `seeds` are the seeds themselves, or how many, from 0.
+    `observe(i, first, part)` is called as rounds complete: `part` is run i of those returned, from round `first` on,
+    with the rounds completed since the last call, and no model.
+    `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
+    `stream` says whether the samples stay on the host, from which those of a round's devices are copied while the
+    round before is computed, and blocks of all of them for an evaluation. Left open, they do if they take more than
+    half of the accelerator's memory. Results agree to rounding.
+    """
+    algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    if isinstance(seeds, bool):
+        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    streamed = streams(federation, stream)
+    check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    shared = problem(
+        federation,
+        model,
+        system=system,
+        objective=objective,
+        record=record,
+        abreast=abreast,
+        mesh=parallel.mesh(accelerators),
+        streamed=streamed,
+    )
+    if checkpoints is not None:
+        atomic.directory(checkpoints)
+    groups: dict[Any, list[Job]] = {}
+    for algorithm in algorithms:
+        for seed in seeds:
+            place = sum(map(len, groups.values()))
+            groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
+    runs: dict[int, Run] = {}
+    for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs)):
+        keep = None if checkpoints is None else (checkpoints, number)
+        runs |= _run_stacked(shared, federation, batch, rounds, evaluate_every, observe, keep)
+    return [runs[place] for place in sorted(runs)]
+
+
+def streams(federation: Federation, stream: bool | None) -> bool:
+    """Whether the samples stay on the host: as asked, or because they take more than half of the memory."""
+    if stream not in (None, True, False):
+        raise InputError("stream", stream, "should be true, false, or none to decide by the samples' size")
+    return federation.nbytes > memory() // 2 if stream is None else bool(stream)
+
+
+def _batches(problem: Problem, jobs: list[Job]) -> list[list[Job]]:
+    """The jobs in their order, in as few parts as fit into memory, and as even."""
+    fit = 1 if len(jobs) == 1 else fitting(problem, jobs[0].algorithm, memory())
+    count = -(-len(jobs) // fit)
+    return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
+
+
+def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
+    """How many runs stacked take half of `memory` bytes: an estimate from shapes alone, and at least 1.
+
+    A run has its state, before and after a round and in between. Abreast it also has about eight models for each of
+    its K devices (their start, update and gradients), and, twice over, what the loss keeps for its gradient of the
+    samples at work at once: a block for each device, or one of the evaluation. Streamed, its devices have their share
+    of three windows (one in use, one before and one to come), whose room may be twice what they hold.
+    """
+    model, train, K = problem.model, problem.train, algorithm.selection.K
+    state = jax.eval_shape(start, problem, algorithm, 0)
+    samples = max(K * max(solve.BLOCK, solve.UNROLL * algorithm.solver.batch), evaluation_block(model))
+
+    def backward(params: Params, rows: Array) -> Any:
+        x, y = train.take(rows)
+        return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
+
+    needed = 4 * _nbytes(state)
+    if problem.streamed:
+        chosen = K * (2 if "second" in algorithm.uploads else 1)
+        needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (_nbytes((train.x, train.y)) // len(train.y))
+    if problem.abreast:
+        held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
+        needed += 8 * K * _nbytes(state.params) + 2 * _nbytes(held)
+    return max(1, memory // 2 // needed)
+
+
+def _nbytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def check(
+    federation: Federation,
+    model: Model,
+    algorithms: list[Algorithm],
+    rounds: int,
+    seeds: Sequence[int],
+    every: int,
+    streamed: bool = False,
+) -> None:
+    """Raise an `InputError` for what cannot be simulated."""
+    if not algorithms:
+        raise InputError("algorithms", [], "should be at least one")
+    for algorithm in algorithms:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
+    check_whole("rounds", rounds, 1)
+    check_whole("evaluate_every", every, 1)
+    if every > rounds:
+        raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
+    if not len(seeds):
+        raise InputError("seeds", list(seeds), "should be at least one")
+    for seed in seeds:
+        check_whole("seeds", seed, 0, 2**32 - 1)
+    for algorithm in algorithms:
+        K = algorithm.selection.K
+        if not algorithm.selection.replacement and K > federation.N:
+            raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
+        if streamed and algorithm.selection.survey:
+            reason = "a survey reads all samples in every round, and with stream=True, --stream, they are on the host"
+            expected = f"should be an algorithm that samples devices uniformly or by samples: {reason}"
+            raise InputError("algorithms", algorithm.name, expected)
+    if len(federation.test.y) == 0:
+        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+    if isinstance(model, Model) and model.codes is not None and federation.expand is None:
+        _check_codes(federation, model.codes)
+
+
+def _check_codes(federation: Federation, codes: int) -> None:
+    for x in (federation.train.x, federation.test.x):
+        if not np.issubdtype(x.dtype, np.integer):
+            raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
+        if x.size and not (x.min() >= 0 and x.max() < codes):
+            found = f"{x.min()} to {x.max()}"
+            raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
+
+
+def _run_stacked(
+    problem: Problem,
+    federation: Federation,
+    jobs: list[Job],
+    rounds: int,
+    every: int,
+    observe: Observe | None,
+    kept: tuple[Path, int] | None,
+) -> dict[int, Run]:
+    """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
+    seeds = np.asarray([job.seed for job in jobs], np.uint32)
+    states = begin(problem, stacked, seeds)
+    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every))
+    shapes = jax.eval_shape(one_round, *inputs)[1]
+    record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
+    at = (1, states, [record])
+    model = sum(leaf[0].nbytes for leaf in jax.tree.leaves(states.params))
+
+    def parts(first: int, record: Measured) -> dict[int, Run]:
+        """The rounds of `record`, the earliest being `first`, as runs."""
+        return {job.place: _run(problem, job, record, r, first, every, model) for r, job in enumerate(jobs)}
+
+    def tell(first: int, record: Measured) -> None:
+        if observe is None:
+            return
+        for place, part in parts(first, record).items():
+            observe(place, first, part)
+
+    mark = ""
+    if kept is not None:
+        others = (problem.share, problem.system, *inputs[1:])  # the samples' digest is known
+        mark = checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
+    if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
+        at = (found[0], found[1][0], [found[1][1]])
+        tell(1, found[1][1])
+    at = parallel.shared(at)
+
+    spent = 0.0  # seconds that the last checkpoint took
+
+    def keep() -> None:
+        nonlocal spent
+        if kept is not None:
+            begun = time.perf_counter()
+            t, states, chunks = at
+            checkpoint.save(*kept, mark, t, (states, joined(chunks)))
+            spent = time.perf_counter() - begun
+
+    saved, length = time.perf_counter(), 1
+    try:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as advance:
+            while at[0] <= rounds:
+                t, states, chunks = at
+                length = min(length, CAPACITY, rounds - t + 1)
+                begun = time.perf_counter()
+                states, record = advance(states, t, t + length)
+                part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+                at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
+                tell(t, part)
+                now = time.perf_counter()
+                # grow slowly: the first chunk's time is compilation
+                length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
+                if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
+                    keep()
+                    saved = time.perf_counter()
+    finally:
+        keep()
+    _, states, chunks = at
+    params = jax.tree.map(np.asarray, states.params)
+    runs = parts(1, joined(chunks))
+    for r, job in enumerate(jobs):
+        runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
+    return runs
+
+
+def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: int) -> Run:
+    """Run r of a stacked record whose earliest round is `first`, without its model of `model` bytes."""
+    own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
+    info = own.info
+    up, down = traffic(job.algorithm, info, len(problem.train.size), model)
+    rounds = np.arange(first, first + len(info.asked))
+    evaluated = rounds % every == 0
+    return Run(
+        algorithm=job.algorithm.name,
+        parameters=dict(job.algorithm.origin.settings),
+        seed=int(job.seed),
+        evaluated_rounds=rounds[evaluated],
+        test_accuracy=own.test_accuracy[evaluated],
+        train_loss=own.train_loss[evaluated],
+        bytes_up=up,
+        bytes_down=down,
+        seconds=info.seconds,
+        devices=info.device,
+        times=info.times.astype(np.int32),
+        lost=info.lost,
+        updated=info.updated,
+        records={name: getattr(info, name) for name in problem.record},
+    )
+
+
+def traffic(algorithm: Algorithm, info: Info, N: int, model: int) -> tuple[Any, Any]:
+    """Bytes up and down in each round, those of the model being `model`.
+
+    Down: the model, to every distinct device asked (all N for a survey). Up: what reaches the server in time
+    from each distinct device: its update; its gradient and gamma where the rule uses them; the gradient
+    alone from S_2 of Algorithm 2; and to a survey, a gradient (7) or its norm from all N.
+    """
+    scalar = 4
+    reply = model * (2 if "grad" in algorithm.uploads else 1) + scalar * ("gamma" in algorithm.uploads)
+    survey = {"direct": N * model, "norm": N * scalar}.get(algorithm.selection.sampling, 0)
+    up = np.asarray(info.replied, np.int64) * reply + np.asarray(info.gradients_only, np.int64) * model + survey
+    return up, np.asarray(info.asked, np.int64) * model

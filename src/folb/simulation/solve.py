@@ -1,0 +1,228 @@
+"""What one round asks of the chosen devices: the proximal solve, the gradient, the inexactness.
+
+Every function takes the devices of a round as K slots and answers with stacks. With `abreast` the slots are
+computed side by side; one after another suits a large network on a CPU. The accelerators of a `mesh` share the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+
+from folb.core import tree
+from folb.core.shuffle import shuffled
+from folb.core.solver import Solver, unit_cost
+from folb.models import Model
+from folb.simulation import parallel
+from folb.simulation.samples import Samples
+from folb.typing import Params
+
+BLOCK = 128  # samples of one device taken at once by a full gradient
+LANES = 64  # slots, or blocks of full gradients, that a CPU takes side by side
+UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless the model is heavy
+
+
+class Slots(NamedTuple):
+    """The round's distinct devices, `work` units for each, and two random words of (seed, round, device)."""
+
+    device: Array
+    work: Array
+    words: Array
+
+
+def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Params]:
+    """f(data, *arrays), whose arrays have an entry for each slot, as it is, or in parts on the accelerators of `mesh`.
+
+    Under `vmap` over stacked runs, f sees the slots of all runs in one row, and can share its lanes among them.
+    """
+    whole: Any = jax.custom_batching.custom_vmap(parallel.over_parts(f, mesh))
+
+    def rule(runs: int, batched: Any, data: Samples, *arrays: Any) -> tuple[Params, Any]:
+        def in_a_row(value: Array, own: bool) -> Array:
+            each = value if own else jnp.broadcast_to(value, (runs, *value.shape))
+            return each.reshape(-1, *each.shape[2:])
+
+        row = whole(data, *jax.tree.map(in_a_row, arrays, tuple(batched[1:])))
+        result = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
+        return result, jax.tree.map(lambda _: True, result)
+
+    whole.def_vmap(rule)
+    return whole
+
+
+def solve(
+    model: Model,
+    data: Samples,
+    solver: Solver,
+    params: Params,
+    slots: Slots,
+    abreast: bool,
+    mesh: Mesh | None = None,
+) -> Params:
+    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
+    if solver.unit == "gradient":
+        return _gradient_descent(model, data, solver, params, slots, abreast, mesh)
+    K = len(slots.device)
+    here, lr, mu = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (params, solver.lr, solver.mu))
+
+    def in_groups(data: Samples, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
+        """Slots with about as many steps, side by side: none waits long for another."""
+        count = len(slots.device)
+        groups = -(-count // group_size(solver, count, abreast))
+        size = -(-count // groups)  # as even as can be
+        order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
+        padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
+
+        def group(chosen: Array) -> Params:
+            own = jax.tree.map(lambda v: v[chosen], (here, lr, mu, slots))
+            return _sgd(model, data, solver, *own)
+
+        delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
+        return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
+
+    return over_slots(in_groups, mesh)(data, here, lr, mu, slots)
+
+
+def group_size(solver: Solver, slots: int, abreast: bool) -> int:
+    """How many slots are computed side by side, at most."""
+    if not abreast:
+        return 1
+    if jax.default_backend() != "cpu":
+        return slots
+    # epochs differ as the devices' sizes do: by orders of magnitude
+    return min(LANES, max(1, slots // 16) if solver.unit == "epoch" else slots)
+
+
+def _sgd(model: Model, data: Samples, solver: Solver, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
+    """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
+
+    With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
+    "step" batches run on from one pass into the next.
+    """
+    start, size = data.first(slots.device), data.size[slots.device]
+    per_epoch = -(-size // solver.batch)
+    steps = slots.work * unit_cost(solver, size)
+    offset = jnp.arange(solver.batch)
+    unroll = 1 if model.heavy else UNROLL
+
+    def batch(s: Array) -> tuple[Array, Array]:
+        """The rows of every slot's batch s, and their weights: [slots, batch]."""
+        n = size[:, None]
+        if solver.unit == "epoch":
+            epoch, position = (s // per_epoch)[:, None], (s % per_epoch * solver.batch)[:, None] + offset
+            real = position < n
+        else:
+            position = s * solver.batch + offset
+            epoch, position = position // n, position % n
+            real = jnp.ones_like(position, bool)
+        rows = jax.vmap(shuffled)(slots.words, jnp.broadcast_to(epoch, real.shape), jnp.minimum(position, n - 1), size)
+        return start[:, None] + rows, real / jnp.maximum(real.sum(axis=1, keepdims=True), 1)
+
+    def batches(s: Array) -> tuple[Array, Array]:
+        return jax.vmap(batch)(s + jnp.arange(unroll))
+
+    def step(w: Params, x: Array, y: Array, weight: Array, active: Array, here: Params, lr: Array, mu: Array) -> Params:
+        g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
+
+        def descend(v: Array, d: Array, v0: Array) -> Array:
+            return jnp.where(active, v - lr * (d + mu * (v - v0)), v)
+
+        return jax.tree.map(descend, w, g, here)
+
+    def turn(carry: tuple[Array, Params, tuple[Array, Array]]) -> tuple[Array, Params, tuple[Array, Array]]:
+        s, w, (rows, weight) = carry
+        x, y = data.take(rows)
+        for u in range(unroll):
+            w = _each(step, len(steps))(w, x[u], y[u], weight[u], s + u < steps, here, lr, mu)
+        return s + unroll, w, batches(s + unroll)
+
+    # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
+    # anew in every operation that reads them.
+    first = (jnp.int32(0), here, batches(jnp.int32(0)))
+    _, w, _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
+    return jax.tree.map(jnp.subtract, w, here)
+
+
+def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
+    """f over the leading axis; for one slot without that axis, which would cost products their best layout."""
+    if slots > 1:
+        return jax.vmap(f)
+    return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
+
+
+def _gradient_descent(
+    model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool, mesh: Mesh | None
+) -> Params:
+    """Full-gradient steps on h_k, all slots abreast."""
+
+    def turn(s: Array, delta: Params) -> Params:
+        w = jax.tree.map(lambda d, v: d + v, delta, params)
+        g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
+
+        def descend(d: Array, g: Array) -> Array:
+            active = (slots.work > s).reshape((-1,) + (1,) * (d.ndim - 1))
+            return jnp.where(active, d - solver.lr * (g + solver.mu * d), d)
+
+        return jax.tree.map(descend, delta, g)
+
+    zero = jax.tree.map(lambda v: jnp.zeros((len(slots.device), *v.shape), v.dtype), params)
+    return jax.lax.fori_loop(0, jnp.max(slots.work), turn, zero)
+
+
+def gradients(
+    model: Model,
+    data: Samples,
+    stack: Params,
+    device: Array,
+    wanted: Array,
+    abreast: bool,
+    mesh: Mesh | None = None,
+) -> Params:
+    """grad F_k at each slot's own parameters: the mean over all samples of the slot's device.
+
+    Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
+    slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
+    """
+
+    def block_sum(w: Params, x: Array, y: Array, weight: Array) -> Array:
+        return jnp.sum(weight * model.loss(w, x, y))
+
+    def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
+        slots, block = len(device), model.at_once(BLOCK)
+        lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
+        blocks = -(-size // block)
+        last = jnp.cumsum(blocks)
+        first = last - blocks
+
+        def turn(i: Array, total: Params) -> Params:
+            b = i * lanes + jnp.arange(lanes)
+            k = jnp.minimum(jnp.searchsorted(last, b, side="right"), slots - 1)
+            row = ((b - first[k]) * block)[:, None] + jnp.arange(block)
+            weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
+            rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
+            w = jax.tree.map(lambda v: v[k], stack)
+            g = _each(jax.grad(block_sum), lanes)(w, *data.take(rows), weight)
+            return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
+
+        zero = jax.tree.map(jnp.zeros_like, stack)
+        return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
+
+    return over_slots(queue, mesh)(data, stack, device, wanted)
+
+
+def inexactness(solver: Solver, delta: Params, grad: Params, grad_after: Params, clamp: bool = True) -> Array:
+    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V.
+
+    At a stationary point (0/0) the device has nothing to improve: gamma_k = 0. SGD may leave a larger
+    gradient than it found; the paper takes gamma_k in [0, 1], so it is clamped unless `clamp` is off.
+    """
+    before = tree.norms(grad)
+    after = tree.norms(tree.add(grad_after, delta, solver.mu))
+    gamma = jnp.where(before > 0, after / jnp.where(before > 0, before, 1.0), 0.0)
+    return jnp.clip(gamma, 0.0, 1.0) if clamp else gamma

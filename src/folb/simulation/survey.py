@@ -1,0 +1,63 @@
+"""What all N devices are asked for before a draw: inner products (7), or the norms of their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.core import tree
+from folb.simulation import solve
+from folb.simulation.evaluate import sum_over_blocks
+from folb.simulation.problem import Problem
+from folb.typing import Params
+
+
+def survey_inner_products(problem: Problem, params: Params) -> Array:
+    """<grad f, grad F_k> for all N devices, without N gradients: one gradient, one jvp, one segment sum."""
+    train, loss = problem.train, problem.model.loss
+    owner, weight = owners(problem)
+
+    def gradient_block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Params:
+        params, weight = given
+        return jax.grad(lambda w: jnp.sum(jnp.where(real, weight[rows], 0.0) * loss(w, x, y)))(params)
+
+    g = sum_over_blocks(problem, gradient_block, (params, weight), train, jax.tree.map(jnp.zeros_like, params))
+
+    def slope_block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
+        params, g, owner = given
+        slope = jax.jvp(lambda w: loss(w, x, y), (params,), (g,))[1]
+        return jax.ops.segment_sum(jnp.where(real, slope, 0.0), owner[rows], len(train.size))
+
+    slopes = sum_over_blocks(problem, slope_block, (params, g, owner), train, jnp.zeros(len(train.size)))
+    return slopes / train.size
+
+
+def owners(problem: Problem) -> tuple[Array, Array]:
+    """The device of each training sample, and the sample's weight p_k / n_k in the objective (1)."""
+    size = problem.train.size
+    owner = jnp.repeat(jnp.arange(len(size)), size, total_repeat_length=len(problem.train.y))
+    return owner, (problem.share / size)[owner]
+
+
+def survey_norms(problem: Problem, params: Params, group: int) -> Array:
+    """||grad F_k|| for all N devices, `group` gradients in memory at a time."""
+    N = len(problem.train.size)
+    stack = jax.tree.map(lambda v: jnp.broadcast_to(v, (group, *v.shape)), params)
+
+    def norms(first: Array) -> Array:
+        device = first + jnp.arange(group)
+        g = solve.gradients(
+            problem.model,
+            problem.train,
+            stack,
+            jnp.minimum(device, N - 1),
+            device < N,
+            problem.abreast,
+            problem.mesh,
+        )
+        return tree.norms(g)
+
+    return jax.lax.map(norms, jnp.arange(0, N, group)).reshape(-1)[:N]

@@ -1,0 +1,70 @@
+"""Where a simulation left off: files NUMBER-ROUND.checkpoint for each program of stacked runs.
+
+A checkpoint is an npz followed by its SHA-256. The last few are kept: one that is damaged is passed over for the
+one before it, and none is used that another simulation left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from folb import atomic
+
+KEPT = 3
+SECONDS = 1.0  # between two checkpoints
+SHARE = 0.05  # of the time, at most, spent on them
+
+log = logging.getLogger(__name__)
+
+
+def fingerprint(program: str, *trees: Any) -> str:
+    """What tells one simulation from another: the program of a round, and the values that go into it."""
+    # a function's address is new in every process
+    digest = hashlib.sha256(re.sub("0x[0-9a-f]+", "", program).encode())
+    for leaf in jax.tree.leaves(trees):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def save(directory: Path, number: int, mark: str, t: int, tree: Any) -> None:
+    """Keep `tree`, reached by program `number` before round t, and of those before it the last few."""
+    arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    content = io.BytesIO()
+    np.savez(content, mark=np.array(mark), t=np.array(t), **arrays)
+    body = content.getvalue()
+    atomic.replace(directory / f"{number}-{t:09d}.checkpoint", body + hashlib.sha256(body).digest())
+    for path in kept(directory, number)[KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def kept(directory: Path, number: int) -> list[Path]:
+    """The checkpoints of a program, the latest first."""
+    return sorted(directory.glob(f"{number}-*.checkpoint"), reverse=True)
+
+
+def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
+    """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
+    for path in kept(directory, number):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            log.warning("%s cannot be read (%s); going on from the one before", path, error.strerror)
+            continue
+        body, digest = content[:-32], content[-32:]
+        if hashlib.sha256(body).digest() != digest:
+            log.warning("%s is damaged; going on from the one before", path)
+            continue
+        arrays = np.load(io.BytesIO(body), allow_pickle=False)
+        if str(arrays["mark"]) == mark:
+            count = len(jax.tree.leaves(like))
+            leaves = [arrays[f"leaf{i}"] for i in range(count)]
+            return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return None

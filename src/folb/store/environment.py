@@ -1,0 +1,65 @@
+"""The versions and the machine that a run is made with, and what its runs are."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jaxlib.version
+import numpy as np
+
+from folb import __version__
+from folb.core.algorithm import Algorithm
+from folb.results import summary
+from folb.store import lock
+
+# what may change a result's last digit
+PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "machine", "device", "accelerators", "memory", "stream")
+
+
+def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
+    """The versions and the machine that a run is made with, and when."""
+    return {
+        "folb": __version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "device": jax.devices()[0].device_kind,
+        "accelerators": accelerators,
+        "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
+        "stream": stream,
+        "command": lock.command(),
+        "started": lock.now(),
+    }
+
+
+def about_runs(algorithms: Sequence[Algorithm], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """What each run is: an algorithm, its settings, a seed."""
+    labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
+    return [
+        {
+            "algorithm": label,
+            "name": algorithm.name,
+            "seed": seed,
+            "parameters": {key: summary.plain(value) for key, value in algorithm.origin.settings.items()},
+        }
+        for label, algorithm in zip(labels, algorithms, strict=True)
+        for seed in seeds
+    ]
+
+
+def memory() -> int:
+    """The memory that the device may use, in bytes; a CPU's is the machine's.
+
+    In whole GiB: stacks of other sizes are other programs, whose results may differ in the last digit, and a page
+    more or less should not make the difference.
+    """
+    stats = jax.local_devices()[0].memory_stats()
+    available = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, available >> 30) << 30

@@ -1,0 +1,97 @@
+"""rounds.jsonl, written as rounds happen."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from folb import atomic
+from folb.results import summary
+from folb.results.run import Run
+from folb.store.directory import ROUNDS, _parsed
+from folb.typing import NDArray
+
+
+class Recorder:
+    """Writes rounds.jsonl as rounds happen. Rounds already there, before an interruption, are not written twice."""
+
+    def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
+        self.path, self.runs = path, runs
+        self.known: list[list[int]] = [[] for _ in runs]  # a hash of each line recorded of each run
+        self.altered = False  # a line was there that is not what the round gave
+        file = path / ROUNDS
+        content = file.read_bytes() if file.is_file() else b""
+        sound = b"".join(self._sound(content))
+        if sound != content:  # torn or damaged
+            atomic.replace(file, sound)
+        self.handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def _sound(self, content: bytes) -> Iterator[bytes]:
+        """The lines that continue their run."""
+        for raw in content.splitlines(keepends=True):
+            line = _parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
+            if line and line["round"] == len(self.known[line["run"]]) + 1:
+                self.known[line["run"]].append(hash(raw))
+                yield raw
+
+    def add(self, i: int, first: int, part: Run) -> None:
+        """Record the rounds of `part`, which begins with round `first` of run i."""
+        known, lines = self.known[i], _lines(i, self.runs[i], first, part)
+        new = lines[max(0, len(known) + 1 - first) :]
+        self.altered |= any(map(operator.ne, known[first - 1 :], map(hash, lines)))
+        if new:
+            atomic.write(self.handle, b"".join(new))
+            known.extend(map(hash, new))
+
+    def finish(self, runs: Sequence[Run]) -> None:
+        """Set right what was altered since it was recorded."""
+        if self.altered:
+            whole = [line for i, run in enumerate(runs) for line in _lines(i, self.runs[i], 1, run)]
+            atomic.replace(self.path / ROUNDS, b"".join(whole))
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            os.fsync(self.handle)
+        finally:
+            os.close(self.handle)
+
+
+def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
+    measured = zip(_short(part.test_accuracy), _short(part.train_loss), strict=True)
+    evaluated = dict(zip(part.evaluated_rounds.tolist(), measured, strict=True))
+    lines = []
+    for n in range(len(part.seconds)):
+        line = {"run": i, "algorithm": about["algorithm"], "seed": about["seed"], "round": first + n}
+        if first + n in evaluated:
+            line |= dict(zip(("test_accuracy", "train_loss"), evaluated[first + n], strict=True))
+        line |= {
+            "bytes_up": int(part.bytes_up[n]),
+            "bytes_down": int(part.bytes_down[n]),
+            "seconds": _short(part.seconds[n : n + 1])[0],
+            "updated": bool(part.updated[n]),
+            "lost": int(part.lost[n].sum()),
+        }
+        if part.records:
+            line |= _of_devices(part, n)
+        lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+    return lines
+
+
+def _short(values: NDArray) -> list[float | None]:
+    """Single precision in the fewest digits that tell it from all others: 0.1, and not 0.10000000149011612."""
+    return summary.finite([float(str(value)) for value in values])
+
+
+def _of_devices(part: Run, n: int) -> dict[str, Any]:
+    """What round n had of each of its distinct devices."""
+    chosen = (part.times[n] > 0) | part.lost[n]
+    found: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
+    found |= {name: _short(values[n][chosen]) for name, values in part.records.items()}
+    return found | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}

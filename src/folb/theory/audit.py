@@ -1,0 +1,160 @@
+"""A round held against the bound that the paper claims for its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from folb.core import rules
+from folb.core.algorithm import Algorithm
+from folb.core.round import State
+from folb.core.rules import Round, Update
+from folb.core.server_step import plain
+from folb.errors import check
+from folb.simulation.play import play
+from folb.simulation.problem import Problem
+from folb.theory.bounds import (
+    folb_bound,
+    hetero_bound,
+    lb_near_optimal_bound,
+    mean_bound,
+    psi,
+    signed_bound,
+    weights_bound,
+)
+from folb.theory.constants import Constants, Point, estimate, objective, survey
+from folb.typing import NDArray, Params
+
+
+class Played(NamedTuple):
+    """One round, over all N devices: 0 for those that took no part."""
+
+    K: int
+    share: Array  # of the multiset
+    weights: Array  # of their updates
+    gamma: Array
+
+
+Claim = Callable[[Point, Constants, Any, Played], Any]
+
+
+# What the paper claims for a rule. (6) supposes exact signs, which only the selection (7) has; for (18) no bound
+# is printed, so it is held against (15), from which it is derived.
+CLAIMS: dict[Any, tuple[str, Claim]] = {
+    rules.mean: ("(4)", lambda at, c, mu, r: mean_bound(at, c, mu, r.gamma.max(), r.share)),
+    rules.signed: ("(6)", lambda at, c, mu, r: signed_bound(at, c, mu, r.gamma.max(), r.share)),
+    rules.folb_two_set: ("(8)", lambda at, c, mu, r: lb_near_optimal_bound(at, c, mu, r.gamma.max())),
+    rules.folb: ("(14)", lambda at, c, mu, r: folb_bound(at, c, mu, r.gamma.max(), r.K)),
+    rules.folb_hetero: ("(15)", lambda at, c, mu, r: hetero_bound(at, c, mu, r.gamma, r.share, psi(c, mu, r.K))),
+}
+
+
+class Audit(NamedTuple):
+    """One round from w^t, played once for each seed, beside what was promised of it.
+
+    The bounds are on expectations over the selection, so it is the means over seeds that they speak of.
+    A bound is infinite where it promises nothing: mu or mu' is not positive, or the rule has none.
+    """
+
+    equation: str | None  # whose right-hand side `bound` is
+    constants: Constants  # as estimated at w^t
+    before: float  # f(w^t)
+    after: NDArray  # [seeds] f(w^{t+1})
+    bound: NDArray  # [seeds] the paper's right-hand side, for the multiset that was drawn
+    guaranteed: NDArray  # [seeds] `weights_bound`, for the weights that the rule gave
+    gamma: NDArray  # [seeds] the largest gamma_k; above 1, Assumption 4 does not hold
+
+    @property
+    def decrease(self) -> float:
+        """f(w^t) - f(w^{t+1}), the mean over seeds."""
+        return self.before - float(np.mean(self.after))
+
+    @property
+    def promised(self) -> float:
+        """The least decrease that the paper's bound promises, the mean over seeds."""
+        return self.before - float(np.mean(self.bound))
+
+    @property
+    def assured(self) -> float:
+        """The least decrease that `weights_bound` promises, the mean over seeds."""
+        return self.before - float(np.mean(self.guaranteed))
+
+
+def audit(
+    problem: Problem,
+    algorithm: Algorithm,
+    params: Params,
+    *,
+    seeds: Sequence[int] = range(10),
+    t: int = 1,
+    constants: Constants | None = None,
+) -> Audit:
+    """Play round t from w^t = `params` with every seed, and hold it against the bound of the algorithm's rule.
+
+    The step is the paper's, w^{t+1} = w^t + Delta, whatever the algorithm's server would make of Delta. Without
+    `constants` they are estimated at w^t; where the Hessian changes along the way they may be too small.
+    """
+    check("seeds", list(seeds), len(seeds) > 0, "should be at least one")
+    for seed in seeds:
+        check("seeds", seed, 0 <= seed < 2**32, "should be between 0 and 2^32 - 1")
+    constants = estimate(problem, params) if constants is None else constants
+    algorithm = replace(algorithm, server=plain())
+    before, after, bound, guaranteed, gamma = _audit(
+        problem, algorithm, params, constants, jnp.asarray(seeds, jnp.uint32), jnp.int32(t)
+    )
+    equation, _ = CLAIMS.get(_function(algorithm), (None, None))
+    arrays = (np.asarray(a) for a in (after, bound, guaranteed, gamma))
+    return Audit(equation, Constants(*map(float, constants)), float(before), *arrays)
+
+
+@jax.jit
+def _audit(
+    problem: Problem, algorithm: Algorithm, params: Params, constants: Constants, seeds: Array, t: Array
+) -> tuple[Array, ...]:
+    problem = replace(problem, record=("weights", "gamma"))
+    measured = replace(algorithm, rule=_clamping(algorithm), clamp_gamma=False)
+    mu, at = algorithm.solver.mu, survey(problem, params)
+    _, claim = CLAIMS.get(_function(algorithm), (None, None))
+    valid = (mu > 0) & (constants.mu_prime(mu) > 0)
+
+    def one(seed: Array) -> tuple[Array, ...]:
+        state, info = play(problem, measured, State(params, ()), seed, t)
+        nobody = jnp.zeros_like(at.inner)
+        played = Played(
+            K=algorithm.selection.K,
+            share=nobody.at[info.device].add(rules.fraction(info.times, jnp.sum(info.times))),
+            weights=nobody.at[info.device].add(info.weights),
+            gamma=nobody.at[info.device].max(info.gamma),
+        )
+        bound = jnp.inf if claim is None else claim(at, constants, mu, played)
+        guaranteed = weights_bound(at, constants, mu, played.gamma, played.weights)
+        return (
+            objective(problem, state.params),
+            jnp.where(valid, bound, jnp.inf),
+            jnp.where(valid, guaranteed, jnp.inf),
+            jnp.max(played.gamma),
+        )
+
+    return (at.loss, *jax.lax.map(one, seeds))
+
+
+def _clamping(algorithm: Algorithm) -> Callable[[Round], Update]:
+    """The algorithm's rule on gamma as it asks for it, so that the round's record can keep gamma unclamped."""
+
+    def rule(round: Round) -> Update:
+        if algorithm.clamp_gamma and round.gamma is not None:
+            round = round._replace(gamma=jnp.clip(round.gamma, 0.0, 1.0))
+        return algorithm.rule(round)
+
+    return rule
+
+
+def _function(algorithm: Algorithm) -> Any:
+    """The rule without its numbers."""
+    return getattr(algorithm.rule, "func", algorithm.rule)

@@ -1,0 +1,100 @@
+"""The packages are layers: a module imports from its own layer and those below it, and never from one above."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import folb
+
+HOME = Path(folb.__file__).parent
+LAYERS = (
+    ("errors", "typing", "atomic"),
+    ("core",),
+    ("models",),
+    ("data",),
+    ("results",),
+    ("store",),
+    ("simulation",),
+    ("theory",),
+    ("report",),
+    ("experiments",),
+    ("flower",),
+    ("deploy",),
+    ("paper",),
+    ("cli",),
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+# a device runs neither the simulator nor jax; a server runs neither the simulator nor the datasets
+DEVICE = {"errors", "typing", "core", "flower"}
+SERVER = DEVICE | {"atomic", "results", "store", "report"}
+
+
+def imported(source: str) -> set[str]:
+    """The modules that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def complaints(module: str, source: str) -> list[str]:
+    """What is wrong with the imports of the module `module`, such as "core.rules"."""
+    layer, found = module.partition(".")[0], []
+    for name in sorted(imported(source)):
+        top, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if top == "folb" and RANK.get(other, -1) > RANK[layer]:
+            found.append(f"{module} imports {name}, of a layer above its own")
+        if top == "rich" and layer != "cli":
+            found.append(f"{module} imports rich, which is for the command line alone")
+    return found
+
+
+def sources() -> dict[str, str]:
+    paths = [path for path in HOME.rglob("*.py") if "demo_app" not in path.parts]
+    modules = {".".join(path.relative_to(HOME).with_suffix("").parts): path.read_text() for path in paths}
+    return {name: text for name, text in modules.items() if name not in ("__init__", "__main__")}
+
+
+def test_every_module_is_in_a_layer():
+    assert {name.partition(".")[0] for name in sources()} == set(RANK)
+
+
+@pytest.mark.parametrize("module", sources())
+def test_imports_point_downwards(module):
+    assert complaints(module, sources()[module]) == []
+
+
+def test_a_wrong_import_is_found():
+    assert complaints("core.rules", "from folb.simulation import play")
+    assert complaints("store.lock", "def f():\n    from folb.cli.main import main")
+    assert complaints("report.figures", "from rich.table import Table")
+    assert not complaints("cli.main", "from rich.table import Table\nfrom folb.core import rules")
+
+
+def test_no_two_modules_have_one_name():
+    names = [name.rpartition(".")[2] for name in sources() if not name.endswith("__init__")]
+    assert sorted(names) == sorted(set(names))
+
+
+def loaded(statement: str) -> set[str]:
+    """The packages of folb, and others of weight, that a statement loads in a new process."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    own = {name.split(".")[1] for name in names if name.startswith("folb.")}
+    return own | ({"jax", "matplotlib"} & set(names))
+
+
+def test_a_device_loads_neither_the_simulator_nor_jax():
+    assert loaded("import folb.flower.device") <= DEVICE
+
+
+def test_a_server_loads_neither_the_simulator_nor_the_datasets():
+    assert loaded("import folb.flower.strategy, folb.flower.two_phase, folb.core.algorithms") <= SERVER | {"jax"}
