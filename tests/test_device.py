@@ -1,5 +1,6 @@
 """What a device computes, against plain NumPy: the proximal solve, the full gradient, the inexactness."""
 
+import functools
 from functools import partial
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 from folb.core import solver
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver
+from folb.core.upload import GAMMA, UNCLAMPED_GAMMA
+from folb.core.upload import inexactness as inexactness_of_one
 from folb.data.federation import Federation
 from folb.models import logistic
 from folb.simulation import solve as local
@@ -208,7 +211,8 @@ def stacked(*vectors):
 
 
 def inexactness(mu, delta, grad, grad_after, clamp=True):
-    return np.asarray(local.inexactness(Solver(0.1, mu, BATCH, "step"), delta, grad, grad_after, clamp))
+    compute = functools.partial((GAMMA if clamp else UNCLAMPED_GAMMA).compute, mu=mu, most=1.0 if clamp else np.inf)
+    return np.asarray(jax.vmap(compute)(delta, grad, grad_after))
 
 
 def test_gamma_is_its_definition():
@@ -249,7 +253,7 @@ def test_gamma_falls_as_a_device_works():
         wanted = jnp.ones(6, bool)
         grad = local.gradients(MODEL, TRAIN, here, chosen.device, wanted, True)
         after = local.gradients(MODEL, TRAIN, jax.tree.map(jnp.add, here, delta), chosen.device, wanted, True)
-        return local.inexactness(solver, delta, grad, after)
+        return jax.vmap(functools.partial(inexactness_of_one, mu=solver.mu))(delta, grad, after)
 
     left = np.asarray(gamma(jnp.array([0, 1, 3, 10, 30, 100])))
     assert left[0] == pytest.approx(1, abs=1e-6)

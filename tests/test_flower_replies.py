@@ -14,7 +14,7 @@ from malformed.kinds import KINDS, SHAPES, device
 
 from folb import algorithms, system
 from folb.flower import FederatedStrategy, arrays, client_app, protocol
-from folb.flower.replies import Expected, Refused, checked
+from folb.flower.replies import Expected, Form, Refused, checked
 from folb.store import directory
 
 N, LIAR = 5, 2
@@ -110,7 +110,7 @@ def test_a_survey_is_checked_as_well():
 
 
 def test_an_answer_from_another_node_is_refused():
-    expected = Expected(SHAPES, 1, ("delta",), 9, node=5)
+    expected = Expected(1, {"delta": Form(SHAPES)}, 9, node=5)
     message = Message(RecordDict({"metrics": MetricRecord({})}), dst_node_id=5, message_type="train")
     reply = Message(message.content, reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 6

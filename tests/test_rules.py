@@ -449,7 +449,7 @@ def test_weighted_gives_no_part_to_a_slot_that_does_not_count():
         ({"lr": None}, "lr = None: should be more than 0"),
         ({"psi": [1.0]}, "psi = .*: should be at least 0"),
         ({"cap": "2"}, "cap = '2': should be at least 1"),
-        ({"server": 3}, "server = 3: choose one of"),
+        ({"server": 3}, "server = 3: should be one of plain"),
         ({"clamp_gamma": "no"}, "clamp_gamma = 'no': should be True or False"),
     ],
 )

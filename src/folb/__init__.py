@@ -17,12 +17,20 @@ if TYPE_CHECKING:
     from folb.core import rules as rules
     from folb.core import system as system
     from folb.core import tree as tree
+    from folb.core import vector as vector
     from folb.core.algorithm import Algorithm as Algorithm
     from folb.core.algorithm import compose as compose
     from folb.core.algorithm import named as named
+    from folb.core.average import Average as Average
+    from folb.core.local_step import LocalStep as LocalStep
+    from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.rules import Round as Round
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
+    from folb.core.selection import Known as Known
+    from folb.core.selection import Sampling as Sampling
+    from folb.core.server_step import ServerStep as ServerStep
+    from folb.core.upload import Upload as Upload
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
     from folb.models import Model as Model
@@ -34,12 +42,19 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Algorithm": "core.algorithm",
+    "Average": "core.average",
+    "DeviceMemory": "core.memory",
     "Federation": "data.federation",
     "InputError": "errors",
+    "Known": "core.selection",
+    "LocalStep": "core.local_step",
     "Model": "models",
     "Round": "core.rules",
     "Run": "results.run",
+    "Sampling": "core.selection",
+    "ServerStep": "core.server_step",
     "Update": "core.rules",
+    "Upload": "core.upload",
     "compose": "core.algorithm",
     "named": "core.algorithm",
     "plot": "report.figures",
@@ -55,6 +70,7 @@ _MODULES = {
     "system": "core.system",
     "theory": "theory",
     "tree": "core.tree",
+    "vector": "core.vector",
 }
 
 __all__ = sorted([*_NAMES, *_MODULES])

@@ -5,8 +5,8 @@ import io
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
+from folb.core.upload import LARGEST
 from folb.flower import Device
-from folb.flower.replies import LARGEST
 
 SHAPES = {"weight": (4, 3), "bias": (3,)}
 

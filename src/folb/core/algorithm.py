@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
 from jax.tree_util import Partial
 
+from folb.core import average as averages
+from folb.core import local_step as local_steps
+from folb.core import selection
+from folb.core.average import Average, server_model
+from folb.core.local_step import LocalStep
+from folb.core.memory import DeviceMemory, device_memory
 from folb.core.rules import Rule
-from folb.core.selection import Selection
-from folb.core.server_step import SERVERS, Server
+from folb.core.selection import Known, Sampling, Selection
+from folb.core.server_step import ServerStep, server_step
 from folb.core.solver import Solver
+from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check, check_whole, choose
-
-UPLOADS = ("grad", "gamma", "second")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +50,15 @@ class Origin:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Algorithm:
-    """One federated algorithm. `uploads` is what its devices send beside their update: of UPLOADS."""
+    """One federated algorithm, as the parts it is made of."""
 
     selection: Selection
     solver: Solver
     rule: Rule
-    server: Server
-    uploads: tuple[str, ...] = field(default=(), metadata={"static": True})
+    server: ServerStep
+    uploads: tuple[Upload, ...] = ()  # what its devices send beside their update
+    memory: DeviceMemory | None = None  # what the server remembers of devices
+    average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
@@ -59,6 +66,10 @@ class Algorithm:
     def name(self) -> str:
         """The constructor's name."""
         return self.origin.name
+
+    def sends(self, name: str) -> bool:
+        """Whether the upload of that name is among those that its devices send."""
+        return any(upload.name == name for upload in self.uploads)
 
 
 class Common(TypedDict, total=False):
@@ -73,6 +84,11 @@ class Common(TypedDict, total=False):
     ]
     server: Annotated[Literal["plain", "momentum", "adam", "yogi", "fedexp"], "the server's step"]
     server_lr: Annotated[float | None, "step size of the server; by default 1, or 0.1 for adam and yogi"]
+    beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9"]
+    beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
+    eps: Annotated[float | None, "eps of adam, yogi and fedexp; by default 0.001"]
+    average: Annotated[Literal["ema", "last_two"] | None, "evaluate and keep an average of the server's models"]
+    average_rate: Annotated[float | None, "rate of average=ema: the weight of the models before; by default 0.7"]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -80,18 +96,30 @@ def compose(
     rule: Rule,
     *,
     mu: Any = 0.0,
-    sampling: str = "uniform",
-    uploads: tuple[str, ...] = (),
+    sampling: str | Sampling | Callable[[Known], Any] = "uniform",
+    local_step: str | LocalStep | Callable[..., Any] = "sgd",
+    uploads: Sequence[str | Upload] = (),
+    memory: DeviceMemory | None = None,
     K: int = 10,
     replacement: bool = True,
     lr: Any = 0.01,
     batch: int = 10,
     unit: str = "step",
-    server: str = "plain",
+    server: str | ServerStep = "plain",
     server_lr: Any = None,
+    beta: Any = None,
+    beta2: Any = None,
+    eps: Any = None,
+    average: str | Average | None = None,
+    average_rate: Any = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
-    """Put an algorithm together, checking every setting."""
+    """Put an algorithm together, checking every setting.
+
+    Each part is one of `folb list` by its name, or a value of one's own: a `Sampling`, a `LocalStep`, some `Upload`s, a
+    `DeviceMemory`, a rule, a `ServerStep`, an `Average`. "second" among the uploads draws S_2 of Algorithm 2, whose
+    devices send their gradients alone.
+    """
     check_whole("K", K, 1, 10**4)  # beyond it, a round's K x K table of repeats is no small thing
     check_whole("batch", batch, 1, 10**6)
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
@@ -100,24 +128,37 @@ def compose(
     check("mu", mu, lambda mu: mu >= 0, "should be at least 0")
     check("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
-    choose("sampling", sampling, ("uniform", "samples", "direct", "norm"))
-    for upload in uploads:
-        choose("uploads", upload, UPLOADS)
-    if "second" in uploads and "grad" not in uploads:
-        raise InputError(
-            "uploads", uploads, "should have 'grad' with 'second': a device in both sets sends its gradient once"
-        )
-    make = SERVERS[choose("server", server, SERVERS)]
-    if server_lr is not None:
-        check("server_lr", server_lr, lambda lr: lr > 0, "should be more than 0")
+    sent = tuple(_uploads(uploads, clamp_gamma))
+    second = "second" in uploads
+    if second and GRAD not in sent:
+        expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
+        raise InputError("uploads", uploads, expected)
     return Algorithm(
-        selection=Selection(K=K, replacement=replacement, sampling=sampling),
-        solver=Solver(lr=lr, mu=mu, batch=batch, unit=unit),
+        selection=Selection(K, replacement, selection.sampling(sampling), second),
+        solver=Solver(lr, mu, batch, unit, local_steps.local_step(local_step)),
         rule=rule if isinstance(rule, Partial) else Partial(rule),
-        server=make() if server_lr is None else make(server_lr),
-        uploads=uploads,
+        server=server_step(server, lr=server_lr, beta=beta, beta2=beta2, eps=eps),
+        uploads=sent,
+        memory=device_memory(memory),
+        average=averages.average(average, average_rate),
         clamp_gamma=clamp_gamma,
     )
+
+
+def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:
+    if isinstance(wanted, str):
+        raise InputError("uploads", wanted, "should be a list of uploads")
+    seen: set[str] = set()
+    for one in wanted:
+        if one == "second":
+            continue
+        found = upload(one)
+        if found.name in seen:
+            raise InputError("uploads", found.name, "is there twice")
+        seen.add(found.name)
+        if "mean" in found.needs:
+            raise InputError("uploads", found.name, "needs 'mean', which only a run of two phases sends")
+        yield UNCLAMPED_GAMMA if found is GAMMA and not clamp_gamma else found
 
 
 Constructor = TypeVar("Constructor", bound=Callable[..., Algorithm])

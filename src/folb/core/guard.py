@@ -27,8 +27,9 @@ from jax import Array
 from jax.tree_util import Partial
 
 from folb.core import tree
+from folb.core.memory import DeviceMemory
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
-from folb.core.server_step import Server
+from folb.core.server_step import ServerStep
 from folb.errors import InputError, check
 from folb.typing import Params
 
@@ -48,12 +49,13 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     averages or draws go by, and so does what a survey is told: no guard checks those.
     """
     check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
-    if "grad" not in algorithm.uploads or is_guarded(algorithm):
+    if not algorithm.sends("grad") or is_guarded(algorithm):
         return algorithm
     return replace(
         algorithm,
         rule=guarded(algorithm.rule, cap),
-        server=Server(algorithm.server.init, Partial(_apply_screened, apply=algorithm.server.apply)),
+        server=ServerStep(algorithm.server.init, Partial(_apply_screened, apply=algorithm.server.apply)),
+        memory=_screening(algorithm.memory),
         origin=replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap}),
     )
 
@@ -85,6 +87,17 @@ def _guarded(round: Round, *, rule: Rule, cap: Any) -> Update:
 
 def _apply_screened(memory: Any, round: Round, update: Update, *, apply: Any) -> tuple[Params, Any]:
     return apply(memory, screened(round), update)
+
+
+def _screening(memory: DeviceMemory | None) -> DeviceMemory | None:
+    return None if memory is None else replace(memory, update=Partial(_update_screened, update=memory.update))
+
+
+def _update_screened(round: Round, *, update: Any) -> tuple[Any, Any]:
+    """A device whose reply is refused keeps its memory."""
+    sound = screened(round)
+    shared, own = update(sound)
+    return shared, jax.vmap(tree.where)(sound.times > 0, own, round.own)
 
 
 def screened(round: Round) -> Round:

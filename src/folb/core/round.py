@@ -5,40 +5,69 @@ All randomness is a pure function of (seed, round, device), so any round can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core import randomness, selection, tree
+from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.rules import Round, Update
-from folb.core.selection import Multiset
+from folb.core.selection import Draw, Multiset, Selection
 from folb.core.solver import Solver, unit_cost
 from folb.core.system import Effort, System
+from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params
 
 
 class State(NamedTuple):
-    """All that a run needs to go on: the model and the server's memory."""
+    """All that a run needs to resume. What an algorithm does not have is ()."""
 
     params: Params
-    memory: Any
+    memory: Any  # the server step's
+    shared: Any = ()  # the server's part of the memory of devices
+    average: Any = ()  # of the models
+    devices: Any = ()  # the memory of devices, as the carrier keeps it
 
 
-def close(algorithm: Algorithm, state: State, round: Round) -> tuple[State, Update, Array]:
-    """The state after a round, its update, and whether the model changed.
+def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
+    """The state before the first round, and the memory of a device that was not met; the carrier keeps devices'."""
+    shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.init(params)
+    return State(params, algorithm.server.init(params), shared, algorithm.average.init(params)), own
 
-    A round without a usable reply leaves the model, and the server's memory, as they were.
+
+def kept(algorithm: Algorithm, state: State) -> Params:
+    """The model that is evaluated and kept."""
+    return algorithm.average.model(state.average, state.params)
+
+
+class Closed(NamedTuple):
+    """A round after its close: the state it led to, its step, and the memory of its devices, stacked."""
+
+    state: State
+    update: Update
+    updated: Array  # whether the model changed: some reply was usable, and some weight not zero
+    own: Any
+
+
+def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
+    """Aggregate a round and take the server's step.
+
+    A round without a usable reply leaves the model, and every memory, as they were.
     """
+    round = round._replace(shared=state.shared)
     update = algorithm.rule(round)
     _check_update(update, state.params, algorithm.selection.K)
     updated = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
     params, memory = algorithm.server.apply(state.memory, round, update)
-    return tree.where(updated, State(params, memory), state), update, updated
+    shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.update(round)
+    _check_memory(round, shared, own)
+    average = algorithm.average.update(state.average, params)
+    own = jax.vmap(tree.where)(updated & (round.times > 0), own, round.own)
+    following = tree.where(updated, State(params, memory, shared, average), state._replace(devices=()))
+    return Closed(following._replace(devices=state.devices), update, updated, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:
@@ -49,56 +78,45 @@ def _check_update(update: Update, params: Params, K: int) -> None:
         raise InputError("rule: shapes", (delta, weights), expected)
 
 
+def _check_memory(round: Round, shared: Any, own: Any) -> None:
+    """A memory keeps its shapes from round to round."""
+    before, after = (jax.tree.map(jnp.shape, pair) for pair in ((round.shared, round.own), (shared, own)))
+    if before != after:
+        raise InputError("memory: shapes after update(round)", after, f"should be {before}, as before the round")
+
+
 Chosen = tuple[Multiset, Multiset | None]  # S_1, and S_2 of Algorithm 2
 
 
-class Draw(NamedTuple):
-    """How devices are drawn in a round."""
-
-    words: int  # random words that a draw takes
-    devices: Callable[[Array], Multiset]
-    correction: Callable[[Array], Array]  # p_k / P_k of devices: what makes a mean over the draw one of (1)
-    survey: Array | None = None  # the exact inner products of all N devices, where the selection (7) needed them
-
-    def sets(self, algorithm: Algorithm, seed: Array | int, t: Array | int) -> Chosen:
-        """The devices of round t."""
-        luck = randomness.words(seed, t, randomness.SERVER, 2 * self.words)
-        second = self.devices(luck[self.words :]) if "second" in algorithm.uploads else None
-        return self.devices(luck[: self.words]), second
+def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) -> Chosen:
+    """The devices of round t."""
+    luck = randomness.words(seed, t, randomness.SERVER, 2 * draw.words)
+    second = draw.devices(luck[draw.words :]) if selection.second else None
+    return draw.devices(luck[: draw.words]), second
 
 
-def drawing(how: selection.Selection, start: Array, size: Array, share: Array, survey: Array | None = None) -> Draw:
-    """The distribution P_k^t. Where no survey makes it, it is not written down: N may be a million.
+def shifts(algorithm: Algorithm, state: State, own: Any) -> Params | None:
+    """The linear term that each device is sent, stacked as `own` is; None where nothing is sent."""
+    memory = algorithm.memory
+    if memory is None or memory.shift is None:
+        return None
+    found = jax.vmap(memory.shift, in_axes=(None, 0), axis_size=algorithm.selection.K)(state.shared, own)
+    shapes = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], found)
+    wanted = jax.tree.map(jnp.shape, state.params)
+    if shapes != wanted:
+        raise InputError("memory: shapes of shift(shared, own)", shapes, f"should be {wanted}, as the model's")
+    return found
 
-    `survey` is what (7) or its stand-in are made of: inner products, or norms.
-    """
-    K, replacement, sampling = how.K, how.replacement, how.sampling
-    samples = start[-1] + size[-1]  # of all devices, even where y is a window
-    N = len(size)
-    if sampling == "uniform":
-        return Draw(
-            K if replacement else 2,
-            lambda words: selection.draw_uniform(words, N, K, replacement),
-            lambda device: share[device] * N,
-        )
-    if sampling == "samples" and replacement:
-        return Draw(
-            K,
-            lambda words: selection.draw_by_samples(words, start, samples),
-            lambda device: share[device] * samples / size[device],
-        )
-    if survey is None:
-        P = size / samples
-    elif sampling == "direct":
-        P = selection.lb_near_optimal(survey)
-    else:
-        P = selection.norm_proxy(survey)
-    return Draw(
-        K if replacement else N,
-        lambda words: selection.draw(randomness.uniform(words), P, K, replacement),
-        lambda device: share[device] / jnp.where(P[device] > 0, P[device], 1.0),
-        survey if sampling == "direct" else None,
-    )
+
+def upload_shape(upload: Upload, params: Params) -> Any:
+    """What an upload of one device is like, for a model of that shape: nothing is computed."""
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
+    known = {name: number if name in ("loss", "mu") else like for name in upload.needs}
+    try:
+        return jax.eval_shape(upload, known)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"upload {upload.name}", upload.compute, f"cannot be computed: {error}") from error
 
 
 def managed(

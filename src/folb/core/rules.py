@@ -7,13 +7,14 @@ paper's K is the sum of `times`, and its sums over k in S are sums weighted by `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
+from folb.core.importance import as_printed, never_flipped
 from folb.errors import InputError
 from folb.typing import Params
 
@@ -36,6 +37,13 @@ class Round(NamedTuple):
     reference: Params | None = None  # grad_1 f(w^t), where it is to be another than (10) of `grad`
     device: Array | None = None  # whose replies these are; no rule's business, but an attack's
     K: Array | None = None  # what arrived, where that is more than `times` has: replies that were refused before
+    sent: Mapping[str, Any] = {}  # further uploads, by name
+    t: Array | int | None = None  # the number of the round
+    N: Array | int | None = None  # how many devices there are
+    steps: Array | None = None  # mini-batch steps of each slot's device, or steps of a full gradient
+    lr: Array | float | None = None  # size of those steps
+    shared: Any = ()  # the server's part of the memory of devices
+    own: Any = ()  # that of each slot's device, stacked
 
 
 class Gradients(NamedTuple):
@@ -132,13 +140,13 @@ def folb_hetero(round: Round, psi: Array | float) -> Update:
     Exactly as printed: a discount larger than the inner product turns a device's update round.
     """
     inner, discount = _discounted(round, psi)
-    return weighted(round, _normalised(round, inner - discount))
+    return weighted(round, _normalised(round, as_printed(inner, discount)))
 
 
 def folb_never_flip(round: Round, psi: Array | float) -> Update:
     """(18), its discount shrinking |I_k| to zero and never past it, so that psi cannot flip a sign."""
     inner, discount = _discounted(round, psi)
-    return weighted(round, _normalised(round, jnp.sign(inner) * jnp.maximum(jnp.abs(inner) - discount, 0.0)))
+    return weighted(round, _normalised(round, never_flipped(inner, discount)))
 
 
 def _discounted(round: Round, psi: Array | float) -> tuple[Array, Array]:

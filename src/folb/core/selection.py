@@ -1,35 +1,78 @@
-"""Which devices a round asks: a multiset of K drawn from P_k^t (Algorithm 1), or a set without replacement."""
+"""Which devices a round asks: a multiset of K drawn from P_k^t (Algorithm 1), or a set without replacement.
+
+A sampling is a function of what the server knows: it gives the distribution P_k^t, or draws by itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.tree_util import Partial
 
+from folb.core import randomness
 from folb.core.randomness import below
 from folb.core.shuffle import shuffled
+from folb.core.upload import BEFORE_WORK, GRAD, NORM, Upload
+from folb.errors import InputError, choose
+
+jax.tree_util.register_dataclass(Upload, data_fields=["numbers"], meta_fields=["name", "compute", "least", "most"])
+
+
+class Known(NamedTuple):
+    """What the server knows when it draws the devices of round t: of all N devices, whether met before or not."""
+
+    t: Array | int
+    K: int
+    replacement: bool
+    start: Array  # device k owns rows start[k] : start[k] + size[k]
+    size: Array  # n_k
+    share: Array  # p_k of (1)
+    survey: Array | None = None  # what the survey asked for; of gradients, <grad f, grad F_k>
+    memory: Any = None  # of the devices, [N, ...] each, where the sampling asks for it
+
+
+class Draw(NamedTuple):
+    """How devices are drawn in a round."""
+
+    words: int  # random words that a draw takes
+    devices: Callable[[Array], Multiset]
+    correction: Callable[[Array], Array]  # p_k / P_k of devices: what makes a mean over the draw one of (1)
+    inner: Array | None = None  # <grad f, grad F_k> of all N devices, where the selection (7) needed them
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sampling:
+    """weigh(known) gives the chances of all N devices, in any scale, or a `Draw`.
+
+    `survey` is an upload that all N devices are asked for before the draw. With `memory`, the sampling sees what the
+    server remembers of each device.
+    """
+
+    weigh: Callable[[Known], Array | Draw]
+    survey: Upload | None = None
+    memory: bool = field(default=False, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Selection:
-    """How devices are drawn.
-
-    `sampling` names the distribution P_k^t: "uniform", "samples" (n_k / n), "direct" (7) or "norm", the last
-    two from a survey of all N devices at the start of the round.
-    """
+    """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2."""
 
     K: int = field(metadata={"static": True})
     replacement: bool = field(metadata={"static": True})
-    sampling: str = field(metadata={"static": True})
+    sampling: Sampling
+    second: bool = field(default=False, metadata={"static": True})
 
     @property
-    def survey(self) -> bool:
-        """Whether all N devices are asked before the draw."""
-        return self.sampling in ("direct", "norm")
+    def ahead(self) -> bool:
+        """Whether the devices of a round are known before the rounds before it are played."""
+        return self.sampling.survey is None and not self.sampling.memory
 
 
 class Multiset(NamedTuple):
@@ -57,6 +100,83 @@ def lb_near_optimal_hetero(inner: Array, gamma: Array, psi: Array | float, squar
 def _proportional(importance: Array) -> Array:
     total = jnp.sum(importance)
     return jnp.where(total > 0, importance / jnp.where(total > 0, total, 1.0), 1.0 / importance.size)
+
+
+def drawing(how: Selection, known: Known) -> Draw:
+    """How the devices of a round are drawn."""
+    found = how.sampling.weigh(known)
+    if isinstance(found, Draw):
+        return found
+    N = len(known.size)
+    if jnp.shape(found) != (N,):
+        raise InputError("sampling: shape", jnp.shape(found), f"should be ({N},): a chance for each device")
+    # a chance that is negative or not a number is none
+    return from_distribution(_proportional(jnp.where(found > 0, found, 0.0)), known)
+
+
+def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Draw:
+    """A draw from P [N]."""
+    K, replacement = known.K, known.replacement
+    return Draw(
+        K if replacement else len(P),
+        lambda words: draw(randomness.uniform(words), P, K, replacement),
+        lambda device: known.share[device] / jnp.where(P[device] > 0, P[device], 1.0),
+        inner,
+    )
+
+
+def _uniform(known: Known) -> Draw:
+    """P_k = 1/N, which is not written down: N may be a million."""
+    N, K, replacement = len(known.size), known.K, known.replacement
+    return Draw(
+        K if replacement else 2,
+        lambda words: draw_uniform(words, N, K, replacement),
+        lambda device: known.share[device] * N,
+    )
+
+
+def _by_samples(known: Known) -> Draw:
+    """P_k = n_k / n."""
+    samples = known.start[-1] + known.size[-1]  # of all devices, even where y is a window
+    if not known.replacement:
+        return from_distribution(known.size / samples, known)
+    return Draw(
+        known.K,
+        lambda words: draw_by_samples(words, known.start, samples),
+        lambda device: known.share[device] * samples / known.size[device],
+    )
+
+
+def _direct(known: Known) -> Draw:
+    assert known.survey is not None
+    return from_distribution(lb_near_optimal(known.survey), known, known.survey)
+
+
+def _by_norm(known: Known) -> Draw:
+    assert known.survey is not None
+    return from_distribution(norm_proxy(known.survey), known)
+
+
+SAMPLINGS = {
+    "uniform": Sampling(Partial(_uniform)),
+    "samples": Sampling(Partial(_by_samples)),
+    "direct": Sampling(Partial(_direct), survey=GRAD),
+    "norm": Sampling(Partial(_by_norm), survey=NORM),
+}
+
+
+def sampling(wanted: str | Sampling | Callable[[Known], Any]) -> Sampling:
+    """A sampling by its name, or one's own; a function alone needs neither a survey nor a memory."""
+    if isinstance(wanted, str):
+        return SAMPLINGS[choose("sampling", wanted, SAMPLINGS)]
+    made = wanted if isinstance(wanted, Sampling) else Sampling(wanted)
+    if not callable(made.weigh):
+        raise InputError("sampling", wanted, f"should be one of {', '.join(SAMPLINGS)}, or a function of `Known`")
+    if made.survey is not None and (late := set(made.survey.needs) - set(BEFORE_WORK)):
+        expected = f"should need none of {', '.join(sorted(late))}: a survey comes before the devices work"
+        raise InputError("survey", made.survey.name, expected)
+    weigh = made.weigh if isinstance(made.weigh, Partial) else Partial(made.weigh)
+    return Sampling(weigh, made.survey, made.memory)
 
 
 def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:

@@ -6,6 +6,8 @@ A step is a pair of pure functions, as in optax: `init(params) -> memory` and
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,10 +19,11 @@ from jax.tree_util import Partial
 
 from folb.core import tree
 from folb.core.rules import Round, Update
+from folb.errors import InputError, check, choose
 from folb.typing import Params
 
 
-class Server(NamedTuple):
+class ServerStep(NamedTuple):
     """A server step; both functions are `Partial`s, so that their numbers can be swept."""
 
     init: Callable[[Params], Any]
@@ -35,9 +38,9 @@ def _add(memory: Any, round: Round, update: Update, *, lr: Array) -> tuple[Param
     return tree.add(round.params, update.delta, lr), memory
 
 
-def plain(lr: Any = 1.0) -> Server:
+def plain(lr: Any = 1.0) -> ServerStep:
     """w^{t+1} = w^t + lr Delta: the paper's step at lr = 1."""
-    return Server(Partial(_no_memory), Partial(_add, lr=lr))
+    return ServerStep(Partial(_no_memory), Partial(_add, lr=lr))
 
 
 def _extrapolate(memory: Any, round: Round, update: Update, *, lr: Array, eps: Array) -> tuple[Params, Any]:
@@ -46,12 +49,12 @@ def _extrapolate(memory: Any, round: Round, update: Update, *, lr: Array, eps: A
     return tree.add(round.params, update.delta, lr * jnp.maximum(1.0, step)), memory
 
 
-def fedexp(lr: Any = 1.0, eps: float = 1e-3) -> Server:
+def fedexp(lr: Any = 1.0, eps: Any = 1e-3) -> ServerStep:
     """FedExP (Jhunjhunwala et al., 2023): step max(1, sum_k |a_k| ||Delta_k||^2 / (2 ||Delta||^2 + 2 eps)).
 
     a_k are the rule's weights; with a_k = 1/K this is the published formula.
     """
-    return Server(Partial(_no_memory), Partial(_extrapolate, lr=lr, eps=eps))
+    return ServerStep(Partial(_no_memory), Partial(_extrapolate, lr=lr, eps=eps))
 
 
 def _optax_init(params: Params, *, make: Callable[..., Any], **numbers: Any) -> Any:
@@ -66,31 +69,63 @@ def _optax_apply(
     return optax.apply_updates(round.params, step), memory
 
 
-def _from_optax(make: Callable[..., Any], **numbers: Any) -> Server:
+def _from_optax(make: Callable[..., Any], **numbers: Any) -> ServerStep:
     """An optax optimiser fed with -Delta, the server's pseudo-gradient."""
     make = Partial(make)  # a function inside a Partial must be a pytree: a Partial without arguments is one
-    return Server(Partial(_optax_init, make=make, **numbers), Partial(_optax_apply, make=make, **numbers))
+    return ServerStep(Partial(_optax_init, make=make, **numbers), Partial(_optax_apply, make=make, **numbers))
 
 
-def momentum(lr: Any = 1.0, beta: float = 0.9) -> Server:
+def momentum(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
     """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
     return _from_optax(optax.sgd, learning_rate=lr, momentum=beta)
 
 
-def adam(lr: Any = 0.1, eps: float = 1e-3) -> Server:
-    """FedAdam (Reddi et al., 2021), with its beta_1 = 0.9, beta_2 = 0.99."""
-    return _from_optax(optax.adam, learning_rate=lr, b1=0.9, b2=0.99, eps=eps)
+def adam(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
+    """FedAdam (Reddi et al., 2021)."""
+    return _from_optax(optax.adam, learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
-def yogi(lr: Any = 0.1, eps: float = 1e-3) -> Server:
-    """FedYogi (Reddi et al., 2021), with its beta_1 = 0.9, beta_2 = 0.99."""
-    return _from_optax(optax.yogi, learning_rate=lr, b1=0.9, b2=0.99, eps=eps)
+def yogi(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
+    """FedYogi (Reddi et al., 2021)."""
+    return _from_optax(optax.yogi, learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
-SERVERS: dict[str, Callable[..., Server]] = {
+SERVERS: dict[str, Callable[..., ServerStep]] = {
     "plain": plain,
     "momentum": momentum,
     "adam": adam,
     "yogi": yogi,
     "fedexp": fedexp,
 }
+SETTINGS = {"lr": "server_lr"}  # a number of a step as a setting: the devices have an lr of their own
+RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "lr": (lambda lr: lr > 0, "should be more than 0"),
+    "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
+    "beta2": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
+    "eps": (lambda eps: eps > 0, "should be more than 0"),
+}
+
+
+def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
+    """A step by its name, with those of its numbers that are not None; or one's own, which has its numbers."""
+    given = {name: value for name, value in numbers.items() if value is not None}
+    for name, value in given.items():
+        check(SETTINGS.get(name, name), value, *RANGES[name])
+    if isinstance(wanted, str):
+        make = SERVERS[choose("server", wanted, SERVERS)]
+        known = list(inspect.signature(make).parameters)
+    else:
+        if not isinstance(wanted, ServerStep):
+            expected = f"should be one of {', '.join(SERVERS)}, or a ServerStep(init, apply)"
+            raise InputError("server", wanted, expected)
+        make, known = functools.partial(_compiled, wanted), []
+    for name, value in given.items():
+        if name not in known:
+            owners = [other for other, step in SERVERS.items() if name in inspect.signature(step).parameters]
+            which = wanted if isinstance(wanted, str) else "one's own"
+            raise InputError(SETTINGS.get(name, name), value, f"is for server={', '.join(owners)}; server is {which}")
+    return make(**given)
+
+
+def _compiled(step: ServerStep) -> ServerStep:
+    return ServerStep(*(f if isinstance(f, Partial) else Partial(f) for f in step))

@@ -9,16 +9,26 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.local_step import LOCAL_STEPS, LocalStep
+
+jax.tree_util.register_dataclass(LocalStep, data_fields=["numbers"], meta_fields=["apply", "init"])
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Solver:
-    """How a device minimises h_k of (3): SGD with step `lr` on mini-batches of `batch` samples."""
+    """How a device minimises h_k of (3): local steps of size `lr` on mini-batches of `batch` samples."""
 
     lr: Any
     mu: Any
     batch: int = field(metadata={"static": True})
     unit: str = field(metadata={"static": True})
+    step: LocalStep = LOCAL_STEPS["sgd"]
+
+
+def steps_of(solver: Solver, work: Array, size: Array) -> Array:
+    """The local steps in `work` units of a device with `size` samples."""
+    return work if solver.unit == "gradient" else work * unit_cost(solver, size)
 
 
 def unit_cost(solver: Solver, size: Array) -> Array:

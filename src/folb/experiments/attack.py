@@ -21,7 +21,7 @@ from folb.core import tree
 from folb.core.algorithm import Algorithm
 from folb.core.guard import guard, is_guarded
 from folb.core.rules import Round, Rule, Update, fraction
-from folb.core.server_step import Server
+from folb.core.server_step import ServerStep
 from folb.errors import InputError, check_whole
 from folb.experiments.plan import Plan
 from folb.results.run import Run
@@ -74,7 +74,10 @@ def attacked(algorithm: Algorithm, attack: Attack) -> Algorithm:
     return replace(
         algorithm,
         rule=Partial(_deceived, rule=algorithm.rule, attack=attack),
-        server=Server(algorithm.server.init, Partial(_apply_deceived, apply=algorithm.server.apply, attack=attack)),
+        server=ServerStep(algorithm.server.init, Partial(_apply_deceived, apply=algorithm.server.apply, attack=attack)),
+        memory=None
+        if algorithm.memory is None
+        else replace(algorithm.memory, update=Partial(_update_deceived, update=algorithm.memory.update, attack=attack)),
     )
 
 
@@ -84,6 +87,10 @@ def _deceived(round: Round, *, rule: Rule, attack: Attack) -> Update:
 
 def _apply_deceived(memory: Any, round: Round, update: Update, *, apply: Any, attack: Attack) -> tuple[Params, Any]:
     return apply(memory, seen(attack, round), update)
+
+
+def _update_deceived(round: Round, *, update: Any, attack: Attack) -> tuple[Any, Any]:
+    return update(seen(attack, round))
 
 
 def seen(attack: Attack, round: Round) -> Round:

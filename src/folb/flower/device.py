@@ -6,17 +6,22 @@ imports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from folb.core.local_step import LOCAL_STEPS, LocalStep
+from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
 from folb.flower import local_work, protocol
-from folb.flower.protocol import Arrays, NDArray, Task
+from folb.flower.protocol import Arrays, Task
+from folb.flower.sums import SUMS
+from folb.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +34,8 @@ class Device:
 
     `identity` is the device's own number, the same in every run; by default the node's `partition-id`.
     `evaluate(params)` gives metrics of a model, such as {"accuracy": 0.9, "loss": 0.3, "num-examples": 100}.
+    `loss(params, x, y)` is the mean loss of a batch; only algorithms that ask for the device's loss need it.
+    `parts` are the user's own `LocalStep`s and `Upload`s, of the algorithms that this device takes part in.
     """
 
     x: Any
@@ -36,6 +43,8 @@ class Device:
     gradient: Callable[[Any, Any, Any], Any]
     identity: int | None = None
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
+    loss: Callable[[Any, Any, Any], Any] | None = None
+    parts: Sequence[LocalStep | Upload] = ()
 
     def __post_init__(self) -> None:
         """Lists become arrays, which rows can be taken of."""
@@ -44,37 +53,33 @@ class Device:
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
 
     def answer(
-        self, task: Task, params: Arrays, mean: Arrays | None = None
+        self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
         """What a task asks for: arrays, and numbers."""
-        uploads, gradient = set(task.uploads), self._gradient
+        known = Sources(self, task, params, shift, mean)
         arrays: dict[str, Arrays] = {}
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
-        delta, grad, gamma = params, params, 0.0
-        if uploads & {protocol.DELTA, protocol.WEIGHTED}:
-            delta = local_work.solve(gradient, self.x, self.y, task, params)
-        if uploads & {protocol.GRAD, protocol.NORM, protocol.GAMMA, protocol.WEIGHTED}:
-            grad = local_work.full_gradient(gradient, self.x, self.y, params)
-        if protocol.GAMMA in uploads or (protocol.WEIGHTED in uploads and task.psi):
-            here = {name: value + delta[name] for name, value in params.items()}
-            gamma = local_work.inexactness(task, delta, grad, local_work.full_gradient(gradient, self.x, self.y, here))
-        if protocol.DELTA in uploads:
-            arrays[protocol.DELTA] = delta
-        if protocol.GRAD in uploads:
-            arrays[protocol.GRAD] = _scaled(grad, task.scale)
-        if protocol.GAMMA in uploads:
-            numbers[protocol.GAMMA] = gamma
-        if protocol.NORM in uploads:
-            numbers[protocol.NORM] = local_work.norm(grad)
-        if protocol.WEIGHTED in uploads:
-            if mean is None:
-                raise InputError("message", protocol.MEAN, "should be there: the mean of the gradients")
-            weight = task.times * local_work.importance(task, grad, gamma, mean)
-            arrays[protocol.WEIGHTED] = _scaled(delta, weight)
-            numbers[protocol.IMPORTANCE] = abs(weight)
+        for name in task.uploads:
+            upload = self._upload(name)
+            value = replace(upload, numbers=task.numbers_of(name))(known)
+            if isinstance(value, Mapping):
+                arrays[name] = {key: np.asarray(part, np.float32) for key, part in value.items()}
+            elif np.ndim(value):
+                arrays[name] = {protocol.VALUE: np.asarray(value, np.float32)}
+            else:
+                numbers[name] = float(value)
         return arrays, numbers
 
-    def _gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
+    def _upload(self, name: str) -> Upload:
+        own = {part.name: part for part in self.parts if isinstance(part, Upload)}
+        return _known("uploads", name, UPLOADS | SUMS | {DELTA.name: DELTA} | own)
+
+    def step(self, name: str) -> LocalStep:
+        """A local step by its name."""
+        own = {part.name: part for part in self.parts if isinstance(part, LocalStep)}
+        return _known("local_step", name, LOCAL_STEPS | own)
+
+    def checked_gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
         """The user's gradient as named arrays, checked: anything else would be broadcast in silence."""
         found = self.gradient(_as_given(params), x, y)
         named = found if isinstance(found, Mapping) else {str(i): value for i, value in enumerate(found)}
@@ -87,20 +92,73 @@ class Device:
         return grad
 
 
+Part = TypeVar("Part", LocalStep, Upload)
+
+
+def _known(field: str, name: str, parts: Mapping[str, Part]) -> Part:
+    if name not in parts:
+        raise InputError(field, name, f"this device knows {', '.join(parts)}; give it others with Device(parts=[...])")
+    return parts[name]
+
+
+class Sources:
+    """What uploads are computed from, each value when it is first asked for."""
+
+    def __init__(self, device: Device, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> None:
+        self.device, self.task, self.params, self.shift, self._mean = device, task, params, shift, mean
+        self.mu = np.float32(task.mu)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    @cached_property
+    def delta(self) -> Arrays:
+        """w_k - w^t."""
+        device, step = self.device, self.device.step(self.task.step)
+        return local_work.solve(device.checked_gradient, device.x, device.y, self.task, step, self.params, self.shift)
+
+    @cached_property
+    def grad(self) -> Arrays:
+        """grad F_k(w^t)."""
+        return self._gradient(self.params)
+
+    @cached_property
+    def after(self) -> Arrays:
+        """grad F_k(w_k)."""
+        return self._gradient({name: value + self.delta[name] for name, value in self.params.items()})
+
+    def _gradient(self, params: Arrays) -> Arrays:
+        return local_work.full_gradient(self.device.checked_gradient, self.device.x, self.device.y, params)
+
+    @cached_property
+    def loss(self) -> Any:
+        """F_k(w^t)."""
+        device = self.device
+        if device.loss is None:
+            raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
+        given = device.loss
+        return np.float32(
+            local_work.full_loss(lambda params, x, y: given(_as_given(params), x, y), device.x, device.y, self.params)
+        )
+
+    @property
+    def mean(self) -> Arrays:
+        """The mean of the gradients, which the server sent along."""
+        if self._mean is None:
+            raise InputError("message", protocol.MEAN, "should be there: the mean of the gradients")
+        return self._mean
+
+
 def _as_given(params: Arrays) -> Any:
     """The model as a gradient function of one's own takes it: arrays without names, which Flower counts, are a list."""
     counted = [str(i) for i in range(len(params))]
     return [params[name] for name in counted] if set(params) == set(counted) else dict(params)
 
 
-def _scaled(arrays: Arrays, scale: float) -> Arrays:
-    return arrays if scale == 1 else {name: np.float32(scale) * value for name, value in arrays.items()}
-
-
 def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
     """A `ClientApp` that answers the strategies of folb, its device being make(context).
 
-    `make` is called for every message; what is dear in it can be kept with functools.cache. `settings` are those of
+    `make` is called for every message; functools.cache can keep what is expensive in it. `settings` are those of
     `ClientApp`, such as `mods`.
     """
     app = ClientApp(**settings)
@@ -113,12 +171,12 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         content = message.content
-        mean = content.array_records.get(protocol.MEAN)
-        found = make(context).answer(
-            protocol.task(content.config_records[protocol.TASK]),
-            protocol.unpacked(content.array_records[protocol.MODEL]),
-            None if mean is None else protocol.unpacked(mean),
+        shift, mean = (
+            None if record is None else protocol.unpacked(record)
+            for record in map(content.array_records.get, (protocol.SHIFT, protocol.MEAN))
         )
+        task = protocol.task(content.config_records[protocol.TASK])
+        found = make(context).answer(task, protocol.unpacked(content.array_records[protocol.MODEL]), shift, mean)
         return _reply(message, *found)
 
     @app.evaluate()

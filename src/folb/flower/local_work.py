@@ -1,24 +1,28 @@
-"""What a real device computes in a round, in NumPy: the proximal solve, the gradient, the inexactness.
+"""What a real device computes in a round, in NumPy: the proximal solve, and its full gradient and loss.
 
-The same steps as `folb.device`, which compiles them for many devices at once; here one device has a gradient function
-of any library's making, and neither jax nor the simulator.
+The same work as in `folb.simulation.solve`, which compiles it for many devices at once; here one device has a gradient
+function of any library's making, and neither jax nor the simulator. The local step is the same function in both.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from folb.core.local_step import LocalStep
 from folb.core.shuffle import shuffled
-from folb.flower.protocol import Arrays, NDArray, Task
+from folb.flower.protocol import Arrays, Task
+from folb.typing import NDArray
 
 BLOCK = 256  # samples that a full gradient takes at once
 
 Gradient = Callable[[Arrays, Any, Any], Arrays]
 """gradient(params, x, y): of the mean loss of a batch."""
+
+Loss = Callable[[Arrays, Any, Any], Any]
+"""loss(params, x, y): the mean loss of a batch."""
 
 
 def batches(task: Task, size: int) -> Iterator[NDArray]:
@@ -37,19 +41,34 @@ def batches(task: Task, size: int) -> Iterator[NDArray]:
             yield shuffled(words, *np.divmod(s * task.batch + offset, size), size)
 
 
-def solve(gradient: Gradient, x: Any, y: Any, task: Task, params: Arrays) -> Arrays:
-    """The update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
+def solve(
+    gradient: Gradient, x: Any, y: Any, task: Task, step: LocalStep, params: Arrays, shift: Arrays | None = None
+) -> Arrays:
+    """The update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`.
+
+    `shift` adds <shift, w> to h_k.
+    """
     lr, mu = np.float32(task.lr), np.float32(task.mu)
+    numbers = {name: np.float32(value) for name, value in task.numbers_of("step").items()}
+    state = step.init(params)
+
+    def moved(at: Arrays, g: Arrays, from_start: Arrays) -> Arrays:
+        """`at` after a step along the gradient of h_k, whose distance from w^t is `from_start`."""
+        nonlocal state
+        g = {name: d + mu * from_start[name] for name, d in g.items()}
+        if shift is not None:
+            g = {name: d + shift[name] for name, d in g.items()}
+        move, state = step.apply(g, state, lr, **numbers)
+        return {name: (v + move[name]).astype(np.float32, copy=False) for name, v in at.items()}
+
     if task.unit == "gradient":
         delta = {name: np.zeros_like(value) for name, value in params.items()}
         for _ in range(task.work):
-            g = full_gradient(gradient, x, y, _plus(params, delta))
-            delta = {name: d - lr * (g[name] + mu * d) for name, d in delta.items()}
+            delta = moved(delta, full_gradient(gradient, x, y, _plus(params, delta)), delta)
         return delta
     w = params
     for rows in batches(task, len(y)):
-        g = gradient(w, x[rows], y[rows])
-        w = {name: v - lr * (g[name] + mu * (v - params[name])) for name, v in w.items()}
+        w = moved(w, gradient(w, x[rows], y[rows]), {name: v - params[name] for name, v in w.items()})
     return {name: v - params[name] for name, v in w.items()}
 
 
@@ -64,30 +83,12 @@ def full_gradient(gradient: Gradient, x: Any, y: Any, params: Arrays) -> Arrays:
     return total
 
 
-def inexactness(task: Task, delta: Arrays, grad: Arrays, after: Arrays) -> float:
-    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)||, as `folb.device.inexactness` has it."""
-    before = norm(grad)
-    gamma = norm({name: g + np.float32(task.mu) * delta[name] for name, g in after.items()}) / before if before else 0.0
-    return min(gamma, 1.0) if task.clamp_gamma else gamma
-
-
-def importance(task: Task, grad: Arrays, gamma: float, mean: Arrays) -> float:
-    """I_k of (18), its gradient estimate being `mean`, and over ||mean||^2 to keep the range small; psi = 0 is (13)."""
-    square = dot(mean, mean)
-    if square == 0:
-        return 0.0
-    inner, discount = dot(grad, mean) / square, task.psi * gamma
-    return math.copysign(max(abs(inner) - discount, 0.0), inner) if task.never_flip else inner - discount
-
-
-def dot(a: Arrays, b: Arrays) -> float:
-    """<a, b> over all arrays."""
-    return float(sum(np.vdot(a[name], b[name]) for name in sorted(a)))
-
-
-def norm(a: Arrays) -> float:
-    """||a|| over all arrays."""
-    return math.sqrt(dot(a, a))
+def full_loss(loss: Loss, x: Any, y: Any, params: Arrays) -> float:
+    """F_k: the mean over all samples of the device."""
+    n = len(y)
+    blocks = range(0, n, BLOCK)
+    parts = [float(loss(params, x[first : first + BLOCK], y[first : first + BLOCK])) for first in blocks]
+    return sum(part * min(BLOCK, n - first) / n for part, first in zip(parts, blocks, strict=True))
 
 
 def _plus(a: Arrays, b: Arrays) -> Arrays:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flwr.app import Message
 
@@ -17,11 +18,14 @@ from folb.core import round as core_round
 from folb.core.algorithm import Algorithm
 from folb.core.round import State
 from folb.core.rules import Gradients, Round, Update
-from folb.core.selection import Multiset
+from folb.core.selection import Known, Multiset, drawing
+from folb.core.solver import steps_of
 from folb.core.system import System
+from folb.core.upload import DELTA, GRAD, Upload
+from folb.errors import InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays
-from folb.flower.replies import Expected, Refused, Reply, last_words
+from folb.flower.replies import Expected, Form, Refused, Reply, last_words
 from folb.flower.roster import Member
 
 log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
@@ -34,6 +38,7 @@ class Plan(NamedTuple):
     words: Any  # [K, 2]
     work: Any  # [K]
     lost: Any  # [K] by the system model
+    steps: Any  # [K] local steps
     correction: Any  # [K]
     inner: Any | None  # [K], where a survey gave it
     second: Multiset | None
@@ -43,11 +48,21 @@ class Plan(NamedTuple):
 
 @jax.jit
 def plan(
-    algorithm: Algorithm, system: System, who: Any, start: Any, size: Any, share: Any, survey: Any, seed: Any, t: Any
+    algorithm: Algorithm,
+    system: System,
+    who: Any,
+    size: Any,
+    share: Any,
+    survey: Any,
+    memory: Any,
+    seed: Any,
+    t: Any,
 ) -> Plan:
     """The draw of round t of devices `who`, in ascending order of identity: the simulator's, for the same devices."""
-    draw = core_round.drawing(algorithm.selection, start, size, share, survey)
-    first, second = draw.sets(algorithm, seed, t)
+    how = algorithm.selection
+    start = jnp.cumsum(size) - size  # as if their samples lay end to end
+    draw = drawing(how, Known(t, how.K, how.replacement, start, size, share, survey, memory))
+    first, second = core_round.sets(draw, how, seed, t)
 
     def managed(chosen: Multiset) -> Any:
         return core_round.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)
@@ -58,8 +73,9 @@ def plan(
         words=words,
         work=effort.work,
         lost=effort.lost,
+        steps=steps_of(algorithm.solver, effort.work, size[first.device]),
         correction=draw.correction(first.device),
-        inner=None if draw.survey is None else draw.survey[first.device],
+        inner=None if draw.inner is None else draw.inner[first.device],
         second=second,
         second_lost=None if second is None else managed(second)[1].lost,
         second_correction=None if second is None else draw.correction(second.device),
@@ -67,6 +83,17 @@ def plan(
 
 
 close = jax.jit(core_round.close)
+shifts = jax.jit(core_round.shifts)
+
+
+def form(upload: Upload, params: Arrays) -> Form:
+    """What an upload must be on arrival."""
+    shape = core_round.upload_shape(upload, params)
+    if isinstance(shape, Mapping) and all(hasattr(part, "shape") for part in shape.values()):
+        return Form({name: part.shape for name, part in shape.items()}, upload.least, upload.most)
+    if not hasattr(shape, "shape"):
+        raise InputError(f"upload {upload.name}", shape, "should be a number, an array, or a dict of arrays")
+    return Form({protocol.VALUE: shape.shape} if shape.shape else None, upload.least, upload.most)
 
 
 @dataclass
@@ -79,6 +106,7 @@ class Opened:
     members: list[Member]
     until: float
     plan: Plan | None = None
+    own: Any = ()  # the memory of the devices of S_1, stacked
     wanted: int = 0  # replies, each as often as its device was drawn, at which over-selection closes the round
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
@@ -159,18 +187,21 @@ class Opened:
 
     def stacked(self) -> Round:
         """All replies of the round in ascending order of identity; what did not come counts 0 times."""
-        drawn, uploads, state = self.plan, self.algorithm.uploads, self.state
+        drawn, state = self.plan, self.state
         assert drawn is not None
         identities = [self.members[k].identity for k in drawn.first.device]
 
-        def stack(who: Sequence[int], upload: str) -> Arrays:
-            found = {name: np.zeros((len(who), *value.shape), np.float32) for name, value in state.params.items()}
-            for i, identity in enumerate(who):
-                reply = self.usable.get(identity)
-                if reply is not None and upload in reply.arrays:
-                    for name, value in reply.arrays[upload].items():
+        def stack(who: Sequence[int], upload: Upload) -> Any:
+            shapes = form(upload, state.params).shapes
+            replies = [self.usable.get(identity) for identity in who]
+            if shapes is None:
+                return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
+            found = {name: np.zeros((len(who), *shape), np.float32) for name, shape in shapes.items()}
+            for i, reply in enumerate(replies):
+                if reply is not None and upload.name in reply.arrays:
+                    for name, value in reply.arrays[upload.name].items():
                         found[name][i] = value
-            return found
+            return found[protocol.VALUE] if set(found) == {protocol.VALUE} else found
 
         def counted(chosen: Multiset, who: Sequence[int]) -> Any:
             there = np.array([identity in self.usable for identity in who])
@@ -179,19 +210,25 @@ class Opened:
         second = None
         if drawn.second is not None:
             who = [self.members[k].identity for k in drawn.second.device]
-            second = Gradients(stack(who, protocol.GRAD), counted(drawn.second, who), drawn.second_correction)
-        gamma: Any = [self.usable[k].numbers.get(protocol.GAMMA, 0.0) if k in self.usable else 0.0 for k in identities]
+            second = Gradients(stack(who, GRAD), counted(drawn.second, who), drawn.second_correction)
         times = counted(drawn.first, identities)
+        sent = {upload.name: stack(identities, upload) for upload in self.algorithm.uploads}
         return Round(
             params=state.params,
             times=times,
             size=_array([self.members[k].size for k in drawn.first.device]),
             correction=drawn.correction,
-            delta=stack(identities, protocol.DELTA),
-            grad=stack(identities, protocol.GRAD) if protocol.GRAD in uploads else None,
-            gamma=_array(gamma) if protocol.GAMMA in uploads else None,
+            delta=stack(identities, DELTA),
+            grad=sent.pop("grad", None),
+            gamma=sent.pop("gamma", None),
             inner=drawn.inner,
             second=second,
+            sent=sent,
+            t=_array(self.t),
+            N=_array(len(self.members)),
+            steps=times.clip(max=1) * drawn.steps,
+            lr=_array(self.algorithm.solver.lr),
+            own=self.own,
             K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
         )
 
@@ -219,8 +256,8 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
         "lost_devices": lost,
         "rejected_devices": [k for k in rejected if k in drawn],
     }
-    if protocol.GAMMA in opened.algorithm.uploads:
-        line["gamma"] = [opened.usable[k].numbers[protocol.GAMMA] if k in opened.usable else None for k in identities]
+    if opened.algorithm.sends("gamma"):
+        line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
     for name, found in (("refused", opened.noted), ("failed", list(opened.failed.items()))):
         if found:
             line[name] = [list(pair) for pair in found]

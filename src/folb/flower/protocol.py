@@ -7,23 +7,23 @@ batches that the simulator draws. Models are flat: named arrays of float32, `fir
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-NDArray = np.ndarray[Any, np.dtype[Any]]
+from folb.typing import NDArray
+
 Arrays = dict[str, NDArray]
 
 # records of a message to a device
-MODEL, TASK, MEAN = "arrays", "task", "mean"
-# records of its reply; the arrays are named for what they are
-DELTA, GRAD, WEIGHTED, METRICS = "delta", "grad", "weighted", "metrics"
-# entries of METRICS
-ROUND, SIZE, IDENTITY, GAMMA, NORM, IMPORTANCE = "round", "num-examples", "identity", "gamma", "norm", "importance"
-
-RECORDS = (DELTA, GRAD, WEIGHTED)  # uploads that are the size of the model; the others are numbers
+MODEL, TASK, SHIFT, MEAN = "arrays", "task", "shift", "mean"
+# records of its reply: numbers, and each upload of arrays under its own name
+METRICS = "metrics"
+# entries of METRICS, beside the uploads that are numbers
+ROUND, SIZE, IDENTITY = "round", "num-examples", "identity"
+VALUE = ""  # the name of the array, in an upload that is but one: no array of a model has it
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,28 @@ class Task:
     mu: float = 0.0
     batch: int = 1
     unit: str = "step"
-    clamp_gamma: bool = True
-    # where only sums are to be learnt, the device does what the server would have done with its reply
-    scale: float = 1.0  # of the gradient
-    times: float = 1.0  # in the multiset
-    psi: float = 0.0
-    never_flip: bool = False
+    step: str = "sgd"  # the local step
+    numbers: Mapping[str, float] = field(default_factory=dict)  # of the step, `step.beta`, and uploads, `gamma.most`
 
     def record(self) -> ConfigRecord:
         """The task as it travels."""
         fields = asdict(self)
-        return ConfigRecord(fields | {"uploads": list(self.uploads), "words": [int(word) for word in self.words]})
+        numbers = fields.pop("numbers")
+        fields |= {"uploads": list(self.uploads), "words": [int(word) for word in self.words]}
+        fields |= {"names": list(numbers), "values": [float(value) for value in numbers.values()]}
+        return ConfigRecord(fields)
+
+    def numbers_of(self, part: str) -> dict[str, float]:
+        """The numbers of the local step, or of an upload."""
+        prefix = f"{part}."
+        return {name.removeprefix(prefix): v for name, v in self.numbers.items() if name.startswith(prefix)}
 
 
 def task(record: Mapping[str, Any]) -> Task:
     """The task that travelled."""
     fields = dict(record)
-    return Task(**fields | {"uploads": tuple(fields["uploads"]), "words": tuple(fields["words"])})
+    numbers = dict(zip(fields.pop("names"), fields.pop("values"), strict=True))
+    return Task(**fields | {"uploads": tuple(fields["uploads"]), "words": tuple(fields["words"]), "numbers": numbers})
 
 
 def arrays(params: Any) -> ArrayRecord:

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
+from folb.core.upload import LARGEST
 from folb.flower import protocol
-from folb.flower.protocol import Arrays, NDArray
+from folb.flower.protocol import Arrays
+from folb.typing import NDArray
 
-LARGEST = 1e15  # norm of an update or a gradient: beyond it, products of two overflow 32 bits
 MOST_SAMPLES = 2**24  # of one device: more cannot be shuffled
 LONGEST = 160  # characters of what a device says, in a log
 HEADER = 10_000  # bytes before the numbers in NumPy's format, at most
@@ -28,16 +29,22 @@ class Refused(Exception):  # noqa: N818  it is no error of the program's, nor of
     """Why a reply is not used."""
 
 
+class Form(NamedTuple):
+    """What an upload must be: arrays of these shapes, by name, or None for a single number."""
+
+    shapes: Mapping[str, tuple[int, ...]] | None
+    least: float = -LARGEST
+    most: float = LARGEST
+
+
 @dataclass(frozen=True)
 class Expected:
     """What one device was asked for."""
 
-    shapes: Mapping[str, tuple[int, ...]]  # of the model's arrays
     round: int
-    uploads: tuple[str, ...]
+    uploads: Mapping[str, Form]  # by name
     size: int  # the samples it declared
     node: int
-    clamp_gamma: bool = True
 
 
 class Reply(NamedTuple):
@@ -61,10 +68,10 @@ def _checked(message: Message, expected: Expected) -> Reply:
     if message.metadata.src_node_id != expected.node:
         raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
     content = message.content
-    records = [name for name in expected.uploads if name in protocol.RECORDS]
-    _same("records", list(content), [*records, protocol.METRICS])
+    shapes = {name: form.shapes for name, form in expected.uploads.items() if form.shapes is not None}
+    _same("records", list(content), [*shapes, protocol.METRICS])
     numbers = _numbers(content[protocol.METRICS], expected)
-    arrays = {name: _arrays(name, content[name], expected.shapes) for name in records}
+    arrays = {name: _arrays(name, content[name], own, expected.uploads[name].most) for name, own in shapes.items()}
     return Reply(arrays, numbers)
 
 
@@ -76,31 +83,29 @@ def _same(what: str, found: list[Any], wanted: list[str]) -> None:
 def _numbers(record: Any, expected: Expected) -> dict[str, float]:
     if not isinstance(record, MetricRecord):
         raise Refused(f"{protocol.METRICS} is of type {type(record).__name__}")
-    kinds = {name for name in expected.uploads if name not in protocol.RECORDS}
-    kinds |= {protocol.IMPORTANCE} if protocol.WEIGHTED in expected.uploads else set()
-    _same(protocol.METRICS, list(record), [protocol.ROUND, protocol.SIZE, *kinds])
+    forms = {name: form for name, form in expected.uploads.items() if form.shapes is None}
+    _same(protocol.METRICS, list(record), [protocol.ROUND, protocol.SIZE, *forms])
     for name, value in ((protocol.ROUND, expected.round), (protocol.SIZE, expected.size)):
         if type(record[name]) is not int or record[name] != value:
             raise Refused(f"{name} is {_short(record[name])}, and should be {value}")
-    return {name: _number(name, record[name], expected) for name in kinds}
+    return {name: _number(name, record[name], form) for name, form in forms.items()}
 
 
-def _number(name: str, value: Any, expected: Expected) -> float:
-    most = 1.0 if name == protocol.GAMMA and expected.clamp_gamma else LARGEST
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
-        raise Refused(f"{name} is {_short(value)}, and should be a number from 0 to {most:g}")
+def _number(name: str, value: Any, form: Form) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not form.least <= value <= form.most:
+        raise Refused(f"{name} is {_short(value)}, and should be a number from {form.least:g} to {form.most:g}")
     return float(value)
 
 
-def _arrays(upload: str, record: Any, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+def _arrays(upload: str, record: Any, shapes: Mapping[str, tuple[int, ...]], most: float) -> Arrays:
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{upload} is of type {type(record).__name__}")
     _same(upload, list(record), list(shapes))
     arrays = {name: _array(f"{upload}: {name}", record[name], shape) for name, shape in shapes.items()}
     # in 64 bits, where the squares of 32-bit numbers cannot overflow
     norm = math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in arrays.values()))
-    if not norm <= LARGEST:
-        raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {LARGEST:g}")
+    if not norm <= most:
+        raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {most:g}")
     return arrays
 
 

@@ -105,7 +105,7 @@ class Book:
             _, (state, lines, devices) = found
             # in the order that the arrays come in: jax sorts names
             params = {name: np.asarray(state.params[name]) for name in self.state.params}
-            self.state = State(params, jax.tree.map(np.asarray, state.memory))
+            self.state = jax.tree.map(np.asarray, state)._replace(params=params)
             self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
             if self.done > self.about.rounds:
                 raise InputError("num_rounds", self.about.rounds, f"should be at least {self.done}: so many are done")

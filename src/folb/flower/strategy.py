@@ -22,22 +22,25 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from folb.core import round as core_round
 from folb.core import system as systems
+from folb.core import vector
 from folb.core.algorithm import Algorithm
 from folb.core.guard import guard, is_guarded
-from folb.core.round import State
+from folb.core.round import Closed, State
 from folb.core.rules import Update
 from folb.core.system import System
-from folb.data.federation import starts
+from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import InputError, check, check_whole, choose
 from folb.flower import protocol
-from folb.flower.local_work import dot
 from folb.flower.mailbox import SLACK, Post
-from folb.flower.open_round import Opened, Plan, close, plan, recorded
-from folb.flower.protocol import Arrays, NDArray, Task
-from folb.flower.replies import Expected, Refused, Reply, evaluation
+from folb.flower.open_round import Opened, Plan, close, form, plan, recorded, shifts
+from folb.flower.protocol import Arrays, Task
+from folb.flower.remembered import Remembered
+from folb.flower.replies import Expected, Form, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
 from folb.flower.run_directory import About, Book, kept
+from folb.typing import NDArray
 
 log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
 
@@ -128,8 +131,11 @@ class FederatedStrategy(Strategy):
         self.awaited: set[int] = set()  # devices of the rounds before an interruption
         self.roster = Roster()
         self.post: Post | None = None
-        self.memory: Any = None
+        self.state: State | None = None  # but for the model, which the rounds hand on
+        self.remembered = Remembered(())
         self.opened: Opened | None = None
+        self.forms: dict[str, Form] | None = None
+        self.further: tuple[Upload, ...] = ()  # that a strategy asks for beside the algorithm's
         self.evaluating: list[Message] = []
         self.warned = False
 
@@ -168,7 +174,7 @@ class FederatedStrategy(Strategy):
         model = self._checked_model(initial_arrays)
         self.post, self.roster = Post(grid), Roster()
         self.summary()
-        state = State(model, self.algorithm.server.init(model))
+        state = self._begin(model)
         if self.directory is None:
             return self._rounds(grid, state, num_rounds, evaluate_fn, None)
         about = About(
@@ -199,8 +205,9 @@ class FederatedStrategy(Strategy):
         """The rounds that are left, each recorded as it is finished."""
         assert self.post is not None
         result, done, in_a_row = Result(), 0 if book is None else book.done, 0
-        self.memory, arrays = state.memory, protocol.packed(state.params)
-        if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, arrays)) is not None:
+        self.state, arrays = state, protocol.packed(state.params)
+        self.remembered.unpack(state.devices)
+        if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
             result.evaluate_metrics_serverapp[0] = found
         for t in range(done + 1, num_rounds + 1):
             messages = list(self.configure_train(t, arrays, ConfigRecord(), grid))
@@ -210,26 +217,43 @@ class FederatedStrategy(Strategy):
             if numbers is not None:
                 result.train_metrics_clientapp[t] = numbers
             seconds = time.monotonic() - self._round.began
-            evaluations = list(self.configure_evaluate(t, arrays, ConfigRecord(), grid))
+            model = self._kept(arrays)
+            evaluations = list(self.configure_evaluate(t, model, ConfigRecord(), grid))
             measured = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
-            if evaluate_fn is not None and (found := evaluate_fn(t, arrays)) is not None:
+            if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
                 measured = result.evaluate_metrics_serverapp[t] = found
             told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
             log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
             if book is not None:
                 line = recorded(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
-                book.add(line, State(protocol.unpacked(arrays), self.memory), identities)
+                now = self.state._replace(params=protocol.unpacked(arrays), devices=self.remembered.packed())
+                book.add(line, now, identities)
             in_a_row = in_a_row + 1 if self._round.abandoned else 0
             if in_a_row == self.max_abandoned and t < num_rounds:
                 why = f"{in_a_row} rounds in a row were abandoned, the last since {self._round.abandoned}"
                 raise RuntimeError(f"{why}; the same run, submitted again, goes on")
         if book is not None:
             log.info("kept in %s: see folb show %s", book.path, book.path)
-        result.arrays = arrays
+        result.arrays = self._kept(arrays)
         return result
+
+    def _begin(self, model: Arrays) -> State:
+        """The state before the first round."""
+        state, own = core_round.begin(self.algorithm, model)
+        self.remembered = Remembered(own)
+        return state._replace(devices=self.remembered.packed())
+
+    def _kept(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The model that is evaluated and kept: the server's, or the algorithm's average of its models."""
+        assert self.state is not None
+        if not jax.tree.leaves(self.state.average):
+            return arrays
+        params = protocol.unpacked(arrays)
+        found = core_round.kept(self.algorithm, self.state._replace(params=params))
+        return protocol.packed({name: np.asarray(found[name]) for name in params})
 
     @property
     def _round(self) -> Opened:
@@ -259,9 +283,9 @@ class FederatedStrategy(Strategy):
         if self.post is None or self.post.grid is not grid:
             self.post = Post(grid)
         params = protocol.unpacked(arrays)
-        if self.memory is None:
-            self.memory = self.algorithm.server.init(params)
-        state = State(params, self.memory)
+        if self.state is None:
+            self.state = self._begin(params)
+        state = self.state._replace(params=params, devices=())
         members = self._present(self.post)
         self.opened = opened = Opened(
             server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
@@ -278,14 +302,15 @@ class FederatedStrategy(Strategy):
             opened.algorithm,
             self.system,
             who,
-            starts(size),
             size,
             self._share(members),
             survey,
+            self.remembered.stacked(who.tolist()) if opened.algorithm.selection.sampling.memory else None,
             np.uint32(self.seed),
             np.uint32(server_round),
         )
         opened.plan = jax.tree.map(np.asarray, drawn)
+        opened.own = self.remembered.stacked(who[opened.plan.first.device].tolist())
         self._warn(len(opened.drawn), opened.algorithm)
         return self._ask(opened, arrays)
 
@@ -343,27 +368,26 @@ class FederatedStrategy(Strategy):
         return self.min_replies
 
     def _survey(self, opened: Opened, arrays: ArrayRecord) -> NDArray | None:
-        """What (7), or its stand-in, is made of: <grad f, grad F_k>, or ||grad F_k||, of all devices there are.
+        """What the sampling asked all devices for: of gradients <grad f, grad F_k>, which (7) is made of.
 
         A device that does not answer has 0 here: it is drawn only where fewer than K, all different, have more.
         """
-        how = self.algorithm.selection
-        if not how.survey:
+        upload = self.algorithm.selection.sampling.survey
+        if upload is None:
             return None
-        upload = protocol.GRAD if how.sampling == "direct" else protocol.NORM
-        tasks = {member.identity: Task(opened.t, (upload,)) for member in opened.members}
+        tasks = {member.identity: self._plain(opened.t, upload) for member in opened.members}
         found = self._exchange(opened, tasks, arrays)
         if len(found) < self.min_replies:
             opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
-        if upload == protocol.NORM:
-            norms = [found[m.identity].numbers[upload] if m.identity in found else 0.0 for m in opened.members]
-            return np.array(norms, np.float32)
-        grads = [found[m.identity].arrays[upload] if m.identity in found else None for m in opened.members]
+        there = [found.get(member.identity) for member in opened.members]
+        if upload != GRAD:
+            return np.array([0.0 if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
+        grads = [None if reply is None else reply.arrays[upload.name] for reply in there]
         mean = {name: np.zeros_like(value) for name, value in opened.state.params.items()}
         for p, grad in zip(self._share(opened.members), grads, strict=True):
             if grad is not None:
                 mean = {name: total + p * grad[name] for name, total in mean.items()}
-        return np.array([0.0 if g is None else dot(g, mean) for g in grads], np.float32)
+        return np.array([0.0 if g is None else vector.dot(g, mean) for g in grads], np.float32)
 
     def _share(self, members: Sequence[Member]) -> NDArray:
         """p_k of (1), of the devices that are there."""
@@ -378,14 +402,22 @@ class FederatedStrategy(Strategy):
         return opened.turn()
 
     def _messages(
-        self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord, **more: ArrayRecord
+        self,
+        opened: Opened,
+        tasks: Mapping[int, Task],
+        arrays: ArrayRecord,
+        shift: Mapping[int, ArrayRecord] | None = None,
+        mean: ArrayRecord | None = None,
     ) -> list[Message]:
-        """A message for each task, by the device's identity; they count as asked."""
-        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        """A message for each task, by the device's identity; they count as asked. `shift` is for some of them."""
         members = {member.identity: member for member in opened.members}
         for identity, task in tasks.items():
             member = members[identity]
-            records: dict[str, Any] = {protocol.MODEL: arrays, protocol.TASK: task.record(), **more}
+            records: dict[str, Any] = {protocol.MODEL: arrays, protocol.TASK: task.record()}
+            if shift is not None and identity in shift:
+                records[protocol.SHIFT] = shift[identity]
+            if mean is not None:
+                records[protocol.MEAN] = mean
             message = Message(
                 RecordDict(records),
                 dst_node_id=member.node,
@@ -393,44 +425,59 @@ class FederatedStrategy(Strategy):
                 group_id=str(opened.t),
                 ttl=self.deadline + SLACK,
             )
-            expected = Expected(shapes, opened.t, task.uploads, member.size, member.node, task.clamp_gamma)
+            forms = {name: self._forms(opened)[name] for name in task.uploads}
+            expected = Expected(opened.t, forms, member.size, member.node)
             opened.asked[identity] = (message, expected)
             opened.down += protocol.nbytes(message.content)
         return [opened.asked[identity][0] for identity in tasks]
 
-    def _work(self, drawn: Plan, i: int, t: int, uploads: tuple[str, ...], **more: Any) -> Task:
+    def _forms(self, opened: Opened) -> dict[str, Form]:
+        """What each upload that may be asked for must be on arrival."""
+        if self.forms is None:
+            survey = self.algorithm.selection.sampling.survey
+            known = (DELTA, GRAD, *self.algorithm.uploads, *([] if survey is None else [survey]), *self.further)
+            self.forms = {upload.name: form(upload, opened.state.params) for upload in known}
+        return self.forms
+
+    def _plain(self, t: int, *uploads: Upload) -> Task:
+        """A task without local work."""
+        mu = float(self.algorithm.solver.mu)
+        return Task(t, tuple(upload.name for upload in uploads), mu=mu, numbers=_numbers(uploads))
+
+    def _work(self, drawn: Plan, i: int, t: int, uploads: Sequence[Upload]) -> Task:
         """The local work that slot i of a round has drawn, and what it is to send of it."""
         solver = self.algorithm.solver
-        return Task(
-            round=t,
-            uploads=uploads,
+        steps = {f"step.{name}": float(value) for name, value in solver.step.numbers.items()}
+        return replace(
+            self._plain(t, *uploads),
             work=int(drawn.work[i]),
             words=(int(drawn.words[i][0]), int(drawn.words[i][1])),
             lr=float(solver.lr),
-            mu=float(solver.mu),
             batch=solver.batch,
             unit=solver.unit,
-            clamp_gamma=self.algorithm.clamp_gamma,
-            **more,
+            step=solver.step.name,
+            numbers=_numbers(uploads) | steps,
         )
 
     def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
         """S_1 is asked for updates, and for what else the rule needs; the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
-        uploads = (
-            protocol.DELTA,
-            *(name for name in self.algorithm.uploads if name in (protocol.GRAD, protocol.GAMMA)),
-        )
-        tasks = {}
+        uploads = (DELTA, *self.algorithm.uploads)
+        shift = shifts(opened.algorithm, opened.state, opened.own)
+        tasks, shifted = {}, {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:
-                tasks[opened.members[k].identity] = self._work(drawn, i, opened.t, uploads)
+                identity = opened.members[k].identity
+                tasks[identity] = self._work(drawn, i, opened.t, uploads)
+                if shift is not None:
+                    own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
+                    shifted[identity] = protocol.packed(own)
         if drawn.second is not None and drawn.second_lost is not None:
             for i, k in enumerate(drawn.second.device):
                 if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
-                    tasks.setdefault(opened.members[k].identity, Task(opened.t, (protocol.GRAD,)))
-        return self._messages(opened, tasks, arrays)
+                    tasks.setdefault(opened.members[k].identity, self._plain(opened.t, GRAD))
+        return self._messages(opened, tasks, arrays, shifted)
 
     # -- a round: what came back ---------------------------------------------------------------------------------------
 
@@ -461,21 +508,27 @@ class FederatedStrategy(Strategy):
                 following, opened.update = self._closed(opened)
         if opened.abandoned:
             log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
-        self.memory = following.memory
+        self.state = following
         return (None if opened.update is None else protocol.packed(following.params)), self._metrics(opened)
 
     def _closed(self, opened: Opened) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite."""
         round = opened.stacked()
-        return self._finite(opened, *jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round)))
+        closed: Closed = jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round))
+        found = self._finite(opened, closed)
+        if found[1] is not None:
+            assert opened.plan is not None
+            who = [opened.members[k].identity for k in opened.plan.first.device]
+            self.remembered.update(who, list(np.asarray(round.times) > 0), closed.own)
+        return found
 
-    def _finite(self, opened: Opened, following: State, update: Update, updated: Any) -> tuple[State, Update | None]:
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(following)):
+    def _finite(self, opened: Opened, closed: Closed) -> tuple[State, Update | None]:
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((closed.state, closed.own))):
             opened.abandoned = "the step is not finite"
             return opened.state, None
         # in the order that the arrays came in: jax sorts names
-        params = {name: following.params[name] for name in opened.state.params}
-        return State(params, following.memory), update if updated else None
+        params = {name: closed.state.params[name] for name in opened.state.params}
+        return closed.state._replace(params=params), closed.update if closed.updated else None
 
     def _metrics(self, opened: Opened) -> MetricRecord:
         return MetricRecord(
@@ -533,6 +586,10 @@ class FederatedStrategy(Strategy):
                 own[protocol.SIZE] for own in those
             )
         return MetricRecord(means)
+
+
+def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:
+    return {f"{upload.name}.{name}": float(value) for upload in uploads for name, value in upload.numbers.items()}
 
 
 def _check_number(field: str, value: Any, holds: Callable[[float], bool], range: str) -> None:

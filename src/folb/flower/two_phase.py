@@ -10,6 +10,7 @@ for a protocol of the carrier, which takes that function's place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,11 +25,13 @@ from folb.core.algorithm import Algorithm
 from folb.core.guard import is_guarded
 from folb.core.round import State
 from folb.core.rules import Round, Update
+from folb.core.upload import Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
 from folb.flower.open_round import Opened, close
-from folb.flower.protocol import Arrays, Task
+from folb.flower.protocol import Arrays
 from folb.flower.strategy import FederatedStrategy
+from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCALED_GRAD, WEIGHTED
 
 Sum = Callable[[Sequence[Arrays]], Arrays]
 
@@ -61,8 +64,12 @@ class TwoPhaseStrategy(FederatedStrategy):
         check_whole("min_devices", min_devices, 2)
         if self.fraction_train is None and min_devices > algorithm.selection.K:
             raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.K}")
-        if algorithm.selection.survey:
-            raise InputError("sampling", algorithm.selection.sampling, "asks each device for its own gradient or norm")
+        survey = algorithm.selection.sampling.survey
+        if survey is not None:
+            raise InputError("sampling", algorithm.name, f"should ask no device for its own {survey.name}, as it does")
+        if algorithm.memory is not None:
+            expected = "should be None: the server cannot remember devices whose replies it never sees"
+            raise InputError("memory", algorithm.name, expected)
         self.min_devices, self.add = min_devices, add
         rule: Any = algorithm.rule
         if getattr(rule, "func", rule) not in RULES:
@@ -71,8 +78,19 @@ class TwoPhaseStrategy(FederatedStrategy):
         apply: Any = algorithm.server.apply
         if apply.func is server_step.fedexp().apply.func:  # type: ignore[attr-defined]
             raise InputError("server", "fedexp", "needs the norm of each update; choose another server step")
-        self.psi = float(rule.keywords.get("psi", 0.0))
-        self.never_flip = rule.func is rules.folb_never_flip
+        self.weighted, self.importance = self._sums(rule)
+        self.further = (SCALED_GRAD, self.weighted, self.importance)
+
+    def _sums(self, rule: Any) -> tuple[Upload, Upload]:
+        """What a device sends into the two sums of phase 2."""
+        if rule.func is rules.folb:
+            return WEIGHTED, IMPORTANCE
+        numbers = {
+            "psi": float(rule.keywords["psi"]),
+            "flip": float(rule.func is not rules.folb_never_flip),
+            "most": 1.0 if self.algorithm.clamp_gamma else math.inf,
+        }
+        return _with(HETERO_WEIGHTED, **numbers), _with(HETERO_IMPORTANCE, **numbers)
 
     def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
         """Phase 1 as a whole, and the messages of phase 2 to those who answered it."""
@@ -84,29 +102,22 @@ class TwoPhaseStrategy(FederatedStrategy):
             if drawn.first.times[i] > 0 and not drawn.lost[i]
         }
         tasks = {
-            identity: Task(opened.t, (protocol.GRAD,), scale=float(drawn.first.times[i] * drawn.correction[i]))
+            identity: self._plain(opened.t, _with(SCALED_GRAD, scale=drawn.first.times[i] * drawn.correction[i]))
             for identity, i in slots.items()
         }
         found = self._exchange(opened, tasks, arrays)
         if self._too_few(opened, len(found)):
             return []
         there = sorted(found)
-        total = self.add([found[identity].arrays[protocol.GRAD] for identity in there])
+        total = self.add([found[identity].arrays[SCALED_GRAD.name] for identity in there])
         K = sum(float(drawn.first.times[slots[identity]]) for identity in there)
         mean = protocol.packed({name: value / np.float32(K) for name, value in total.items()})
-        tasks = {
-            identity: self._work(
-                drawn,
-                slots[identity],
-                opened.t,
-                (protocol.WEIGHTED,),
-                times=float(drawn.first.times[slots[identity]]),
-                psi=self.psi,
-                never_flip=self.never_flip,
-            )
-            for identity in there
-        }
-        return self._messages(opened, tasks, arrays, **{protocol.MEAN: mean})
+        tasks = {}
+        for identity in there:
+            times = drawn.first.times[slots[identity]]
+            uploads = [_with(upload, times=times) for upload in (self.weighted, self.importance)]
+            tasks[identity] = self._work(drawn, slots[identity], opened.t, uploads)
+        return self._messages(opened, tasks, arrays, mean=mean)
 
     @property
     def fewest(self) -> int:
@@ -123,8 +134,8 @@ class TwoPhaseStrategy(FederatedStrategy):
         there = sorted(opened.usable)
         if self._too_few(opened, len(there)):
             return opened.state, None
-        step = self.add([opened.usable[identity].arrays[protocol.WEIGHTED] for identity in there])
-        shares = [{"": np.array(opened.usable[identity].numbers[protocol.IMPORTANCE])} for identity in there]
+        step = self.add([opened.usable[identity].arrays[self.weighted.name] for identity in there])
+        shares = [{"": np.array(opened.usable[identity].numbers[self.importance.name])} for identity in there]
         total = float(self.add(shares)[""])
         one: Any = np.ones(1, np.float32)
         round = Round(
@@ -136,4 +147,9 @@ class TwoPhaseStrategy(FederatedStrategy):
         )
         how = replace(opened.algorithm.selection, K=1)
         alone = replace(opened.algorithm, selection=how, rule=Partial(rules.mean))
-        return self._finite(opened, *jax.tree.map(np.asarray, close(alone, opened.state, round)))
+        return self._finite(opened, jax.tree.map(np.asarray, close(alone, opened.state, round)))
+
+
+def _with(upload: Upload, **numbers: Any) -> Upload:
+    """An upload with some numbers of one device's."""
+    return replace(upload, numbers={**upload.numbers, **{name: float(value) for name, value in numbers.items()}})

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from folb.core.algorithm import Algorithm
-from folb.core.round import Chosen, Draw, State, close, drawing, managed
+from folb.core.memory import gathered, scattered
+from folb.core.round import Chosen, State, close, managed, sets, shifts
 from folb.core.rules import Gradients, Round, inner_products
-from folb.core.selection import Multiset
+from folb.core.selection import Draw, Known, Multiset, drawing
+from folb.core.solver import steps_of
 from folb.core.system import Effort
+from folb.core.upload import GAMMA, UNCLAMPED_GAMMA
 from folb.simulation import solve
 from folb.simulation.problem import Problem
 from folb.simulation.solve import Slots
-from folb.simulation.survey import survey_inner_products, survey_norms
-from folb.typing import Params
+from folb.simulation.survey import survey_inner_products, survey_upload
+from folb.simulation.uploads import Sources, computed
 
 
 class Info(NamedTuple):
@@ -50,31 +53,28 @@ def play(
     The devices may have been `chosen` before, for their samples to be here.
     """
     model, train = problem.model, problem.train
-    uploads = algorithm.uploads
-    K = algorithm.selection.K
+    how, solver = algorithm.selection, algorithm.solver
 
-    draw = distribution(problem, algorithm, state.params)
-    drawn, other = draw.sets(algorithm, seed, t) if chosen is None else chosen
+    draw = distribution(problem, algorithm, state, t)
+    drawn, other = sets(draw, how, seed, t) if chosen is None else chosen
     words, effort = efforts(problem, algorithm, drawn, seed, t)
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
     slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
+    own = _own(algorithm, state, drawn.device)
 
-    def gradients_at(stack: Params, chosen: Multiset, wanted: Array) -> Params:
-        return solve.gradients(model, train, stack, chosen.device, wanted, problem.abreast, problem.mesh)
-
-    # What nobody uses below is not computed: the compiler drops it.
-    here = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *v.shape)), state.params)
-    delta = solve.solve(model, train, algorithm.solver, state.params, slots, problem.abreast, problem.mesh)
-    grad = gradients_at(here, drawn, usable)
-    after = gradients_at(jax.tree.map(jnp.add, here, delta), drawn, usable)
-    gamma = solve.inexactness(algorithm.solver, delta, grad, after, algorithm.clamp_gamma)
+    # Unused values are dropped by the compiler.
+    here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), state.params)
+    shift = shifts(algorithm, state, own)
+    delta = solve.solve(model, train, solver, state.params, slots, problem.abreast, problem.mesh, shift)
+    sources = Sources(problem, state.params, here, drawn.device, usable, mu=solver.mu, delta=delta)
+    sent = computed(algorithm.uploads, sources)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
         _, other_effort = efforts(problem, algorithm, other, seed, t)
         arrived = (other.times > 0) & ~other_effort.lost
         second = Gradients(
-            gradients_at(here, other, arrived),
+            Sources(problem, state.params, here, other.device, arrived, mu=solver.mu).grad,
             jnp.where(arrived, other.times, 0.0),
             draw.correction(other.device),
             other.device,
@@ -85,21 +85,27 @@ def play(
         gradients_only = jnp.sum(fresh & arrived)
         wait = jnp.max(jnp.where(fresh & other_effort.lost, other_effort.seconds, 0.0))
 
-    inner = None if draw.survey is None else draw.survey[drawn.device]
+    size = train.size[drawn.device]
     round = Round(
         params=state.params,
         times=times,
-        size=train.size[drawn.device].astype(jnp.float32),
+        size=size.astype(jnp.float32),
         correction=draw.correction(drawn.device),
         delta=delta,
-        grad=grad if "grad" in uploads else None,
-        gamma=gamma if "gamma" in uploads else None,
-        inner=inner,
+        grad=sent.pop("grad", None),
+        gamma=sent.pop("gamma", None),
+        inner=None if draw.inner is None else draw.inner[drawn.device],
         second=second,
         device=drawn.device,
+        sent=sent,
+        t=t,
+        N=len(train.size),
+        steps=steps_of(solver, slots.work, size),
+        lr=solver.lr,
+        own=own,
     )
-    following, update, updated = close(algorithm, state, round)
-    surveyed = jnp.int32(len(train.size)) if algorithm.selection.survey else jnp.sum(asked)
+    closed = close(algorithm, state, round)
+    surveyed = jnp.int32(len(train.size)) if how.sampling.survey is not None else jnp.sum(asked)
     info = Info(
         device=drawn.device,
         times=times,
@@ -108,23 +114,50 @@ def play(
         replied=jnp.sum(usable),
         gradients_only=gradients_only,
         seconds=jnp.maximum(wait, jnp.max(jnp.where(drawn.times > 0, effort.seconds, 0.0))),
-        updated=updated,
-        weights=update.weights if "weights" in problem.record else None,
-        inner=inner_products(round._replace(grad=grad))[0] if "inner" in problem.record else None,
-        gamma=gamma if "gamma" in problem.record else None,
+        updated=closed.updated,
+        weights=closed.update.weights if "weights" in problem.record else None,
+        inner=inner_products(round._replace(grad=sources.grad))[0] if "inner" in problem.record else None,
+        gamma=_gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         work=slots.work if "work" in problem.record else None,
     )
+    following = closed.state
+    if jax.tree.leaves(own):
+        devices = scattered(state.devices, drawn.device, closed.updated & usable, closed.own)
+        following = following._replace(devices=devices)
     return following, info
 
 
-def distribution(problem: Problem, algorithm: Algorithm, params: Params) -> Draw:
-    """The distribution P_k^t of a problem's devices."""
-    train, survey = problem.train, None
-    if algorithm.selection.sampling == "direct":
-        survey = survey_inner_products(problem, params)
-    elif algorithm.selection.sampling == "norm":
-        survey = survey_norms(problem, params, algorithm.selection.K)
-    return drawing(algorithm.selection, train.start, train.size, problem.share, survey)
+def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
+    """The memory of some devices, stacked; of an algorithm without one, nothing."""
+    if algorithm.memory is None:
+        return ()
+    if jax.tree.leaves(state.devices):
+        return gathered(state.devices, device)
+    return algorithm.memory.init(state.params)[1]  # it has no arrays
+
+
+def _gamma(algorithm: Algorithm, round: Round, sources: Sources) -> Array:
+    """gamma_k for the record, sent or not."""
+    if round.gamma is not None:
+        return round.gamma
+    gamma = GAMMA if algorithm.clamp_gamma else UNCLAMPED_GAMMA
+    return computed((gamma,), sources)["gamma"]
+
+
+def distribution(problem: Problem, algorithm: Algorithm, state: State | None, t: Array | int) -> Draw:
+    """How the devices of round t are drawn; without a state, where the selection can do without."""
+    train, how, survey, memory = problem.train, algorithm.selection, None, None
+    asked = how.sampling.survey
+    if asked is not None and state is not None:
+        survey = (
+            survey_inner_products(problem, state.params)
+            if asked.name == "grad"
+            else survey_upload(problem, asked, state.params, algorithm.solver.mu, how.K)
+        )
+    if how.sampling.memory and state is not None:
+        memory = _own(algorithm, state, jnp.arange(len(train.size)))
+    known = Known(t, how.K, how.replacement, train.start, train.size, problem.share, survey, memory)
+    return drawing(how, known)
 
 
 def efforts(

@@ -11,7 +11,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from folb.core.algorithm import Algorithm
-from folb.core.round import State
+from folb.core.memory import empty
+from folb.core.round import State, begin
 from folb.core.system import System, uniform
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
@@ -20,6 +21,7 @@ from folb.simulation import parallel, samples, stream
 from folb.simulation.samples import Samples
 
 RECORDS = ("weights", "inner", "gamma", "work")
+ENDLESS = 2**31 - 1
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +88,12 @@ def problem(
     )
 
 
-def start(problem: Problem, algorithm: Algorithm, seed: Array | int) -> State:
-    """The state before the first round: a function of the model and the seed alone."""
-    params = problem.model.init(jax.random.key(seed))
-    return State(params, algorithm.server.init(params))
+def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
+    """The state before the first of `rounds` rounds: a function of the model and the seed alone.
+
+    So many rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
+    """
+    state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
+    if not jax.tree.leaves(own):
+        return state
+    return state._replace(devices=empty(own, len(problem.train.size), rounds * algorithm.selection.K))

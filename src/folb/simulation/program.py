@@ -18,12 +18,12 @@ import numpy as np
 from jax import Array
 
 from folb.core.algorithm import Algorithm
-from folb.core.round import Chosen, State
+from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
 from folb.simulation.evaluate import evaluate, total_hits, total_loss
 from folb.simulation.play import Info, distribution, play
-from folb.simulation.problem import Problem, start
+from folb.simulation.problem import ENDLESS, Problem, start
 from folb.typing import NDArray, Params
 
 CAPACITY = 128  # rounds of one chunk at most
@@ -38,10 +38,14 @@ class Measured(NamedTuple):
     test_accuracy: Array
 
 
-@jax.jit
-def begin(problem: Problem, algorithms: Algorithm, seeds: Array) -> State:
-    """The states of all runs, stacked, before round 1."""
-    return parallel.everywhere(jax.vmap(start, in_axes=(None, 0, 0))(problem, algorithms, seeds), problem.mesh)
+@partial(jax.jit, static_argnames="rounds")
+def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = ENDLESS) -> State:
+    """The states of all runs, stacked, before round 1; their memory of devices has room for so many rounds."""
+
+    def of_run(algorithm: Algorithm, seed: Array) -> State:
+        return start(problem, algorithm, seed, rounds)
+
+    return parallel.everywhere(jax.vmap(of_run)(algorithms, seeds), problem.mesh)
 
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +80,8 @@ def one_round(
     def skip(params: Params) -> tuple[Array, Array]:
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
 
-    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, states.params))
+    models = jax.vmap(kept)(algorithms, states)
+    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, models))
 
 
 @jax.jit
@@ -108,10 +113,16 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
     """The devices of some rounds of all runs, stacked: they do not depend on the models."""
 
     def of_run(algorithm: Algorithm, seed: Array, t: Array) -> Chosen:
-        return distribution(problem, algorithm, None).sets(algorithm, seed, t)
+        return sets(distribution(problem, algorithm, None, t), algorithm.selection, seed, t)
 
     chosen = jax.lax.map(lambda t: jax.vmap(of_run, in_axes=(0, 0, None))(algorithms, seeds, t), rounds)
     return parallel.everywhere(chosen, problem.mesh)
+
+
+@jax.jit
+def models_kept(algorithms: Algorithm, states: State) -> Params:
+    """The models of all runs, stacked, that are evaluated and kept."""
+    return jax.vmap(kept)(algorithms, states)
 
 
 @jax.jit
@@ -205,8 +216,9 @@ def _advance_streamed(
         parts.append(jax.tree.map(lambda leaf, n=n: leaf[:n], record))
         t += n
         if (t - 1) % every == 0:
-            loss = _mean(_losses, coming, federation.train, states.params)
-            accuracy = _mean(_hits, coming, federation.test, states.params)
+            models = models_kept(algorithms, states)
+            loss = _mean(_losses, coming, federation.train, models)
+            accuracy = _mean(_hits, coming, federation.test, models)
             parts[-1] = _evaluated(parts[-1], loss, accuracy)
     return states, joined([jax.tree.map(np.asarray, part) for part in parts]), window
 

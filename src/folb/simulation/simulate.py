@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from jax import Array
 
 from folb import atomic
 from folb.core.algorithm import Algorithm
+from folb.core.round import upload_shape
 from folb.core.system import System
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
@@ -27,8 +29,8 @@ from folb.results.run import Run
 from folb.simulation import parallel, solve
 from folb.simulation.evaluate import evaluation_block
 from folb.simulation.play import Info
-from folb.simulation.problem import Problem, problem, start
-from folb.simulation.program import CAPACITY, Measured, advancing, begin, joined, one_round
+from folb.simulation.problem import ENDLESS, Problem, problem, start
+from folb.simulation.program import CAPACITY, Measured, advancing, begin, joined, models_kept, one_round
 from folb.store import checkpoint
 from folb.store.environment import memory
 from folb.typing import Params
@@ -102,7 +104,7 @@ def simulate(
             place = sum(map(len, groups.values()))
             groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
     runs: dict[int, Run] = {}
-    for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs)):
+    for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs, rounds)):
         keep = None if checkpoints is None else (checkpoints, number)
         runs |= _run_stacked(shared, federation, batch, rounds, evaluate_every, observe, keep)
     return [runs[place] for place in sorted(runs)]
@@ -115,14 +117,14 @@ def streams(federation: Federation, stream: bool | None) -> bool:
     return federation.nbytes > memory() // 2 if stream is None else bool(stream)
 
 
-def _batches(problem: Problem, jobs: list[Job]) -> list[list[Job]]:
+def _batches(problem: Problem, jobs: list[Job], rounds: int) -> list[list[Job]]:
     """The jobs in their order, in as few parts as fit into memory, and as even."""
-    fit = 1 if len(jobs) == 1 else fitting(problem, jobs[0].algorithm, memory())
+    fit = 1 if len(jobs) == 1 else fitting(problem, jobs[0].algorithm, memory(), rounds)
     count = -(-len(jobs) // fit)
     return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
 
 
-def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
+def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int) -> int:
     """How many runs stacked take half of `memory` bytes: an estimate from shapes alone, and at least 1.
 
     A run has its state, before and after a round and in between. Abreast it also has about eight models for each of
@@ -131,7 +133,7 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
     of three windows (one in use, one before and one to come), whose room may be twice what they hold.
     """
     model, train, K = problem.model, problem.train, algorithm.selection.K
-    state = jax.eval_shape(start, problem, algorithm, 0)
+    state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
     samples = max(K * max(solve.BLOCK, solve.UNROLL * algorithm.solver.batch), evaluation_block(model))
 
     def backward(params: Params, rows: Array) -> Any:
@@ -140,7 +142,7 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int) -> int:
 
     needed = 4 * _nbytes(state)
     if problem.streamed:
-        chosen = K * (2 if "second" in algorithm.uploads else 1)
+        chosen = K * (2 if algorithm.selection.second else 1)
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (_nbytes((train.x, train.y)) // len(train.y))
     if problem.abreast:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
@@ -179,10 +181,12 @@ def check(
         K = algorithm.selection.K
         if not algorithm.selection.replacement and K > federation.N:
             raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
-        if streamed and algorithm.selection.survey:
-            reason = "a survey reads all samples in every round, and with stream=True, --stream, they are on the host"
-            expected = f"should be an algorithm that samples devices uniformly or by samples: {reason}"
+        if streamed and not algorithm.selection.ahead:
+            reason = "with stream=True, --stream, devices are drawn some rounds ahead, their samples being on the host"
+            expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
+        if algorithm.selection.sampling.memory and algorithm.memory is None:
+            raise InputError("memory", None, f"should be a DeviceMemory: the sampling of {algorithm.name} looks at one")
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
@@ -210,12 +214,13 @@ def _run_stacked(
     """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
     seeds = np.asarray([job.seed for job in jobs], np.uint32)
-    states = begin(problem, stacked, seeds)
+    remembered = rounds if jobs[0].algorithm.memory is not None else ENDLESS  # else it makes no difference
+    states = begin(problem, stacked, seeds, remembered)
     inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every))
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
-    model = sum(leaf[0].nbytes for leaf in jax.tree.leaves(states.params))
+    model = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, the earliest being `first`, as runs."""
@@ -266,15 +271,15 @@ def _run_stacked(
     finally:
         keep()
     _, states, chunks = at
-    params = jax.tree.map(np.asarray, states.params)
+    params = jax.tree.map(np.asarray, models_kept(stacked, states))
     runs = parts(1, joined(chunks))
     for r, job in enumerate(jobs):
         runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
     return runs
 
 
-def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: int) -> Run:
-    """Run r of a stacked record whose earliest round is `first`, without its model of `model` bytes."""
+def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: Params) -> Run:
+    """Run r of a stacked record whose earliest round is `first`, without its model, which is like `model`."""
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
     up, down = traffic(job.algorithm, info, len(problem.train.size), model)
@@ -298,15 +303,20 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
     )
 
 
-def traffic(algorithm: Algorithm, info: Info, N: int, model: int) -> tuple[Any, Any]:
-    """Bytes up and down in each round, those of the model being `model`.
+def traffic(algorithm: Algorithm, info: Info, N: int, params: Params) -> tuple[Any, Any]:
+    """Bytes up and down in each round, for a model like `params`.
 
-    Down: the model, to every distinct device asked (all N for a survey). Up: what reaches the server in time
-    from each distinct device: its update; its gradient and gamma where the rule uses them; the gradient
-    alone from S_2 of Algorithm 2; and to a survey, a gradient (7) or its norm from all N.
+    Down: the model, to every distinct device asked (all N for a survey), and the shift that follows from its memory to
+    each of S_1. Up: what reaches the server in time from each distinct device: its update and the algorithm's uploads;
+    the gradient alone from S_2 of Algorithm 2; and a survey's upload from all N.
     """
-    scalar = 4
-    reply = model * (2 if "grad" in algorithm.uploads else 1) + scalar * ("gamma" in algorithm.uploads)
-    survey = {"direct": N * model, "norm": N * scalar}.get(algorithm.selection.sampling, 0)
-    up = np.asarray(info.replied, np.int64) * reply + np.asarray(info.gradients_only, np.int64) * model + survey
-    return up, np.asarray(info.asked, np.int64) * model
+    model, survey = _nbytes(params), algorithm.selection.sampling.survey
+    asked, replied, gradients_only = (
+        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only)
+    )
+    sent = sum(_nbytes(upload_shape(upload, params)) for upload in algorithm.uploads)
+    surveyed = 0 if survey is None else N * _nbytes(upload_shape(survey, params))
+    up = replied * (model + sent) + gradients_only * model + surveyed
+    shifted = algorithm.memory is not None and algorithm.memory.shift is not None
+    working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
+    return up, asked * model + (working * model if shifted else 0)

@@ -1,4 +1,4 @@
-"""What one round asks of the chosen devices: the proximal solve, the gradient, the inexactness.
+"""What one round asks of the chosen devices: the proximal solve, gradients and losses.
 
 Every function takes the devices of a round as K slots and answers with stacks. With `abreast` the slots are
 computed side by side; one after another suits a large network on a CPU. The accelerators of a `mesh` share the slots.
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from folb.core import tree
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
+from folb.errors import InputError
 from folb.models import Model
 from folb.simulation import parallel
 from folb.simulation.samples import Samples
@@ -25,6 +25,15 @@ from folb.typing import Params
 BLOCK = 128  # samples of one device taken at once by a full gradient
 LANES = 64  # slots, or blocks of full gradients, that a CPU takes side by side
 UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless the model is heavy
+
+
+class Settings(NamedTuple):
+    """What the local steps of each slot go by."""
+
+    lr: Array
+    mu: Array
+    numbers: Any  # of the local step
+    shift: Params | None
 
 
 class Slots(NamedTuple):
@@ -63,14 +72,19 @@ def solve(
     slots: Slots,
     abreast: bool,
     mesh: Mesh | None = None,
+    shift: Params | None = None,
 ) -> Params:
-    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`."""
-    if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, params, slots, abreast, mesh)
-    K = len(slots.device)
-    here, lr, mu = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (params, solver.lr, solver.mu))
+    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`.
 
-    def in_groups(data: Samples, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
+    `shift`, stacked, adds <shift_k, w> to h_k.
+    """
+    if solver.unit == "gradient":
+        return _gradient_descent(model, data, solver, params, slots, abreast, mesh, shift)
+    K = len(slots.device)
+    alike = (params, solver.lr, solver.mu, solver.step.numbers)
+    here, lr, mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), alike)
+
+    def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about as many steps, side by side: none waits long for another."""
         count = len(slots.device)
         groups = -(-count // group_size(solver, count, abreast))
@@ -79,13 +93,12 @@ def solve(
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
         def group(chosen: Array) -> Params:
-            own = jax.tree.map(lambda v: v[chosen], (here, lr, mu, slots))
-            return _sgd(model, data, solver, *own)
+            return _sgd(model, data, solver, *jax.tree.map(lambda v: v[chosen], (here, settings, slots)))
 
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, mesh)(data, here, lr, mu, slots)
+    return over_slots(in_groups, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
 
 
 def group_size(solver: Solver, slots: int, abreast: bool) -> int:
@@ -98,7 +111,7 @@ def group_size(solver: Solver, slots: int, abreast: bool) -> int:
     return min(LANES, max(1, slots // 16) if solver.unit == "epoch" else slots)
 
 
-def _sgd(model: Model, data: Samples, solver: Solver, here: Params, lr: Array, mu: Array, slots: Slots) -> Params:
+def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
     """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
 
     With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
@@ -126,26 +139,45 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, lr: Array, m
     def batches(s: Array) -> tuple[Array, Array]:
         return jax.vmap(batch)(s + jnp.arange(unroll))
 
-    def step(w: Params, x: Array, y: Array, weight: Array, active: Array, here: Params, lr: Array, mu: Array) -> Params:
+    def step(
+        at: tuple[Params, Any], x: Array, y: Array, weight: Array, active: Array, here: Params, settings: Settings
+    ) -> tuple[Params, Any]:
+        w, _ = at
         g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
+        g = jax.tree.map(lambda d, v, v0: d + settings.mu * (v - v0), g, w, here)
+        return _moved(solver, at, g, active, settings)
 
-        def descend(v: Array, d: Array, v0: Array) -> Array:
-            return jnp.where(active, v - lr * (d + mu * (v - v0)), v)
-
-        return jax.tree.map(descend, w, g, here)
-
-    def turn(carry: tuple[Array, Params, tuple[Array, Array]]) -> tuple[Array, Params, tuple[Array, Array]]:
-        s, w, (rows, weight) = carry
+    def turn(carry: tuple[Array, Any, tuple[Array, Array]]) -> tuple[Array, Any, tuple[Array, Array]]:
+        s, at, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(unroll):
-            w = _each(step, len(steps))(w, x[u], y[u], weight[u], s + u < steps, here, lr, mu)
-        return s + unroll, w, batches(s + unroll)
+            at = _each(step, len(steps))(at, x[u], y[u], weight[u], s + u < steps, here, settings)
+        return s + unroll, at, batches(s + unroll)
 
     # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
     # anew in every operation that reads them.
-    first = (jnp.int32(0), here, batches(jnp.int32(0)))
-    _, w, _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
+    first = (jnp.int32(0), (here, jax.vmap(solver.step.init)(here)), batches(jnp.int32(0)))
+    _, (w, _), _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
     return jax.tree.map(jnp.subtract, w, here)
+
+
+def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, settings: Settings) -> tuple[Params, Any]:
+    """A device's model and the state of its solver after a step along g, if it is active; else as they were."""
+    w, state = at
+    if settings.shift is not None:
+        g = jax.tree.map(jnp.add, g, settings.shift)
+    move, following = solver.step.apply(g, state, settings.lr, **settings.numbers)
+    check_like("local_step: shapes of the move", move, w)
+    check_like("local_step: shapes of the state", following, state)
+    w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
+    return w, jax.tree.map(lambda new, old: jnp.where(active, new, old), following, state)
+
+
+def check_like(field: str, found: Any, wanted: Any) -> None:
+    """Raise unless both are trees of the same shapes: anything else would be broadcast in silence."""
+    shapes, expected = (jax.tree.map(jnp.shape, what) for what in (found, wanted))
+    if shapes != expected:
+        raise InputError(field, shapes, f"should be {expected}")
 
 
 def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
@@ -156,22 +188,31 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
 
 
 def _gradient_descent(
-    model: Model, data: Samples, solver: Solver, params: Params, slots: Slots, abreast: bool, mesh: Mesh | None
+    model: Model,
+    data: Samples,
+    solver: Solver,
+    params: Params,
+    slots: Slots,
+    abreast: bool,
+    mesh: Mesh | None,
+    shift: Params | None,
 ) -> Params:
     """Full-gradient steps on h_k, all slots abreast."""
 
-    def turn(s: Array, delta: Params) -> Params:
+    def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
+        delta, _ = at
         w = jax.tree.map(lambda d, v: d + v, delta, params)
         g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
+        g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
 
-        def descend(d: Array, g: Array) -> Array:
-            active = (slots.work > s).reshape((-1,) + (1,) * (d.ndim - 1))
-            return jnp.where(active, d - solver.lr * (g + solver.mu * d), d)
+        def moved(at: tuple[Params, Any], g: Params, active: Array, shift: Params | None) -> tuple[Params, Any]:
+            return _moved(solver, at, g, active, Settings(solver.lr, solver.mu, solver.step.numbers, shift))
 
-        return jax.tree.map(descend, delta, g)
+        return jax.vmap(moved)(at, g, slots.work > s, shift)
 
     zero = jax.tree.map(lambda v: jnp.zeros((len(slots.device), *v.shape), v.dtype), params)
-    return jax.lax.fori_loop(0, jnp.max(slots.work), turn, zero)
+    first = (zero, jax.vmap(solver.step.init)(zero))
+    return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
 
 
 def gradients(
@@ -183,14 +224,42 @@ def gradients(
     abreast: bool,
     mesh: Mesh | None = None,
 ) -> Params:
-    """grad F_k at each slot's own parameters: the mean over all samples of the slot's device.
+    """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
+    return _means(model, jax.grad(_weighted_loss(model)), data, stack, device, wanted, abreast, mesh)
+
+
+def losses(
+    model: Model,
+    data: Samples,
+    stack: Params,
+    device: Array,
+    wanted: Array,
+    abreast: bool,
+    mesh: Mesh | None = None,
+) -> Array:
+    """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
+    return _means(model, _weighted_loss(model), data, stack, device, wanted, abreast, mesh)
+
+
+def _weighted_loss(model: Model) -> Callable[..., Array]:
+    return lambda w, x, y, weight: jnp.sum(weight * model.loss(w, x, y))
+
+
+def _means(
+    model: Model,
+    block_sum: Callable[..., Any],
+    data: Samples,
+    stack: Params,
+    device: Array,
+    wanted: Array,
+    abreast: bool,
+    mesh: Mesh | None,
+) -> Any:
+    """block_sum(w, x, y, weight) over all samples of each slot's device, each weighing 1 / n_k.
 
     Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
     slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
     """
-
-    def block_sum(w: Params, x: Array, y: Array, weight: Array) -> Array:
-        return jnp.sum(weight * model.loss(w, x, y))
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
         slots, block = len(device), model.at_once(BLOCK)
@@ -207,22 +276,12 @@ def gradients(
             weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
             rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
             w = jax.tree.map(lambda v: v[k], stack)
-            g = _each(jax.grad(block_sum), lanes)(w, *data.take(rows), weight)
-            return jax.tree.map(lambda t, d: t.at[k].add(d), total, g)
+            part = _each(block_sum, lanes)(w, *data.take(rows), weight)
+            return jax.tree.map(lambda t, d: t.at[k].add(d), total, part)
 
-        zero = jax.tree.map(jnp.zeros_like, stack)
+        row = jnp.zeros(block, jnp.int32)
+        one = jax.eval_shape(lambda w: block_sum(jax.tree.map(lambda v: v[0], w), *data.take(row), row), stack)
+        zero = jax.tree.map(lambda v: jnp.zeros((slots, *v.shape), v.dtype), one)
         return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
 
     return over_slots(queue, mesh)(data, stack, device, wanted)
-
-
-def inexactness(solver: Solver, delta: Params, grad: Params, grad_after: Params, clamp: bool = True) -> Array:
-    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V.
-
-    At a stationary point (0/0) the device has nothing to improve: gamma_k = 0. SGD may leave a larger
-    gradient than it found; the paper takes gamma_k in [0, 1], so it is clamped unless `clamp` is off.
-    """
-    before = tree.norms(grad)
-    after = tree.norms(tree.add(grad_after, delta, solver.mu))
-    gamma = jnp.where(before > 0, after / jnp.where(before > 0, before, 1.0), 0.0)
-    return jnp.clip(gamma, 0.0, 1.0) if clamp else gamma

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core import tree
-from folb.simulation import solve
+from folb.core.upload import NORM, Upload
+from folb.errors import InputError
+from folb.simulation import uploads
 from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
 from folb.typing import Params
@@ -43,21 +44,21 @@ def owners(problem: Problem) -> tuple[Array, Array]:
 
 
 def survey_norms(problem: Problem, params: Params, group: int) -> Array:
-    """||grad F_k|| for all N devices, `group` gradients in memory at a time."""
+    """||grad F_k|| for all N devices."""
+    return survey_upload(problem, NORM, params, 0.0, group)
+
+
+def survey_upload(problem: Problem, upload: Upload, params: Params, mu: Any, group: int) -> Array:
+    """An upload of all N devices, a number each, `group` gradients in memory at a time."""
     N = len(problem.train.size)
     stack = jax.tree.map(lambda v: jnp.broadcast_to(v, (group, *v.shape)), params)
 
-    def norms(first: Array) -> Array:
+    def some(first: Array) -> Array:
         device = first + jnp.arange(group)
-        g = solve.gradients(
-            problem.model,
-            problem.train,
-            stack,
-            jnp.minimum(device, N - 1),
-            device < N,
-            problem.abreast,
-            problem.mesh,
-        )
-        return tree.norms(g)
+        whose = (jnp.minimum(device, N - 1), device < N)
+        found = uploads.computed((upload,), uploads.Sources(problem, params, stack, *whose, mu=mu))[upload.name]
+        if jnp.shape(found) != (group,):
+            raise InputError(f"survey: shape of {upload.name}", jnp.shape(found)[1:], "should be (): a number")
+        return found
 
-    return jax.lax.map(norms, jnp.arange(0, N, group)).reshape(-1)[:N]
+    return jax.lax.map(some, jnp.arange(0, N, group)).reshape(-1)[:N]

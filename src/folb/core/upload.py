@@ -1,0 +1,109 @@
+"""What a device sends beside its update: named quantities, each a function of what the device has.
+
+The function's arguments name what it needs (KNOWN), and only that is computed; its keyword-only arguments are numbers,
+which can be swept. It answers with a number, an array, or a tree of arrays, such as one of the model's shape. Written
+with `folb.core.vector`, it runs in the simulator and on a real device alike. Its size in bytes follows from what it
+answers; on arrival the shapes are checked, and that no number is outside of `least` and `most`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from folb.core.vector import each, namespace, norm
+from folb.errors import InputError, choose
+from folb.typing import Params
+
+LARGEST = 1e15  # norm of an upload: beyond it, products of two overflow 32 bits
+
+KNOWN = {
+    "params": "w^t, the model that the device was sent",
+    "delta": "its update w_k - w^t",
+    "grad": "grad F_k(w^t)",
+    "after": "grad F_k(w_k)",
+    "loss": "F_k(w^t)",
+    "mu": "the weight of the proximal term",
+    "mean": "the estimate (10) of grad f, which a server of two phases sends along",
+}
+BEFORE_WORK = ("params", "grad", "loss", "mu")  # what a device has before it works: all that a survey can ask for
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A named quantity: how it is computed, and what it may be."""
+
+    name: str
+    compute: Callable[..., Any]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    least: float = -LARGEST  # of a single number
+    most: float = LARGEST  # of a single number, or of the norm of arrays
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What of KNOWN it is computed from."""
+        parameters = inspect.signature(self.compute).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+    def __call__(self, known: Any) -> Any:
+        """The quantity, from known[name] of what it needs."""
+        return self.compute(*(known[name] for name in self.needs), **self.numbers)
+
+
+def _update(delta: Params) -> Params:
+    return delta
+
+
+def _gradient(grad: Params) -> Params:
+    return grad
+
+
+def _norm(grad: Params) -> Any:
+    return norm(grad)
+
+
+def _loss(loss: Any) -> Any:
+    return loss
+
+
+def inexactness(delta: Params, grad: Params, after: Params, mu: Any) -> Any:
+    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V.
+
+    At a stationary point (0/0) the device has nothing to improve: gamma_k = 0.
+    """
+    before = norm(grad)
+    left = norm(each(lambda g, d: g + mu * d, after, delta))
+    xp = namespace(before)
+    return xp.where(before > 0, left / xp.where(before > 0, before, 1.0), 0.0)
+
+
+def _gamma(delta: Params, grad: Params, after: Params, mu: Any, *, most: Any) -> Any:
+    """SGD may leave a larger gradient than it found; the paper takes gamma_k in [0, 1], where `most` is 1."""
+    found = inexactness(delta, grad, after, mu)
+    return namespace(found).minimum(found, most)
+
+
+DELTA = Upload("delta", _update)  # every device of S_1 sends it
+GRAD = Upload("grad", _gradient)
+GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
+UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
+NORM = Upload("norm", _norm, least=0.0)
+LOSS = Upload("loss", _loss)
+
+UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS)}
+
+
+def upload(wanted: str | Upload) -> Upload:
+    """An upload by its name, or one's own, checked."""
+    if not isinstance(wanted, Upload):
+        return UPLOADS[choose("uploads", wanted, UPLOADS)]
+    own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA
+    taken = (*UPLOADS, DELTA.name, "second", "metrics")
+    if own and (wanted.name in taken or not wanted.name.isidentifier()):
+        raise InputError("uploads", wanted.name, f"should be a word, and none of {', '.join(taken)}")
+    for need in wanted.needs:
+        choose(f"what the upload {wanted.name} needs", need, KNOWN)
+    return wanted

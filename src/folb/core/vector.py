@@ -1,0 +1,52 @@
+"""Parameter trees as vectors, in whatever library their arrays are of.
+
+The simulator has trees of jax's arrays, a real device a dict of NumPy's. A local step or an upload that is written with
+these functions runs on both, and a device needs no jax for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from folb.typing import Params
+
+
+def each(f: Callable[..., Any], *trees: Params) -> Params:
+    """f of the arrays of some trees of one structure, array by array."""
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        return jax.tree.map(f, *trees)
+    return {name: f(*(tree[name] for tree in trees)) for name in trees[0]}  # a device's model: arrays by name
+
+
+def dot(a: Params, b: Params) -> Any:
+    """<a, b> over all arrays."""
+    return sum(_arrays(each(lambda u, v: namespace(u).vdot(u, v), a, b)))
+
+
+def norm(a: Params) -> Any:
+    """||a|| over all arrays."""
+    square = dot(a, a)
+    return namespace(square).sqrt(square)
+
+
+def scaled(a: Params, factor: Any) -> Params:
+    """factor * a."""
+    return each(lambda value: factor * value, a)
+
+
+def zeros(a: Params) -> Params:
+    """A tree of that structure, of zeros."""
+    return each(lambda value: namespace(value).zeros_like(value), a)
+
+
+def namespace(array: Any) -> Any:
+    """The library of an array: numpy, or jax.numpy."""
+    return array.__array_namespace__()
+
+
+def _arrays(tree: Params) -> list[Any]:
+    jax = sys.modules.get("jax")
+    return list(tree.values()) if jax is None else jax.tree.leaves(tree)
