@@ -1,15 +1,41 @@
 """What all tests share."""
 
 import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 
 # Flower would report home
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
+# Most of the tests' time is XLA's, which compiles programs that run for milliseconds. So it is told not to optimize,
+# and what one process compiled, the other workers and the commands that the tests start read from one directory.
+# It is empty when the tests start and gone when they end. All this stands here since it must come before jax.
+_QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+_CACHE = None
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers have all of it from the process that starts them
+    _CACHE = tempfile.mkdtemp(prefix="folb-tests-")
+    os.environ |= {
+        "XLA_FLAGS": f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".strip(),
+        "XDG_CACHE_HOME": _CACHE,
+        "JAX_COMPILATION_CACHE_DIR": os.path.join(_CACHE, "folb", "compiled"),  # where the command line looks, too
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # JAX does not write its files at one stroke: who reads half of one compiles for himself, and need not say so
+        "PYTHONWARNINGS": ",".join(
+            filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:Error reading persistent compilation cache entry"])
+        ),
+    }
+
 # a process that was started in the background is deaf to Ctrl-C, and so would be those that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure(config):
+    if _CACHE is not None:
+        shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 def pytest_make_parametrize_id(config, val, argname):

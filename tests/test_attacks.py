@@ -102,11 +102,9 @@ def test_many_attacks_are_one_program():
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory):
+def document():
     """A small table; the attacks on (18), two programs more, are left to the slow test."""
-    out = tmp_path_factory.mktemp("attack")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(out))
         patch.setattr(attack, "GAMMA", {})
         printed = []
         patch.setattr("builtins.print", lambda *words, **_: printed.append(words[0]))
@@ -171,14 +169,12 @@ def test_the_table():
         (["--rounds", "0"], "rounds = 0: should be at least 1"),
     ],
 )
-def test_bad_input_is_a_line(options, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_bad_input_is_a_line(options, message, capsys):
     assert main(["attack", "--set", "sizes=20,30", *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_guarded_on_the_command_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_guarded_on_the_command_line(capsys, tmp_path):
     tiny = [
         "--set",
         "sizes=20,30,40",

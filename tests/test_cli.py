@@ -19,14 +19,6 @@ pytestmark = pytest.mark.xdist_group("cli")
 TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "4", "--seeds", "2"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A compilation cache for these tests alone, shared among them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def folb(capsys, *arguments):
     """Exit code, standard output and standard error of a command."""
     try:

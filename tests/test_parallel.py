@@ -58,15 +58,15 @@ K = 3
 TOLERANCE = 1e-6  # of what is of the order of 1
 
 
-def environment(tmp_path, accelerators):
-    flags = f"--xla_force_host_platform_device_count={accelerators}"
-    return os.environ | {"XLA_FLAGS": flags, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+def environment(accelerators):
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={accelerators}"
+    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
-def folb(tmp_path, *arguments, accelerators=1):
+def folb(*arguments, accelerators=1):
     return subprocess.Popen(
         [sys.executable, "-m", "folb", *arguments],
-        env=environment(tmp_path, accelerators),
+        env=environment(accelerators),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,7 +81,7 @@ def free_port():
 
 def test_one_two_and_eight_accelerators_give_the_same_result(tmp_path):
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment(tmp_path, 8), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=environment(8), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert [len(runs) for runs in found.values()] == [6, 6, 4, 4]
@@ -102,7 +102,7 @@ def experiment(tmp_path_factory):
 
 
 def test_two_processes_give_the_same_result_as_one(tmp_path, experiment):
-    alone = folb(tmp_path, "run", experiment, "--out", str(tmp_path / "alone"), "--json")
+    alone = folb("run", experiment, "--out", str(tmp_path / "alone"), "--json")
     expected, errors = alone.communicate(timeout=600)
     assert alone.returncode == 0, errors
 
@@ -110,9 +110,7 @@ def test_two_processes_give_the_same_result_as_one(tmp_path, experiment):
 
     def both(*more):
         """Both processes to their end: what the first prints."""
-        processes = [
-            folb(tmp_path, "run", experiment, "--json", *shared, "--process", f"{i}/2", *more) for i in range(2)
-        ]
+        processes = [folb("run", experiment, "--json", *shared, "--process", f"{i}/2", *more) for i in range(2)]
         ended = [process.communicate(timeout=600) for process in processes]
         assert [process.returncode for process in processes] == [0, 0], ended
         assert ended[1][0] == ""  # the first alone tells
@@ -132,8 +130,8 @@ def test_if_the_first_process_fails_the_other_ends(tmp_path, experiment):
     taken = tmp_path / "a file"
     taken.write_text("")
     shared = ("--devices", "auto", "--coordinator", f"127.0.0.1:{free_port()}")
-    first = folb(tmp_path, "run", experiment, *shared, "--process", "0/2", "--out", str(taken))
-    second = folb(tmp_path, "run", experiment, *shared, "--process", "1/2")
+    first = folb("run", experiment, *shared, "--process", "0/2", "--out", str(taken))
+    second = folb("run", experiment, *shared, "--process", "1/2")
     _, errors = first.communicate(timeout=120)
     assert first.returncode == 2
     assert "out" in errors
@@ -166,7 +164,7 @@ def test_processes_that_cannot_be_joined_are_refused(coordinator, process, named
 
 
 def test_a_process_needs_a_coordinator(tmp_path, experiment):
-    process = folb(tmp_path, "run", experiment, "--process", "0/2")
+    process = folb("run", experiment, "--process", "0/2")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "--coordinator" in errors

@@ -324,7 +324,6 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
 def test_the_command_line_streams(tmp_path, monkeypatch, capsys):
     """It is the same experiment, in the same place; a resumed run goes on as it began."""
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     FEDERATION.save(tmp_path / "mine")
     command = ["compare", str(tmp_path / "mine"), "--algorithms", "fedavg", "--rounds", "2", "--seeds", "1", "--json"]
     assert main.main([*command, "--stream"]) == 0

@@ -18,14 +18,6 @@ TINY = ["synthetic_1_1", "--algorithms", "folb", "--set", "sizes=20,30,40", "--s
 MEASURES = ("test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A compilation cache for these tests alone, shared among them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
     """No server, no home directory but an empty one, and no network."""

@@ -31,14 +31,6 @@ OWN = f"{Path(__file__).parents[1] / 'examples' / 'my_rule.py'}:softmax"
 SEARCH = ["tune", "synthetic_1_1", "--algorithm", "folb", "--lr", "0.001,0.1,1e30", *TINY]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A compilation cache for these tests alone, shared among them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 # ranking
 
 
