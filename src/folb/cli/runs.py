@@ -8,6 +8,7 @@ from folb.cli import tables
 from folb.errors import InputError
 from folb.store import directory, lock
 from folb.store.directory import Stored
+from folb.store.round_lines import trouble as _trouble
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,7 @@ def show(stored: Stored, console: Console) -> None:
     begun = stored.begun()
     if begun:
         console.print(tables.table(begun, stored.experiment["target"], stored.clock), highlight=False)
-    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in directory.trouble(line)]
+    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in _trouble(line)]
     if trouble:
         console.print(f"\n{len(trouble):,} refused, failed or abandoned, the last:", highlight=False, markup=False)
         console.print("\n".join(f"  {words}" for words in trouble[-TROUBLE:]), highlight=False, markup=False)

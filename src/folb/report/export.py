@@ -72,7 +72,9 @@ def _rounds(stored: Stored) -> tuple[list[str], Iterator[list[Any]]]:
     note = stored.environment["note"]
     recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
     names = [*COLUMNS, *recorded, *(["note"] if note else [])]
-    return names, ([_value(line, name) if name != "note" else note for name in names] for line in lines)
+    runs = stored.environment["runs"]
+    known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
+    return names, ([_value(line | known[line["run"]], name) for name in names] for line in lines)
 
 
 def _value(line: dict[str, Any], name: str) -> Any:

@@ -11,7 +11,8 @@ import numpy as np
 
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import EXPERIMENT, Stored, trouble
+from folb.store.directory import EXPERIMENT, Stored
+from folb.store.round_lines import trouble
 
 ENTRIES = 2_000_000  # devices in rounds that a report has room for: about 35 MB
 TROUBLE = 1000  # lines on what went wrong, of each run: the last
@@ -79,7 +80,7 @@ class Columns:
             self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
-        self.seconds.append(round(line["seconds"], 3))
+        self.seconds.append(0.0 if line["seconds"] is None else round(line["seconds"], 3))
         self.trouble += [(line["round"], words) for words in trouble(line)]
         devices = line.get("devices", []) if records else []
         self.counts.append(len(devices))
@@ -155,7 +156,7 @@ def described(stored: Stored) -> dict[str, Any]:
             ["seeds", str(len(experiment["seeds"]))],
             ["target", f"{100 * experiment['target']:g} %"],
         ],
-        "toml": (stored.path / EXPERIMENT).read_text(encoding="utf-8"),
+        "toml": stored.experiment_text,
         "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
         "again": _again(stored, state),
     }
