@@ -6,6 +6,9 @@ import math
 import os
 import re
 import shutil
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -420,3 +423,18 @@ def test_runs_that_are_no_directory(tmp_path, monkeypatch, capsys):
         assert server.runs() == {}
     finally:
         server.server_close()
+
+
+def test_the_live_page_is_told_what_is_wrong(sound, home):
+    shutil.copytree(sound, home / NAME)
+    setting("rounds", "-3")(home / NAME)
+    with live.Server(None, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"http://{live.ADDRESS}:{server.server_port}/data/{NAME}")
+        finally:
+            server.shutdown()
+    with refused.value as answer:
+        assert answer.code == 404
+        assert "experiment.toml: rounds = -3: should be a whole number" in answer.read().decode()

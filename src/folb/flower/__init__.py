@@ -21,7 +21,7 @@ _HOME = {
     "Device": "device",
     "FederatedStrategy": "strategy",
     "TwoPhaseStrategy": "two_phase",
-    "arrays": "wire",
+    "arrays": "protocol",
     "client_app": "device",
     "from_jax": "device",
     "from_torch": "device",
