@@ -757,7 +757,7 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         strategy = plain(algorithms.fedavg(K=3), directory=path)
         return strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2).arrays
 
-    whole, left, begun = run(tmp_path / "whole"), None, run_directory.Book.__init__
+    whole, left, begun = run(tmp_path / "whole"), None, run_directory.RunRecord.__init__
 
     def mortal(call):
         def until(*arguments, **settings):
@@ -781,7 +781,7 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
     killed = 0
     for point in range(1000):
         path = tmp_path / str(point)
-        monkeypatch.setattr(run_directory.Book, "__init__", begin)
+        monkeypatch.setattr(run_directory.RunRecord, "__init__", begin)
         try:
             run(path)
             break
@@ -790,7 +790,7 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         if directory.is_run(path) and directory.read(path).state == "finished":
             break
         left = None
-        monkeypatch.setattr(run_directory.Book, "__init__", begun)
+        monkeypatch.setattr(run_directory.RunRecord, "__init__", begun)
         assert same(run(path), whole), point
         assert [line["round"] for line in directory.read(path).rounds()[0]] == [1, 2], point
     assert 15 < killed < 1000

@@ -144,12 +144,12 @@ def test_a_changed_system_of_one_s_own_is_another_experiment(tmp_path, monkeypat
         )
 
     first = planned(f"{tmp_path / 'mine.py'}:own")
-    assert execute.run(first)[0].updated.all()
     assert planned(f"{tmp_path / 'mine.py'}:own", more=0).identity == first.identity
     assert planned(f"{tmp_path / 'mine.py'}:own", more=1).identity != first.identity
     monkeypatch.chdir(tmp_path)  # and it can be repeated from anywhere
     assert planned("mine.py:own").identity == first.identity
     assert planned("mine.py:own").experiment.system == f"{tmp_path / 'mine.py'}:own"
+    assert execute.run(first)[0].updated.all()
 
 
 def test_a_failing_system_of_one_s_own_is_named(tmp_path):

@@ -37,7 +37,7 @@ ONLY = 0  # the number of a directory's one run
 log = logging.getLogger("flwr")
 
 
-class About(NamedTuple):
+class RunSettings(NamedTuple):
     """What is run, for the record and for telling it from another."""
 
     algorithm: Algorithm
@@ -79,10 +79,10 @@ class About(NamedTuple):
         return checkpoint.fingerprint(program, self.algorithm, self.system, np.uint32(self.seed))
 
 
-class Book:
+class RunRecord:
     """A claimed run directory: `lines` of the rounds so far, and the `state` and `devices` they led to."""
 
-    def __init__(self, path: Path, about: About, state: State, more: str = "") -> None:
+    def __init__(self, path: Path, about: RunSettings, state: State, more: str = "") -> None:
         self.path, self.about, self.state = path, about, state
         self.identity = about.mark(state, more)
         self.lines: list[dict[str, Any]] = []
@@ -163,11 +163,11 @@ class Book:
 
 
 @contextlib.contextmanager
-def kept(path: Path, about: About, state: State, more: str = "") -> Iterator[Book]:
+def recording(path: Path, about: RunSettings, state: State, more: str = "") -> Iterator[RunRecord]:
     """The run directory, claimed for as long as the run goes on."""
     atomic.directory(path)
     with lock.claimed(path):
-        yield Book(path, about, state, more)
+        yield RunRecord(path, about, state, more)
 
 
 def _written(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from folb.errors import InputError
 from folb.report import page
 from folb.report.payload import columns, described, table
 from folb.store import directory
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
 from folb.store.round_lines import as_run
 
 PORT = 8470
@@ -197,7 +197,7 @@ class Following:
             "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
         }
 
-    def advance(self, stored: Stored) -> None:
+    def advance(self, stored: RunDirectory) -> None:
         """Bring the table up to date."""
         about_runs = stored.environment["runs"]
         offset = _offset(stored, self.cursor) if len(self.lines) == len(about_runs) else None
@@ -211,14 +211,14 @@ class Following:
         self.cursor = _cursor(stored, end)
 
 
-def _cursor(stored: Stored, offset: int) -> str:
+def _cursor(stored: RunDirectory, offset: int) -> str:
     """A place in rounds.jsonl, with a digest of what is before it."""
     tail = stored.recorded(max(0, offset - TAIL), min(offset, TAIL))
     known = f"{stored.environment['identity']} {stored.environment['started']} {offset} ".encode() + tail
     return f"{offset}-{hashlib.blake2b(known, digest_size=8).hexdigest()}"
 
 
-def _offset(stored: Stored, cursor: str) -> int | None:
+def _offset(stored: RunDirectory, cursor: str) -> int | None:
     """The place a cursor means, if all before it is as it was."""
     place = re.fullmatch(r"(\d{1,18})-[0-9a-f]{16}", cursor)
     return int(place[1]) if place and _cursor(stored, int(place[1])) == cursor else None

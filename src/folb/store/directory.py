@@ -92,7 +92,7 @@ def _changed(path: Path) -> float | None:
 
 
 @dataclass(frozen=True)
-class Stored:
+class RunDirectory:
     """A run directory as it is read."""
 
     path: Path
@@ -132,7 +132,7 @@ class Stored:
         return "s" if self.deployed else "simulated s"
 
     @property
-    def going(self) -> str:
+    def resume_command(self) -> str:
         """The command that resumes it."""
         return "the same flwr run, or folb deploy demo, again" if self.deployed else f"folb resume {self.handle}"
 
@@ -195,7 +195,7 @@ OTHER_FIELDS = {"carrier": TEXT, "accelerators": POSITIVE, "stream": TRUTH}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 
 
-def read(path: Path) -> Stored:
+def read(path: Path) -> RunDirectory:
     """The run directory at `path`."""
     try:
         found = json.loads((path / ENVIRONMENT).read_bytes())
@@ -214,7 +214,7 @@ def read(path: Path) -> Stored:
         if not isinstance(run, dict):
             raise InputError(f"{where}runs[{i}]", run, "should be a table")
         check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {})
-    return Stored(path, found)
+    return RunDirectory(path, found)
 
 
 def _unreadable(file: Path, error: Exception) -> InputError:
