@@ -327,7 +327,7 @@ def test_runs_are_listed_shown_and_removed(capsys, tmp_path):
     code, out, _ = folb(capsys, "rm", run.name)
     assert code == 0 and f"removed {run}" in out and os.listdir(run) == ["notes"]
     code, _, err = folb(capsys, "show", run.name)
-    assert code == 2 and "there is no such run" in err
+    assert code == 2 and "is not a run" in err
 
 
 def test_changed_files_are_not_gone_on_with(capsys, tmp_path):

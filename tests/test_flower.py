@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ from folb.flower import (
     run_directory,
 )
 from folb.report import payload
-from folb.store import directory
+from folb.store import checkpoint, directory
 
 SIZES = [20, 35, 12, 27, 64, 31, 300, 45]
 WORK = system.uniform(high=4)
@@ -750,11 +751,11 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
     class KilledError(BaseException):
         pass
 
-    def run(directory):
-        strategy = plain(algorithms.fedavg(K=3), directory=directory)
+    def run(path):
+        strategy = plain(algorithms.fedavg(K=3), directory=path)
         return strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2).arrays
 
-    whole, left, begun = run(tmp_path / "whole"), None, run_directory.Book.__init__
+    whole, left, begun = run(tmp_path / "whole"), None, run_directory.RunRecord.__init__
 
     def mortal(call):
         def until(*arguments, **settings):
@@ -777,19 +778,19 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         monkeypatch.setattr(os, name, mortal(getattr(os, name)))
     killed = 0
     for point in range(1000):
-        directory = tmp_path / str(point)
-        monkeypatch.setattr(run_directory.Book, "__init__", begin)
+        path = tmp_path / str(point)
+        monkeypatch.setattr(run_directory.RunRecord, "__init__", begin)
         try:
-            run(directory)
+            run(path)
             break
         except KilledError:
             killed += 1
-        if directory.is_run(directory) and directory.read(directory).state == "finished":
+        if directory.is_run(path) and directory.read(path).state == "finished":
             break
         left = None
-        monkeypatch.setattr(run_directory.Book, "__init__", begun)
-        assert same(run(directory), whole), point
-        assert [line["round"] for line in directory.read(directory).rounds()[0]] == [1, 2], point
+        monkeypatch.setattr(run_directory.RunRecord, "__init__", begun)
+        assert same(run(path), whole), point
+        assert [line["round"] for line in directory.read(path).rounds()[0]] == [1, 2], point
     assert 15 < killed < 1000
 
 
@@ -804,6 +805,76 @@ def test_a_damaged_checkpoint_costs_a_round(federation, model, tmp_path):
     assert sorted(again.train_metrics_clientapp) == [4]
     assert same(again.arrays, whole)
     assert [line["round"] for line in directory.read(tmp_path).rounds()[0]] == [1, 2, 3, 4]
+
+
+def on_disk(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("damage", ["cut", "of fewer arrays", "gone", "gone with their folder"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_record_without_a_sound_checkpoint_is_not_emptied(federation, model, tmp_path, caplog, damage, finished):
+    algorithm, rounds = algorithms.fedavg(K=3), 5
+    plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), rounds)
+    if not finished:
+        (tmp_path / "results.json").unlink()
+    checkpoints = sorted((tmp_path / "checkpoints").iterdir())
+    assert len(checkpoints) == 3
+    for file in checkpoints:
+        if damage == "cut":
+            file.write_bytes(file.read_bytes()[:-40])
+        elif damage == "of fewer arrays":
+            mark = directory.read(tmp_path).environment["identity"]
+            checkpoint.save(file.parent, 0, mark, int(file.stem.partition("-")[2]), [np.zeros(3)])
+        else:
+            file.unlink()
+    if damage == "gone with their folder":
+        (tmp_path / "checkpoints").rmdir()
+    before = on_disk(tmp_path)
+    for _ in range(2):
+        with pytest.raises(InputError) as refused:
+            plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 7)
+        assert "has 5 recorded rounds, but no sound checkpoint" in str(refused.value)
+        assert str(tmp_path) in str(refused.value) and "move the directory away to start over" in str(refused.value)
+        assert on_disk(tmp_path) == before
+    assert ("has 1 arrays, but should have" in caplog.text) == (damage == "of fewer arrays")
+    # put back, one checkpoint is enough; and so is a directory that is moved away
+    elsewhere = tmp_path.with_name("elsewhere")
+    tmp_path.rename(elsewhere)
+    try:
+        plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), rounds)
+        (elsewhere / "checkpoints").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "checkpoints" / checkpoints[-1].name, elsewhere / "checkpoints")
+        again = plain(algorithm, directory=elsewhere).start(InProcessGrid(apps(federation)), initial(model), 6)
+        assert sorted(again.train_metrics_clientapp) == [6]
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+def test_a_run_without_a_round_starts_again(federation, model, tmp_path):
+    """No checkpoint, for nothing was recorded yet."""
+
+    class KilledError(Exception):
+        pass
+
+    def kill(t, record):
+        raise KilledError
+
+    algorithm = algorithms.fedavg(K=3)
+    with pytest.raises(KilledError):
+        plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=kill)
+    assert directory.is_run(tmp_path) and not list((tmp_path / "checkpoints").iterdir())
+    plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 2)
+    assert len(directory.read(tmp_path).rounds()[0]) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"dataset": 5}, {"model": "\ud800"}])
+def test_what_a_record_cannot_hold_is_refused_before_it_is_begun(federation, model, tmp_path, wrong):
+    (field,) = wrong
+    with pytest.raises(InputError, match=f"^{field} = .*should be a text"):
+        strategy = plain(algorithms.fedavg(K=3), directory=tmp_path, **wrong)
+        strategy.start(InProcessGrid(apps(federation)), initial(model), 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_resumed_run_waits_for_the_devices_it_had(federation, model, tmp_path):

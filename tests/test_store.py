@@ -120,6 +120,48 @@ def test_changed_data_and_changed_files_are_other_experiments(tmp_path):
     assert identity(1 - labels, "one") != first
 
 
+SYSTEM = """
+from folb.core.system import Effort
+
+def own(*, work=2):
+    def effort(home, luck, cost):
+        return Effort(work + {more}, 1.0 * cost, luck[1] < 0)
+    return effort
+
+def failing(*, work=2):
+    return 1 / 0
+
+def empty():
+    return None
+"""
+
+
+def test_a_changed_system_of_one_s_own_is_another_experiment(tmp_path, monkeypatch):
+    def planned(spec, more=0):
+        (tmp_path / "mine.py").write_text(SYSTEM.format(more=more))
+        return plan(
+            Experiment("synthetic_1_1", algorithms=["fedavg"], system=spec, rounds=2, seeds=1, set={"sizes": [20, 30]})
+        )
+
+    first = planned(f"{tmp_path / 'mine.py'}:own")
+    assert planned(f"{tmp_path / 'mine.py'}:own", more=0).identity == first.identity
+    assert planned(f"{tmp_path / 'mine.py'}:own", more=1).identity != first.identity
+    monkeypatch.chdir(tmp_path)  # and it can be repeated from anywhere
+    assert planned("mine.py:own").identity == first.identity
+    assert planned("mine.py:own").experiment.system == f"{tmp_path / 'mine.py'}:own"
+    assert execute.run(first)[0].updated.all()
+
+
+def test_a_failing_system_of_one_s_own_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text(SYSTEM.format(more=0))
+    for name, said in (
+        ("failing", "fails: ZeroDivisionError"),
+        ("empty", r"should make a function \(home, luck, cost"),
+    ):
+        with pytest.raises(InputError, match=f"^{name} = .*{said}"):
+            plan(Experiment("synthetic_1_1", system=f"{tmp_path / 'mine.py'}:{name}", rounds=2, seeds=1))
+
+
 def test_the_experiment_file_is_the_whole_experiment(planned, whole):
     again = from_toml(whole / "experiment.toml")
     assert again == planned.experiment
@@ -231,9 +273,20 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
         caplog.clear()
         t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
         assert t == 4 and np.array_equal(loaded["w"], 4 * tree["w"])
-        assert "is damaged; going on from the one before" in caplog.text
+        assert "is damaged; trying the one before" in caplog.text
     last.write_bytes(content)
     assert checkpoint.load(tmp_path, 0, "mark", tree)[0] == 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_checkpoint_of_more_or_fewer_arrays_is_passed_over(tmp_path, caplog, count):
+    """As another version of folb may have left it."""
+    tree = {"w": np.arange(3.0), "n": np.int32(3)}
+    checkpoint.save(tmp_path, 0, "mark", 2, tree)
+    checkpoint.save(tmp_path, 0, "mark", 3, [np.zeros(2)] * count)
+    t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+    assert t == 2 and np.array_equal(loaded["w"], tree["w"])
+    assert f"0-000000003.checkpoint has {count} arrays, but should have 2; trying the one before" in caplog.text
 
 
 def interrupted(path, planned):
@@ -254,6 +307,25 @@ def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often,
     assert len(others) == 2 and directory.read(path).state == "interrupted"
     latest.write_bytes(latest.read_bytes()[:-7])
     assert heard(path, planned)[0] == (0, 1, 5) and "is damaged" in caplog.text
+    assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_damaged_checkpoints_lose_no_recorded_round(planned, whole, often, tmp_path, gone):
+    """They are computed again to the same bits, and at no time is the record shorter than it was."""
+    path = interrupted(tmp_path / "run", planned)
+    for file in (path / directory.CHECKPOINTS).iterdir():
+        if gone:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-7])
+    recorded = (path / "rounds.jsonl").read_bytes()
+    sizes = []
+    execute.perform(path, planned, False, lambda *part: sizes.append((path / "rounds.jsonl").read_bytes()))
+    assert recorded and all(now.startswith(recorded) for now in sizes)
+    assert sorted((path / "rounds.jsonl").read_text().splitlines()) == sorted(
+        (whole / "rounds.jsonl").read_text().splitlines()
+    )
     assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 

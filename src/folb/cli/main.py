@@ -93,7 +93,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
 def _add_experiment(command: argparse.ArgumentParser) -> None:
     """The experiment's choices but for the algorithms."""
     command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    command.add_argument("--system", help="a system model of `folb list` (uniform)")
+    command.add_argument("--system", help="a system model of `folb list`, or my_file.py:function (uniform)")
     command.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
@@ -157,7 +157,7 @@ def _add_attack(commands: Any) -> None:
         "--attackers", type=int, help="how many devices lie (one in ten); as colluders three times as many"
     )
     attack.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    attack.add_argument("--system", help="a system model of `folb list` (uniform)")
+    attack.add_argument("--system", help="a system model of `folb list`, or my_file.py:function (uniform)")
     attack.add_argument("--rounds", type=int, help="communication rounds (100)")
     attack.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
     attack.add_argument(
@@ -408,7 +408,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     options.accelerators = _accelerators(options)
     going = shlex.join(["folb", *sys.argv[1:]])
 
-    def complete(planned: Plan, about: str) -> directory.Stored:
+    def complete(planned: Plan, about: str) -> directory.RunDirectory:
         path = execute.place(planned)
         if not execute.finished(path, planned):
             options.about = about
@@ -504,7 +504,9 @@ def _resume(options: argparse.Namespace) -> None:
     path = directory.find(options.run)
     stored = directory.read(path)
     if stored.deployed:
-        raise InputError("run", path.name, f"is a run on Flower: submit it again, {stored.going}, and it goes on")
+        raise InputError(
+            "run", path.name, f"is a run on Flower: submit it again, {stored.resume_command}, and it goes on"
+        )
     _use_compilation_cache()
     there = stored.environment
     options.accelerators = _accelerators(options, there.get("accelerators", 1))

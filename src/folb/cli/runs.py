@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from folb.cli import tables
 from folb.errors import InputError
 from folb.store import directory, lock
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
+from folb.store.round_lines import trouble as _trouble
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,7 @@ def _escaped(text: object) -> str:
     return escape(str(text))
 
 
-def _row(stored: Stored) -> tuple[str, ...]:
+def _row(stored: RunDirectory) -> tuple[str, ...]:
     done, total, best = progress(stored)
     return (
         stored.name,
@@ -53,14 +54,14 @@ def _row(stored: Stored) -> tuple[str, ...]:
     )
 
 
-def progress(stored: Stored) -> tuple[int, int, float | None]:
+def progress(stored: RunDirectory) -> tuple[int, int, float | None]:
     """Rounds done of all runs, rounds in all, and the best test accuracy so far."""
     lines, _ = stored.rounds()
     accuracies = [line["test_accuracy"] for line in lines if line.get("test_accuracy") is not None]
     return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], max(accuracies, default=None)
 
 
-def show(stored: Stored, console: Console) -> None:
+def show(stored: RunDirectory, console: Console) -> None:
     """Print a run: its state, its results so far, the experiment, and how to go on."""
     done, total, _ = progress(stored)
     environment = stored.environment
@@ -72,14 +73,13 @@ def show(stored: Stored, console: Console) -> None:
     if stored.state == "running" and (holder := lock.holder(stored.path)):
         lines.append(f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}")
     if stored.state == "interrupted":
-        lines.append(f"go on with: {stored.going}")
+        lines.append(f"go on with: {stored.resume_command}")
     console.print("\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     begun = stored.begun()
     if begun:
         console.print(tables.table(begun, stored.experiment["target"], stored.clock), highlight=False)
-    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in directory.trouble(line)]
+    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in _trouble(line)]
     if trouble:
         console.print(f"\n{len(trouble):,} refused, failed or abandoned, the last:", highlight=False, markup=False)
         console.print("\n".join(f"  {words}" for words in trouble[-TROUBLE:]), highlight=False, markup=False)
-    text = (stored.path / directory.EXPERIMENT).read_text(encoding="utf-8")
-    console.print("\n" + text, highlight=False, markup=False)
+    console.print("\n" + stored.experiment_text, highlight=False, markup=False)

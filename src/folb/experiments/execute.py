@@ -14,9 +14,9 @@ from typing import Any
 
 from folb import atomic
 from folb.errors import InputError
-from folb.experiments.experiment import Experiment, to_toml
+from folb.experiments.experiment import Experiment, to_mapping, to_toml
 from folb.experiments.plan import Plan
-from folb.results import document
+from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.simulate import Observe, simulate
@@ -116,10 +116,8 @@ def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) ->
     """Write the results and the picture."""
     from folb.report.figures import curves
 
-    title = f"{experiment.dataset}, {experiment.model}"
-    text = json.dumps(document.document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
-    atomic.replace(path / directory.RESULTS, text.encode())
-    atomic.replace(path / directory.CURVES, curves(runs, target=experiment.target, title=title, note=note))
+    picture = curves(runs, target=experiment.target, title=f"{experiment.dataset}, {experiment.model}", note=note)
+    directory.leave(path, document(to_mapping(experiment), note, runs), picture)
 
 
 def run(

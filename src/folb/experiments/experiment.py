@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 from folb import data
 from folb.errors import InputError, choose
 from folb.experiments.settings import read
+from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
 
@@ -88,11 +86,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def from_toml(path: Path) -> Experiment:
     """An experiment from a file whose keys are the fields of `Experiment`."""
-    try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError("experiment", str(path), f"cannot be read: {error}") from error
+    content = experiment_file.read(path)
     known = [field.name for field in fields(Experiment)]
     for key in content:
         choose(f"{path}: key", key, known)
@@ -103,30 +97,11 @@ def from_toml(path: Path) -> Experiment:
     return Experiment(**content)
 
 
-REPEAT = "folb run this file to repeat the comparison"
+def to_mapping(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as the keys and values of a file."""
+    return {field.name: getattr(experiment, field.name) for field in fields(experiment)}
 
 
-def to_toml(experiment: Experiment, note: str = "", about: str = REPEAT) -> str:
+def to_toml(experiment: Experiment, note: str = "") -> str:
     """The experiment as a file that `folb run` takes."""
-    lines = [f"# {about}", *([f"# the data: {note}"] if note else [])]
-    for field in fields(experiment):
-        if field.name != "set":
-            lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")
-    nested = {key: value for key, value in experiment.set.items() if isinstance(value, Mapping)}
-    for heading, content in [("set", {k: v for k, v in experiment.set.items() if k not in nested})] + [
-        (f"set.{_key(key)}", value) for key, value in nested.items()
-    ]:
-        if content:
-            lines += ["", f"[{heading}]", *(f"{_key(key)} = {_toml(value)}" for key, value in content.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    # strings, numbers and booleans are alike in TOML and JSON, but for one character
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return experiment_file.to_text(to_mapping(experiment), note)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
+
+from jax.tree_util import Partial
 
 from folb import data
 from folb.core.algorithm import Algorithm, Common, compose, named
@@ -31,7 +34,7 @@ class Part:
     settings: dict[str, Setting]
     swept: bool = False  # a list of values means a run for each
 
-    def make(self, kind: type, *arguments: Any, **values: Any) -> Any:
+    def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
         """What the constructor makes: a user's own may fail in any way, and is then named as the cause."""
         try:
             made = self.constructor(*arguments, **values)
@@ -42,7 +45,8 @@ class Part:
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
-            raise InputError(self.name, made, f"should make a folb.{kind.__name__}")
+            what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
+            raise InputError(self.name, made, f"should make a {what}")
         return made
 
 
@@ -107,7 +111,9 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True))))
         values |= swept
 
-    built_system = system.constructor(**given[2])
+    built_system = system.make(Callable, **given[2])
+    if inspect.isfunction(built_system):  # a user's own: jax takes it as a tree without arrays
+        built_system = Partial(built_system)
     federation = dataset.constructor(**given[0])
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
@@ -152,13 +158,14 @@ def _anywhere(experiment: Experiment) -> Experiment:
         experiment,
         dataset=data.located(experiment.dataset),
         model=absolute(experiment.model),
+        system=absolute(experiment.system),
         algorithms=tuple(map(absolute, experiment.algorithms)),
     )
 
 
 def _identity(experiment: Experiment, federation: Federation) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    for name in (experiment.model, *experiment.algorithms):
+    for name in (experiment.model, experiment.system, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
     digest.update(federation.digest.encode())

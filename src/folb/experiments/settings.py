@@ -107,7 +107,7 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
 
 
 def from_file(field: str, spec: str) -> Callable[..., Any]:
-    """The function NAME of `path/to/file.py:NAME`: a user's own algorithm or model."""
+    """The function NAME of `path/to/file.py:NAME`: a user's own algorithm, model or system model."""
     path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise InputError(field, spec, f"there is no file {path}")

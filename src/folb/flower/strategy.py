@@ -39,7 +39,7 @@ from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
-from folb.flower.run_directory import About, Book, kept
+from folb.flower.run_directory import RunRecord, RunSettings, recording
 from folb.typing import NDArray
 
 log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
@@ -177,7 +177,7 @@ class FederatedStrategy(Strategy):
         state = self._begin(model)
         if self.directory is None:
             return self._rounds(grid, state, num_rounds, evaluate_fn, None)
-        about = About(
+        about = RunSettings(
             self.algorithm,
             self.system,
             self.seed,
@@ -188,10 +188,10 @@ class FederatedStrategy(Strategy):
             self.target,
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
-        with kept(self.directory, about, state, how) as book:
-            self.awaited = set(book.devices)
-            result = self._rounds(grid, book.state, num_rounds, evaluate_fn, book)
-            book.finish()
+        with recording(self.directory, about, state, how) as record:
+            self.awaited = set(record.devices)
+            result = self._rounds(grid, record.state, num_rounds, evaluate_fn, record)
+            record.finish(protocol.unpacked(result.arrays))
         return result
 
     def _rounds(
@@ -200,11 +200,11 @@ class FederatedStrategy(Strategy):
         state: State,
         num_rounds: int,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-        book: Book | None,
+        record: RunRecord | None,
     ) -> Result:
         """The rounds that are left, each recorded as it is finished."""
         assert self.post is not None
-        result, done, in_a_row = Result(), 0 if book is None else book.done, 0
+        result, done, in_a_row = Result(), 0 if record is None else record.done, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
@@ -226,17 +226,17 @@ class FederatedStrategy(Strategy):
                 measured = result.evaluate_metrics_serverapp[t] = found
             told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
             log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
-            if book is not None:
+            if record is not None:
                 line = recorded(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
                 now = self.state._replace(params=protocol.unpacked(arrays), devices=self.remembered.packed())
-                book.add(line, now, identities)
+                record.add(line, now, identities)
             in_a_row = in_a_row + 1 if self._round.abandoned else 0
             if in_a_row == self.max_abandoned and t < num_rounds:
                 why = f"{in_a_row} rounds in a row were abandoned, the last since {self._round.abandoned}"
                 raise RuntimeError(f"{why}; the same run, submitted again, goes on")
-        if book is not None:
-            log.info("kept in %s: see folb show %s", book.path, book.path)
+        if record is not None:
+            log.info("kept in %s: see folb show %s", record.path, record.path)
         result.arrays = self._kept(arrays)
         return result
 

@@ -29,14 +29,14 @@ from folb.paper.checks import CHECKS
 from folb.paper.figure_files import Arm, Search
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
 from folb.typing import NDArray
 
 QUANTILES = (10, 50, 90)
 MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
 
 # Runs a planned experiment in its place in the run store unless it is there already.
-Complete = Callable[[Plan, str], Stored]
+Complete = Callable[[Plan, str], RunDirectory]
 
 
 def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from folb import atomic
 from folb.errors import InputError
 from folb.results import summary
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
 
 # the columns of a round, and their types in parquet; those of its devices are there if they were recorded
 COLUMNS = {
@@ -39,7 +39,7 @@ OF_DEVICES = {
 }
 
 
-def to_csv(stored: Stored) -> bytes:
+def to_csv(stored: RunDirectory) -> bytes:
     """A line for each round of each run; what was not measured is empty, and values of devices are spaced out."""
     names, rows = _rounds(stored)
     text = io.StringIO()
@@ -50,7 +50,7 @@ def to_csv(stored: Stored) -> bytes:
     return text.getvalue().encode()
 
 
-def to_parquet(stored: Stored) -> bytes:
+def to_parquet(stored: RunDirectory) -> bytes:
     """The same columns with their types; what was not measured is null, and values of devices are lists."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -66,13 +66,15 @@ def to_parquet(stored: Stored) -> bytes:
     return content.getvalue()
 
 
-def _rounds(stored: Stored) -> tuple[list[str], Iterator[list[Any]]]:
+def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     """The columns, and the rounds run by run; a value that is not finite is nan, one that is not there None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
     note = stored.environment["note"]
     recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
     names = [*COLUMNS, *recorded, *(["note"] if note else [])]
-    return names, ([_value(line, name) if name != "note" else note for name in names] for line in lines)
+    runs = stored.environment["runs"]
+    known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
+    return names, ([_value(line | known[line["run"]], name) for name in names] for line in lines)
 
 
 def _value(line: dict[str, Any], name: str) -> Any:
@@ -83,7 +85,7 @@ def _value(line: dict[str, Any], name: str) -> Any:
     return math.nan if line[name] is None else line[name]
 
 
-def to_latex(stored: Stored) -> bytes:
+def to_latex(stored: RunDirectory) -> bytes:
     r"""The table of `folb show`, for \usepackage{booktabs}."""
     target = float(stored.experiment["target"])
     begun = stored.begun()
@@ -124,10 +126,10 @@ def escaped(text: str) -> str:
     return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
 
 
-FORMATS: dict[str, Callable[[Stored], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}
+FORMATS: dict[str, Callable[[RunDirectory], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}
 
 
-def write(stored: Stored, form: str, output: str | None) -> None:
+def write(stored: RunDirectory, form: str, output: str | None) -> None:
     """Write a run in that format into the file, whole or not at all; without one, to standard output."""
     if output is None and form == "parquet":
         raise InputError("output", output, "should be a file to write parquet to: -o FILE")

@@ -6,13 +6,15 @@ import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from folb.data.federation import Federation
 from folb.results.run import Run
 from folb.results.summary import labelled
+
+if TYPE_CHECKING:  # a Flower server draws curves, and needs no dataset for it
+    from folb.data.federation import Federation
 
 COLUMNS = 4000  # of a portrait, at most: more than its pixels
 
@@ -111,7 +113,8 @@ def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> b
 
 
 def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:
-    finite = np.where(np.isfinite(values), values, np.nan)
+    # in double precision: the mean of two large losses is none that single precision has
+    finite = np.where(np.isfinite(values), values, np.nan).astype(float)
     (line,) = axes.plot(rounds, np.median(finite, axis=0), label=label, linewidth=1.6)
     if len(values) > 1:
         axes.fill_between(

@@ -25,7 +25,8 @@ from folb.errors import InputError
 from folb.report import page
 from folb.report.payload import columns, described, table
 from folb.store import directory
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
+from folb.store.round_lines import as_run
 
 PORT = 8470
 ADDRESS = "127.0.0.1"
@@ -67,7 +68,10 @@ class Server(ThreadingHTTPServer):
 
     def runs(self) -> dict[str, Path]:
         """The run directories by name: no other place can be asked for."""
-        return {path.resolve().name: path for path in (directory.listed() if self.only is None else [self.only])}
+        with contextlib.suppress(InputError):  # FOLB_RUNS may be gone for the moment
+            found = directory.listed() if self.only is None else [self.only]
+            return {Path(os.path.realpath(path)).name: path for path in found}
+        return {}
 
     def following(self, path: Path) -> Following:
         """The one that reads the rounds of this directory."""
@@ -112,11 +116,11 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def news(self, path: Path, query: dict[str, str]) -> None:
-        """What the page has not seen yet; a directory that is being made or removed is not there for the moment."""
+        """What the page has not seen yet; of a directory that is damaged, being made or removed, what is wrong."""
         try:
             content = self.server.following(path).news(query.get("after", ""), query.get("records", ""))
-        except (OSError, ValueError, KeyError):
-            return self.send_error(HTTPStatus.NOT_FOUND)
+        except InputError as error:
+            return self.answer("text/plain; charset=utf-8", f"{error}\n", HTTPStatus.NOT_FOUND)
         return self.answer("application/json", json.dumps(content, allow_nan=False))
 
     def html(self, view: dict[str, Any]) -> None:
@@ -130,10 +134,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def answer(self, kind: str, text: str) -> None:
+    def answer(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         """The text, but for HEAD."""
-        content = text.encode()
-        self.send_response(HTTPStatus.OK)
+        content = text.encode(errors="backslashreplace")  # a path may be anything
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -163,7 +167,7 @@ def _entry(name: str, path: Path) -> dict[str, str]:
         stored = directory.read(path)
         about = described(stored)
         return found | {"title": about["title"], "state": about["state"], "started": stored.environment["started"]}
-    except (OSError, ValueError, KeyError):
+    except InputError:
         return found
 
 
@@ -193,35 +197,28 @@ class Following:
             "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
         }
 
-    def advance(self, stored: Stored) -> None:
+    def advance(self, stored: RunDirectory) -> None:
         """Bring the table up to date."""
-        offset = _offset(stored, self.cursor)
+        about_runs = stored.environment["runs"]
+        offset = _offset(stored, self.cursor) if len(self.lines) == len(about_runs) else None
         more, end = stored.rounds(offset or 0)
         if offset is None:
-            self.lines = [[] for _ in stored.environment["runs"]]
+            self.lines = [[] for _ in about_runs]
         for line in more:
             self.lines[line["run"]].append({key: value for key, value in line.items() if not isinstance(value, list)})
         if more or offset is None:
-            runs = [
-                directory.as_run(about, own) for about, own in zip(stored.environment["runs"], self.lines, strict=True)
-            ]
-            self.table = table(stored, runs)
+            self.table = table(stored, [as_run(about, own) for about, own in zip(about_runs, self.lines, strict=True)])
         self.cursor = _cursor(stored, end)
 
 
-def _cursor(stored: Stored, offset: int) -> str:
+def _cursor(stored: RunDirectory, offset: int) -> str:
     """A place in rounds.jsonl, with a digest of what is before it."""
-    try:
-        with open(stored.path / directory.ROUNDS, "rb") as file:
-            file.seek(max(0, offset - TAIL))
-            tail = file.read(min(offset, TAIL))
-    except FileNotFoundError:
-        tail = b""
+    tail = stored.recorded(max(0, offset - TAIL), min(offset, TAIL))
     known = f"{stored.environment['identity']} {stored.environment['started']} {offset} ".encode() + tail
     return f"{offset}-{hashlib.blake2b(known, digest_size=8).hexdigest()}"
 
 
-def _offset(stored: Stored, cursor: str) -> int | None:
+def _offset(stored: RunDirectory, cursor: str) -> int | None:
     """The place a cursor means, if all before it is as it was."""
     place = re.fullmatch(r"(\d{1,18})-[0-9a-f]{16}", cursor)
     return int(place[1]) if place and _cursor(stored, int(place[1])) == cursor else None

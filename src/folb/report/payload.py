@@ -11,7 +11,8 @@ import numpy as np
 
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import EXPERIMENT, Stored, trouble
+from folb.store.directory import EXPERIMENT, RunDirectory
+from folb.store.round_lines import trouble
 
 ENTRIES = 2_000_000  # devices in rounds that a report has room for: about 35 MB
 TROUBLE = 1000  # lines on what went wrong, of each run: the last
@@ -19,7 +20,7 @@ UNMEASURED = "unmeasured"  # a loss, in the page's columns
 LOST, REJECTED, TIMES = 1, 2, 4  # within a flag byte: two bits, and from the third on the times drawn
 
 
-def view(stored: Sequence[Stored]) -> dict[str, Any]:
+def view(stored: Sequence[RunDirectory]) -> dict[str, Any]:
     """The document of a report on one or several run directories."""
     room = ENTRIES
     experiments = []
@@ -79,7 +80,7 @@ class Columns:
             self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
-        self.seconds.append(round(line["seconds"], 3))
+        self.seconds.append(0.0 if line["seconds"] is None else round(line["seconds"], 3))
         self.trouble += [(line["round"], words) for words in trouble(line)]
         devices = line.get("devices", []) if records else []
         self.counts.append(len(devices))
@@ -110,7 +111,7 @@ class Columns:
         return found
 
 
-def columns(stored: Stored, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
+def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
     """Lines of rounds.jsonl by run; with what they say of devices for the runs `recorded`."""
     found = [Columns() for _ in stored.environment["runs"]]
     for line in lines:
@@ -129,7 +130,7 @@ def _packed(values: Sequence[float | None], kind: str) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
 
 
-def described(stored: Stored) -> dict[str, Any]:
+def described(stored: RunDirectory) -> dict[str, Any]:
     """All that does not change from round to round, and the state."""
     experiment, environment = stored.experiment, stored.environment
     dataset, model = (os.path.basename(experiment[name]) or experiment[name] for name in ("dataset", "model"))
@@ -155,21 +156,23 @@ def described(stored: Stored) -> dict[str, Any]:
             ["seeds", str(len(experiment["seeds"]))],
             ["target", f"{100 * experiment['target']:g} %"],
         ],
-        "toml": (stored.path / EXPERIMENT).read_text(encoding="utf-8"),
+        "toml": stored.experiment_text,
         "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
         "again": _again(stored, state),
     }
 
 
-def _again(stored: Stored, state: str) -> list[list[str]]:
+def _again(stored: RunDirectory, state: str) -> list[list[str]]:
     """How to repeat a run or go on with it: words and a command."""
     if stored.deployed:
-        return [["Submitted to Flower again, with this directory, it goes on after its last round:", stored.going]]
+        return [
+            ["Submitted to Flower again, with this directory, it goes on after its last round:", stored.resume_command]
+        ]
     found = [["The same experiment once more, from the file above:", f"folb run {EXPERIMENT}"]]
-    return found + ([["To go on where it was interrupted:", stored.going]] if state == "interrupted" else [])
+    return found + ([["To go on where it was interrupted:", stored.resume_command]] if state == "interrupted" else [])
 
 
-def table(stored: Stored, runs: Sequence[Run]) -> dict[str, Any]:
+def table(stored: RunDirectory, runs: Sequence[Run]) -> dict[str, Any]:
     """The table of `folb show`, and beside the rounds to the target its bytes and seconds."""
     target = float(stored.experiment["target"])
     begun = stored.begun(runs)

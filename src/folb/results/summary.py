@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.results.run import Run
-
-if TYPE_CHECKING:
-    pass
 
 
 def labelled(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -52,19 +52,24 @@ def kept(directory: Path, number: int) -> list[Path]:
 
 def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
     """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
+    count = len(jax.tree.leaves(like))
     for path in kept(directory, number):
         try:
             content = path.read_bytes()
         except OSError as error:
-            log.warning("%s cannot be read (%s); going on from the one before", path, error.strerror)
+            log.warning("%s cannot be read (%s); trying the one before", path, error.strerror)
             continue
         body, digest = content[:-32], content[-32:]
         if hashlib.sha256(body).digest() != digest:
-            log.warning("%s is damaged; going on from the one before", path)
+            log.warning("%s is damaged; trying the one before", path)
             continue
         arrays = np.load(io.BytesIO(body), allow_pickle=False)
-        if str(arrays["mark"]) == mark:
-            count = len(jax.tree.leaves(like))
-            leaves = [arrays[f"leaf{i}"] for i in range(count)]
-            return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+        if str(arrays["mark"]) != mark:
+            continue
+        names = [name for name in arrays if name.startswith("leaf")]
+        if len(names) != count:  # another version of folb kept another state
+            log.warning("%s has %d arrays, but should have %d; trying the one before", path, len(names), count)
+            continue
+        leaves = [arrays[f"leaf{i}"] for i in range(count)]
+        return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
     return None

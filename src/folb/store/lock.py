@@ -38,9 +38,10 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 def _parsed_lock(content: bytes) -> dict[str, Any]:
     try:
-        return dict(json.loads(content))
-    except ValueError:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

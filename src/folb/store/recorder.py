@@ -12,7 +12,8 @@ from typing import Any
 from folb import atomic
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import ROUNDS, _parsed
+from folb.store.directory import ROUNDS
+from folb.store.round_lines import parsed
 from folb.typing import NDArray
 
 
@@ -33,7 +34,7 @@ class Recorder:
     def _sound(self, content: bytes) -> Iterator[bytes]:
         """The lines that continue their run."""
         for raw in content.splitlines(keepends=True):
-            line = _parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
+            line = parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
             if line and line["round"] == len(self.known[line["run"]]) + 1:
                 self.known[line["run"]].append(hash(raw))
                 yield raw
