@@ -122,15 +122,19 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
 
+# settings that were added to every algorithm: unset they are not written down, so that older runs keep their names
+LATER = ("beta", "beta2", "eps", "average", "average_rate")
+
+
 def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
     """The experiment with a value for every setting that a file can hold, under the part it is for."""
     tables: dict[str, dict[str, Any]] = {}
     for part, values in zip(parts, given, strict=True):
         defaults = {name: setting.default for name, setting in part.settings.items()}
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
-        tables.setdefault(part.name, {}).update(
-            {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
-        )
+        whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
+        unset = {name for name in LATER if whole.get(name) == "none"}
+        tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(experiment, set={name: table for name, table in tables.items() if table})
 
 
