@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from folb.core.rules import weighted as weighted
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
+    from folb.experiments.execute import execute as execute
+    from folb.experiments.execute import resume as resume
+    from folb.experiments.experiment import Experiment as Experiment
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
@@ -34,6 +37,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Algorithm": "core.algorithm",
+    "Experiment": "experiments.experiment",
     "Federation": "data.federation",
     "InputError": "errors",
     "Model": "models",
@@ -41,8 +45,10 @@ _NAMES = {
     "Run": "results.run",
     "Update": "core.rules",
     "compose": "core.algorithm",
+    "execute": "experiments.execute",
     "named": "core.algorithm",
     "plot": "report.figures",
+    "resume": "experiments.execute",
     "simulate": "simulation.simulate",
     "weighted": "core.rules",
 }
