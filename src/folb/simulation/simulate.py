@@ -166,7 +166,7 @@ def check_shapes(problem: Problem, jobs: list[Job]) -> None:
     """
     stacked, seeds = _stacked(jobs)
     states = jax.eval_shape(begin, problem, stacked, seeds)
-    jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1))
+    jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
 
 
 def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
@@ -277,7 +277,7 @@ def _run_stacked(
     """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
     stacked, seeds = _stacked(jobs)
     states = begin(problem, stacked, seeds)
-    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every))
+    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as `advance` has it: traced once
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
