@@ -29,6 +29,7 @@ def completed(
     If it is interrupted, `command` resumes it; by default that is `folb resume`. `tell` says so if nothing was run.
     """
     started: list[Start] = []
+    options.going = command
 
     def working(begin: Callable[[int], None], observe: Observe) -> Stored:
         def on_start(start: Start) -> None:

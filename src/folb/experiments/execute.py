@@ -8,7 +8,9 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,6 +190,8 @@ def _perform(
     prepare(path, planned, again, accelerators)
     if on_start is not None:
         on_start(start)
+    # the picture comes last, and what draws it takes half a second to load: it does so while rounds are run
+    threading.Thread(target=import_module, args=("matplotlib.figure",)).start()
     runs = store.read(path).environment["runs"]
     try:
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
