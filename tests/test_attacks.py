@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from folb import algorithms, simulate
+from folb.cli import tables
 from folb.cli.main import main
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
@@ -151,7 +152,7 @@ def test_the_table():
     ]
     console = Console(width=160)
     with console.capture() as shown:
-        console.print(attack.table(outcomes))
+        console.print(tables.outcomes(outcomes))
     lines = shown.get().splitlines()
     assert lines[1].split() == ["attack", *["share", "worst", "negated", "accuracy"] * 3]
     assert "not finite" in lines[2] and "60.0 ± 14.1 %" in lines[2] and "0.46" in lines[2] and "5 %" in lines[2]

@@ -15,7 +15,6 @@ import rundirectory
 
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import plan
 from folb.report import live, page
 from folb.report.payload import view
 from folb.store import directory as store
@@ -122,7 +121,7 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
         "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, target=0.4, records=True, set=tiny
     )
     path = tmp_path / "run"
-    execute.perform(path, plan(experiment), False, lambda *_: None)
+    execute.execute(experiment, directory=path)
     results = json.loads((path / "results.json").read_bytes())["runs"]
     tab = visit(report(tmp_path / "report.html", path))
     expect(tab.locator(".state")).to_have_text("finished")

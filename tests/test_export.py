@@ -14,7 +14,6 @@ from folb import atomic
 from folb.cli.main import main
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import plan
 from folb.report import export
 from folb.results import summary
 from folb.store import directory
@@ -27,7 +26,7 @@ def whole(tmp_path_factory):
     choices = {"rounds": 6, "seeds": 2, "evaluate_every": 2, "records": True, "set": settings}
     experiment = Experiment("synthetic_1_1", algorithms=["folb"], **choices)
     path = tmp_path_factory.mktemp("export") / "run"
-    execute.perform(path, plan(experiment), False, lambda i, first, part: None)
+    execute.execute(experiment, directory=path)
     return path
 
 

@@ -600,17 +600,17 @@ def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
     """The runs of the first draw are kept, and the results are those of an arm left alone."""
     tiny.write_text(PLAIN)
 
-    perform, count = execute.perform, 0
+    ready, count = execute.ready, 0
 
     def interrupted(*arguments, **keywords):
         nonlocal count
         count += 1
         if count == 2:
             raise KeyboardInterrupt
-        return perform(*arguments, **keywords)
+        return ready(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "perform", interrupted)
+        patch.setattr(execute, "ready", interrupted)
         patch.setattr(sys, "argv", ["folb", "reproduce", str(tiny)])
         assert main() == 130
     assert f"go on with: folb reproduce {tiny}" in capsys.readouterr().err

@@ -25,8 +25,8 @@ from folb.store.recorder import Recorder
 TINY = {"sizes": [20, 30, 40], "K": 2}
 
 
-def ignore(i, first, part):
-    """Observe nothing."""
+def run(path, planned, observe=None):
+    return execute.carry_out(planned, directory=path, observe=observe)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def planned():
 def whole(planned, tmp_path_factory):
     """The directory of a run that was left alone."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    execute.perform(path, planned, False, ignore)
+    run(path, planned)
     return path
 
 
@@ -53,7 +53,7 @@ def often(monkeypatch):
 def heard(path, planned):
     """Run it, and tell what was observed: run, first round, number of rounds."""
     seen = []
-    execute.perform(path, planned, False, lambda i, first, part: seen.append((i, first, len(part.seconds))))
+    run(path, planned, lambda i, first, part: seen.append((i, first, len(part.seconds))))
     return seen
 
 
@@ -77,8 +77,8 @@ def test_a_run_directory_explains_itself(whole, planned):
     assert len(lines) * 400 + sum(60 * len(line["devices"]) for line in lines) > end  # as --help says
 
 
-def test_the_rounds_on_disk_are_those_of_the_run(whole, planned, tmp_path):
-    runs = execute.perform(tmp_path / "same", planned, False, ignore)
+def test_the_rounds_on_disk_are_those_of_the_run(whole, planned):
+    runs = execute.ready(planned).run()
     for live, kept in zip(runs, directory.read(whole).runs(), strict=True):
         assert (live.algorithm, live.parameters, live.seed) == (kept.algorithm, kept.parameters, kept.seed)
         for name in ("evaluated_rounds", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated"):
@@ -215,7 +215,7 @@ def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
         with pytest.MonkeyPatch.context() as patch:
             disk = Full(patch, n)
             try:
-                execute.perform(path, planned, False, ignore)
+                run(path, planned)
             except (OSError, InputError) as error:
                 assert getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
             if disk.left >= 0:
@@ -297,7 +297,7 @@ def interrupted(path, planned):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute.perform(path, planned, False, stop)
+        run(path, planned, stop)
     return path
 
 
@@ -336,7 +336,7 @@ def test_a_run_of_other_accelerators_is_not_replaced(planned, often, tmp_path):
         (path / "environment.json").write_text(json.dumps(there | {key: value}))
         before = sorted((path / directory.CHECKPOINTS).iterdir())
         with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as this run began; --again"):
-            execute.perform(path, planned, False, ignore)
+            run(path, planned)
         assert sorted((path / directory.CHECKPOINTS).iterdir()) == before and before
 
 
@@ -367,13 +367,13 @@ def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, t
 
 def test_altered_lines_are_set_right(planned, whole, tmp_path):
     path = tmp_path / "run"
-    execute.perform(path, planned, False, ignore)
+    run(path, planned)
     lines = (path / "rounds.jsonl").read_bytes()
     altered = lines.replace(b'"round": 3, "test_accuracy": ', b'"round": 3, "test_accuracy": 0.123, "was": ')
     assert altered != lines
     (path / "rounds.jsonl").write_bytes(altered)
     (path / "results.json").unlink()
-    execute.perform(path, planned, False, ignore)
+    run(path, planned)
     assert sorted((path / "rounds.jsonl").read_bytes().splitlines()) == sorted(lines.splitlines())
 
 
@@ -396,7 +396,7 @@ def test_other_versions_start_over(planned, often, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute.perform(path, planned, False, stop)
+        run(path, planned, stop)
     environment = json.loads((path / "environment.json").read_text())
     atomic.replace(path / "environment.json", json.dumps(environment | {"jax": "0.0.1"}).encode())
     assert heard(path, planned)[0] == (0, 1, 1)

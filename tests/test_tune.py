@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from folb import algorithms, data, models
+from folb.cli import tables
 from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import execute, tune
@@ -86,7 +87,7 @@ def test_divergence_in_any_seed_is_last_whatever_came_before_it(bad):
     diverged = [arriving(1, 0.1), arriving(1, 0.1), run(5 * [0.9], [0.1, 0.1, bad, 0.1, 0.1])]
     planned, points = search(diverged, [arriving(None, 9.0)] * 3, diverged)
     assert [(point.rank, point.diverged) for point in points] == [(1, False), (2, True), (2, True)]
-    rows = [list(column.cells) for column in tune.table(points, 0.7).columns]
+    rows = [list(column.cells) for column in tables.points(points, 0.7).columns]
     assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "")
     json.dumps(tune.document(planned_with_rounds(planned), points, [3], None), allow_nan=False)
     with pytest.raises(InputError, match="diverged at every point"):
@@ -178,7 +179,7 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
     # there are two run directories, and asked again, nothing runs
     monkeypatch.setenv("FOLB_RUNS", str(home))
     assert len(directory.listed()) == 2
-    monkeypatch.setattr(execute, "perform", None)
+    monkeypatch.setattr(execute, "ready", None)
     assert found(capsys, *SEARCH) == document
     assert main(SEARCH) == 0
     out = capsys.readouterr().out
@@ -193,21 +194,21 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
-    perform = execute.perform
+    carry_out = execute.carry_out
 
-    def interrupted(path, planned, again, observe, accelerators):
+    def interrupted(planned, *, observe, **options):
         def stop(i, first, part):
             observe(i, first, part)
             if i == 5:  # the last of the stacked runs
                 raise KeyboardInterrupt
 
-        return perform(path, planned, again, stop, accelerators)
+        return carry_out(planned, observe=stop, **options)
 
-    monkeypatch.setattr(execute, "perform", interrupted)
+    monkeypatch.setattr(execute, "carry_out", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
     assert f"go on with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
-    monkeypatch.setattr(execute, "perform", perform)
+    monkeypatch.setattr(execute, "carry_out", carry_out)
     loaded, load = [], checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert found(capsys, *SEARCH) == whole[1]

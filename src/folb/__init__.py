@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from folb.core.upload import Upload as Upload
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
+    from folb.experiments.execute import execute as execute
+    from folb.experiments.execute import resume as resume
+    from folb.experiments.experiment import Experiment as Experiment
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
@@ -44,6 +47,7 @@ _NAMES = {
     "Algorithm": "core.algorithm",
     "Average": "core.average",
     "DeviceMemory": "core.memory",
+    "Experiment": "experiments.experiment",
     "Federation": "data.federation",
     "InputError": "errors",
     "Known": "core.selection",
@@ -56,8 +60,10 @@ _NAMES = {
     "Update": "core.rules",
     "Upload": "core.upload",
     "compose": "core.algorithm",
+    "execute": "experiments.execute",
     "named": "core.algorithm",
     "plot": "report.figures",
+    "resume": "experiments.execute",
     "simulate": "simulation.simulate",
     "weighted": "core.rules",
 }

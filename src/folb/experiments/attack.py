@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +24,9 @@ from folb.core.server_step import ServerStep
 from folb.errors import InputError, check_whole
 from folb.experiments.plan import Plan
 from folb.results.run import Run
-from folb.results.summary import finite, spread
+from folb.results.summary import finite
 from folb.simulation.simulate import Observe, simulate
 from folb.typing import Params
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 class Attack(NamedTuple):
@@ -240,32 +236,6 @@ def outcome(contest: Contest, runs: Sequence[Run]) -> Outcome:
         negated=float(np.sum(weights[honest] < 0) / max(honest.sum(), 1)),
         accuracy=[run.final if fine else np.nan for run, fine in zip(runs, sound, strict=True)],
     )
-
-
-def table(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each attack, and in it plain, guarded, FedAvg."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("\nattack")
-    for who in ("plain", "guarded", "fedavg"):
-        for heading in ("share", "worst", "negated", "accuracy"):
-            shown.add_column(f"{who}\n{heading}", justify="right")
-    for i in range(0, len(outcomes), 3):
-        cells = [outcomes[i].attack]
-        for one in outcomes[i : i + 3]:
-            cells += [*map(_number, (one.share, one.worst)), f"{100 * one.negated:.0f} %", _accuracy(one.accuracy)]
-        shown.add_row(*cells)
-    return shown
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if np.isfinite(value) else "-"
-
-
-def _accuracy(accuracy: Sequence[float]) -> str:
-    """The mean over the seeds; one model that is not finite is enough to say so."""
-    return f"{100 * mean(accuracy):.1f}{spread(accuracy)} %" if np.isfinite(accuracy).all() else "not finite"
 
 
 def document(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:

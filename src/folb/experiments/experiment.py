@@ -86,14 +86,18 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def from_toml(path: Path) -> Experiment:
     """An experiment from a file whose keys are the fields of `Experiment`."""
-    content = experiment_file.read(path)
+    return from_fields(experiment_file.read(path), f"{path}: ")
+
+
+def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
+    """An experiment from a mapping whose keys are the fields of `Experiment`; `where` begins what an error says."""
     known = [field.name for field in fields(Experiment)]
     for key in content:
-        choose(f"{path}: key", key, known)
+        choose(f"{where}key", key, known)
     if "dataset" not in content:
-        raise InputError(f"{path}: dataset", None, "should name a dataset or a path")
-    if not isinstance(content.get("set", {}), dict):
-        raise InputError(f"{path}: set", content["set"], "should be a table, [set]")
+        raise InputError(f"{where}dataset", None, "should name a dataset or a path")
+    if not isinstance(content.get("set", {}), Mapping):
+        raise InputError(f"{where}set", content["set"], "should be a table, [set]")
     return Experiment(**content)
 
 

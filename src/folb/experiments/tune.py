@@ -6,23 +6,23 @@ The grid is an experiment like any other, and numbers in it (mu, psi, lr) are sw
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole
-from folb.experiments.experiment import Experiment
-from folb.experiments.plan import Plan, algorithm_settings
+from folb.experiments.execute import carry_out
+from folb.experiments.experiment import Experiment, to_toml
+from folb.experiments.plan import Plan, algorithm_settings, plan
 from folb.results import summary
 from folb.results.run import Run
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from folb.store.directory import WINNER, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,37 @@ class Point:
             return True, math.inf, len(self.reached), math.inf
         missed = list(self.reached).count(None)
         return False, summary.median_round(self.reached), missed, float(f"{self.loss:.4g}")
+
+
+class Search(NamedTuple):
+    """A line search that is done."""
+
+    planned: Plan  # the grid
+    points: Sequence[Point]  # from the best to the worst
+    grid: RunDirectory
+    winner: RunDirectory  # the best point, on other seeds
+
+
+def search(
+    experiment: Experiment,
+    report_seeds: Sequence[int],
+    stream: bool | None = None,
+    complete: Callable[[Plan], RunDirectory] = carry_out,
+    on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
+) -> Search:
+    """Run a grid and rank its points, then run the best on other seeds; what is there already is not run again.
+
+    `complete` runs an experiment. `on_ranked` is told the points before the best is run.
+    """
+    planned = plan(experiment, stream)
+    check(planned)
+    grid = complete(planned)
+    points = ranked(planned, grid.runs())
+    if on_ranked is not None:
+        on_ranked(planned, points)
+    chosen = plan(winner(planned, points, report_seeds), stream)
+    atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
+    return Search(planned, points, grid, complete(chosen))
 
 
 def sweepable() -> dict[str, str]:
@@ -119,21 +150,6 @@ def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Expe
     settings = {key: "none" if value is None else value for key, value in best.algorithm.origin.settings.items()}
     fixed = {key: settings.get(key, value) for key, value in _own(experiment).items()}
     return replace(experiment, seeds=seeds, set={**experiment.set, _name(experiment): fixed})
-
-
-def table(points: Sequence[Point], target: float) -> Table:
-    """The points as they rank."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("rank", justify="right")
-    shown.add_column("algorithm")
-    for heading in (f"rounds to {100 * target:g} %", "final training loss", "final accuracy"):
-        shown.add_column(heading, justify="right")
-    for point in points:
-        measured = (summary.arrival(point.reached), f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
-        shown.add_row(str(point.rank), point.label, *(("diverged", "", "") if point.diverged else measured))
-    return shown
 
 
 def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.data.source_files import MissingError
 from folb.errors import InputError
@@ -14,10 +14,7 @@ from folb.paper.arms import Complete
 from folb.paper.figure_files import Arm
 from folb.paper.pages import Page, write
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["carry_out", "document", "home", "table", "write"]
+__all__ = ["carry_out", "document", "home", "write"]
 
 
 def home(quick: bool) -> Path:
@@ -61,20 +58,6 @@ def carry_out(
         tell(f"{arm.slug} is done ({i} of {len(wanted)}): {arms.keep(home, found)}")
     if len(missing) == len(wanted):  # there is nothing to make pages of
         raise missing[0]
-
-
-def table(pages: Sequence[Page]) -> Table:
-    """The verdicts, for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    shown = Table(pad_edge=False, header_style="bold", show_lines=True)
-    for heading in ("where", "claim", "verdict", "effect [95 % interval]"):
-        shown.add_column(heading)
-    for page in pages:
-        for verdict in page.verdicts:
-            shown.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
-    return shown
 
 
 def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
     columns = next((n for n in (5, 4, 3, 2) if beside % n == 0), min(beside, 3))
     rows = -(-len(panels) // columns)
     size = (3.4 * columns, 2.9 * rows)
-    figure, grid = figures.pyplot().subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, grid = figures.subplots(rows, columns, figsize=size, squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         _draw(axes, panel)
     for axes in list(grid.flat)[len(panels) :]:

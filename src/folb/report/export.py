@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from folb import atomic
 from folb.errors import InputError
 from folb.results import summary
 from folb.store.directory import RunDirectory
@@ -127,18 +124,3 @@ def escaped(text: str) -> str:
 
 
 FORMATS: dict[str, Callable[[RunDirectory], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}
-
-
-def write(stored: RunDirectory, form: str, output: str | None) -> None:
-    """Write a run in that format into the file, whole or not at all; without one, to standard output."""
-    if output is None and form == "parquet":
-        raise InputError("output", output, "should be a file to write parquet to: -o FILE")
-    content = FORMATS[form](stored)
-    if output is None:
-        sys.stdout.write(content.decode())
-        return
-    try:
-        atomic.output(Path(output), content)
-    except OSError as error:
-        raise InputError("output", output, f"cannot be written: {error.strerror}") from error
-    print(f"written to {output}", file=sys.stderr)

@@ -31,8 +31,7 @@ def curves(
     runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
 ) -> bytes:
     """The median over the seeds of each algorithm as a line, and its range as a band: a picture in that format."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(11, 4.2))
     for label, group in labelled(runs).items():
         length = min(len(run.evaluated_rounds) for run in group)  # some may be under way
         rounds = group[0].evaluated_rounds[:length]
@@ -65,9 +64,7 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     size = labels.sum(axis=1)
     edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
     shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
-    figure, (above, below) = pyplot().subplots(
-        2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3), layout="constrained"
-    )
+    figure, (above, below) = subplots(2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3))
     above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5)
     above.set_yscale("log")
     above.set_ylim(size.min() / 2, 1.3 * size.max())
@@ -91,14 +88,12 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
 
 
-def pyplot() -> Any:
-    """Matplotlib, drawing into memory."""
-    import matplotlib
+def subplots(rows: int, columns: int, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A figure and its axes. Without pyplot, which keeps every figure, looks for a screen and takes long to load."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> bytes:
@@ -108,7 +103,6 @@ def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> b
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
         figure.savefig(content, dpi=dpi, format=form)
-    pyplot().close(figure)
     return content.getvalue()
 
 

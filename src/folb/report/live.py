@@ -33,13 +33,8 @@ ADDRESS = "127.0.0.1"
 TAIL = 4096  # bytes before a cursor that have to be as they were
 
 
-def say(text: str) -> None:
-    """Print at once: whoever reads it through a pipe waits for the address."""
-    print(text, flush=True)
-
-
-def serve(name: str | None = None, port: int = PORT, announce: Callable[[str], object] = say) -> None:
-    """Serve the page of one run, or of all runs, until Ctrl-C."""
+def serve(name: str | None = None, port: int = PORT, *, announce: Callable[[str], object]) -> None:
+    """Serve the page of one run, or of all runs, until Ctrl-C; `announce` is told where it is."""
     with bound(name, port) as server, contextlib.suppress(KeyboardInterrupt):
         announce(f"http://{ADDRESS}:{server.server_port}/ shows {name or 'all runs'}; Ctrl-C ends it")
         server.serve_forever()

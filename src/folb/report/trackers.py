@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from folb.errors import InputError
+from folb.errors import InputError, choose
 from folb.results.run import Run
 from folb.simulation.simulate import Observe
 from folb.store.directory import TRACKING
@@ -129,8 +129,8 @@ TRACKERS: dict[str, tuple[str, Callable[[Path, About], AbstractContextManager[Lo
 
 
 def check(name: str | None) -> None:
-    """Raise an `InputError` unless the tracker's package is here."""
-    if name and find_spec(TRACKERS[name][0]) is None:
+    """Raise an `InputError` unless it is a tracker, and its package is here."""
+    if name is not None and find_spec(TRACKERS[choose("track", name, TRACKERS)][0]) is None:
         raise InputError("track", name, f"needs a package that is not installed: pip install 'folb[{name}]'")
 
 

@@ -8,9 +8,7 @@ equal part of the samples. Where several processes take part, each plays the sam
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from numbers import Integral
@@ -46,19 +44,31 @@ def mesh(count: int | str = 1) -> Mesh | None:
     return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
 
 
-def join(coordinator: str, process: str) -> None:
-    """Become one of several processes: "0/2" is the first of two, which listens at `coordinator`, HOST:PORT."""
+def join(
+    coordinator: str,
+    process: str,
+    waiting: Callable[[str], object] | None = None,
+    late: Callable[[InputError], object] | None = None,
+) -> None:
+    """Become one of several processes: "0/2" is the first of two, which listens at `coordinator`, HOST:PORT.
+
+    `waiting` is told whom this process waits for. `late` is called, in another thread, if the others have not come in
+    time: nothing can interrupt the waiting, so that all it can do is end the process, before the runtime aborts it.
+    """
     host, _, port = coordinator.rpartition(":")
     if not host or not (port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
         raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 is to listen")
     number, _, count = process.partition("/")
     if not (process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
-    print(f"folb: process {number} of {count} waits for the others at {coordinator}", file=sys.stderr, flush=True)
-    # the runtime's own way to give up is to abort
-    patience = threading.Timer(PATIENCE, _give_up, (coordinator, count))
-    patience.daemon = True
-    patience.start()
+    if waiting is not None:
+        waiting(f"process {number} of {count} waits for the others at {coordinator}")
+    patience = None
+    if late is not None:
+        expected = f"should be where {count} processes meet within {PATIENCE} s"
+        patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
+        patience.daemon = True
+        patience.start()
     jax.distributed.initialize(
         coordinator,
         int(count),
@@ -66,22 +76,23 @@ def join(coordinator: str, process: str) -> None:
         initialization_timeout=PATIENCE + 60,
         heartbeat_timeout_seconds=HEARTBEAT,
     )
-    patience.cancel()
+    if patience is not None:
+        patience.cancel()
 
 
-def _give_up(coordinator: str, count: str) -> None:
-    reason = InputError("coordinator", coordinator, f"should be where {count} processes meet within {PATIENCE} s")
-    print(f"folb: error: {reason}", file=sys.stderr, flush=True)
-    os._exit(2)
+def number() -> str:
+    """Which process this is of how many, as `join` takes it."""
+    return f"{jax.process_index()}/{jax.process_count()}"
 
 
-def alike(text: str) -> bool:
-    """Whether all processes have the same text."""
+def check_alike(text: str) -> None:
+    """Raise an `InputError` unless all processes have the same text, which is the identity of an experiment."""
     if jax.process_count() == 1:
-        return True
+        return
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(digest))
-    return bool((everyone == digest).all())
+    if not (everyone == digest).all():
+        raise InputError("process", number(), "should run the same experiment, on the same data, as the others")
 
 
 def put(value: Any, mesh: Mesh | None) -> Array:

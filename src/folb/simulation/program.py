@@ -103,7 +103,9 @@ def advance(
         states, measured = one_round(problem, algorithms, states, seeds, t, every, own)
         return states, jax.tree.map(lambda r, m: r.at[t - t0].set(m), record, measured)
 
-    shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every)[1]
+    # called as `turn` does, so that it is traced once
+    first = jax.tree.map(lambda leaf: leaf[0], chosen)
+    shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every, first)[1]
     record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
     return parallel.everywhere(jax.lax.fori_loop(t0, t1, turn, (states, record)), problem.mesh)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +80,60 @@ def simulate(
     round before is computed, and blocks of all of them for an evaluation. Left open, they do if they take more than
     half of the accelerator's memory. Results agree to rounding.
     """
+    ready = simulation(
+        federation,
+        model,
+        algorithms,
+        rounds=rounds,
+        seeds=seeds,
+        system=system,
+        objective=objective,
+        evaluate_every=evaluate_every,
+        record=record,
+        abreast=abreast,
+        accelerators=accelerators,
+        stream=stream,
+    )
+    return ready.run(observe, checkpoints)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulation that can begin: its data is on the accelerator, and a round of every algorithm was checked."""
+
+    problem: Problem
+    federation: Federation
+    batches: Sequence[list[Job]]
+    rounds: int
+    every: int
+
+    def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
+        """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
+        if checkpoints is not None:
+            atomic.directory(checkpoints)
+        runs: dict[int, Run] = {}
+        for number, batch in enumerate(self.batches):
+            keep = None if checkpoints is None else (checkpoints, number)
+            runs |= _run_stacked(self.problem, self.federation, batch, self.rounds, self.every, observe, keep)
+        return [runs[place] for place in sorted(runs)]
+
+
+def simulation(
+    federation: Federation,
+    model: Model,
+    algorithms: Algorithm | Sequence[Algorithm],
+    *,
+    rounds: int,
+    seeds: int | Sequence[int] = (0,),
+    system: System | None = None,
+    objective: str = "uniform",
+    evaluate_every: int = 1,
+    record: Sequence[str] = (),
+    abreast: bool | None = None,
+    accelerators: int | str = 1,
+    stream: bool | None = None,
+) -> Simulation:
+    """Everything that `simulate` does before its first round: any mistake in what it is given is found here."""
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     if isinstance(seeds, bool):
         raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
@@ -96,18 +150,36 @@ def simulate(
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
     )
-    if checkpoints is not None:
-        atomic.directory(checkpoints)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:
             place = sum(map(len, groups.values()))
             groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
-    runs: dict[int, Run] = {}
-    for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs, rounds)):
-        keep = None if checkpoints is None else (checkpoints, number)
-        runs |= _run_stacked(shared, federation, batch, rounds, evaluate_every, observe, keep)
-    return [runs[place] for place in sorted(runs)]
+    batches = [batch for jobs in groups.values() for batch in _batches(shared, jobs, rounds)]
+    for batch in batches:
+        check_shapes(shared, batch, rounds)
+    return Simulation(shared, federation, batches, rounds, evaluate_every)
+
+
+def check_shapes(problem: Problem, jobs: list[Job], rounds: int) -> None:
+    """Raise an `InputError` if a round of these runs would: it is traced, and not run.
+
+    A rule that returns a wrong shape is found before the rounds of the algorithms that come before it.
+    """
+    stacked, seeds = _stacked(jobs)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
+
+
+def _remembered(jobs: list[Job], rounds: int) -> int:
+    """The rounds that a memory of devices needs room for; without one they make no difference to the program."""
+    return rounds if jobs[0].algorithm.memory is not None else ENDLESS
+
+
+def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
+    """The algorithms of runs that differ in numbers alone, as one, and their seeds."""
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
+    return stacked, np.asarray([job.seed for job in jobs], np.uint32)
 
 
 def streams(federation: Federation, stream: bool | None) -> bool:
@@ -212,11 +284,9 @@ def _run_stacked(
     kept: tuple[Path, int] | None,
 ) -> dict[int, Run]:
     """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
-    seeds = np.asarray([job.seed for job in jobs], np.uint32)
-    remembered = rounds if jobs[0].algorithm.memory is not None else ENDLESS  # else it makes no difference
-    states = begin(problem, stacked, seeds, remembered)
-    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every))
+    stacked, seeds = _stacked(jobs)
+    states = begin(problem, stacked, seeds, rounds=_remembered(jobs, rounds))
+    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as `advance` has it: traced once
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])

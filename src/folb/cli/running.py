@@ -1,0 +1,60 @@
+"""`folb.execute` under a progress bar: what all commands do that run an experiment."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from folb.cli.progress import under_progress
+
+if TYPE_CHECKING:
+    from folb.experiments.execute import OnStart, Start
+    from folb.simulation.simulate import Observe
+    from folb.store.directory import RunDirectory
+
+
+def completed(
+    options: argparse.Namespace,
+    work: Callable[[OnStart, Observe], RunDirectory],
+    *,
+    about: str = "rounds",
+    command: str | None = None,
+    tell: bool = True,
+) -> tuple[RunDirectory, Start | None]:
+    """The run directory that `work` fills, and how it began, which the first of several processes alone knows.
+
+    If it is interrupted, `command` resumes it; by default that is `folb resume`. `tell` says so if nothing was run.
+    """
+    started: list[Start] = []
+    options.going = command
+
+    def working(begin: Callable[[int], None], observe: Observe) -> RunDirectory:
+        def on_start(start: Start) -> None:
+            started.append(start)
+            if not start.finished:
+                options.going = command or _resuming(options, start)
+                begin(start.rounds)
+
+        return work(on_start, observe)
+
+    stored = under_progress(options, about, working)
+    options.going = None
+    if not started:
+        return stored, None
+    if tell and started[0].finished:
+        tracked = f" and tells {options.track}" if options.track else ""
+        print(f"folb: {stored.path} is finished already; --again runs it anew{tracked}", file=sys.stderr)
+    return stored, started[0]
+
+
+def _resuming(options: argparse.Namespace, start: Start) -> str:
+    together = ["--coordinator", options.coordinator, "--process", options.process] if options.process else []
+    return shlex.join(["folb", "resume", str(start.path), *together])
+
+
+def same_command() -> str:
+    """This command, which resumes what it did; but it does not start again."""
+    return shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
