@@ -130,7 +130,7 @@ def test_an_experiment_is_an_object_a_dict_or_a_file(whole, tmp_path):
     ("given", "message"),
     [
         (3, "experiment = 3: should be an Experiment, a dict of its fields, or the path of a file"),
-        ("no such file", "experiment = 'no such file': cannot be read"),
+        ("no such file", "experiment = 'no such file': no such file cannot be read"),
         ({}, "dataset = None: should name a dataset"),
         ({"dataset": "synthetic_1_1", "round": 3}, "key = 'round': did you mean 'rounds'"),
         ({"dataset": "synthetic_1_1", "set": 3}, "set = 3: should be a table"),
@@ -240,7 +240,16 @@ def test_killed_between_the_last_writes(planned, whole, often, tmp_path, action)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "advance", None)  # no round can be run
         seen = heard(planned, directory=path)[2]
-    assert seen == ([(1, 12)] if action == "results.json" else [])  # those of the checkpoint
+    assert seen == ([] if action == "checkpoints" else [(1, 12)])  # those of the checkpoint
+    assert content(path) == content(whole) and names(path) == FILES
+
+
+def test_a_finished_run_without_its_picture_gets_it(planned, whole, tmp_path):
+    """As versions that wrote the results first left it when they were killed: 32 MB of checkpoints stayed, too."""
+    path = shutil.copytree(whole, tmp_path / "run")
+    (path / "curves.png").unlink()
+    (path / "checkpoints").mkdir()
+    assert heard(planned, directory=path)[2] == []
     assert content(path) == content(whole) and names(path) == FILES
 
 

@@ -244,7 +244,7 @@ def test_a_killed_run_with_a_memory_on_flower_ends_with_the_same_bits(tmp_path):
 # the other parts -----------------------------------------------------------------------------------------------------
 
 SLOTS = {
-    "selection": ("my_selection.py", "by_last_update", {"explore": 1.0}, None),
+    "selection": ("my_selection.py", "by_last_update", {"explore": 0.6}, None),
     "local step": ("my_step.py", "local_momentum", {"decay": 0.8}, lambda file: [file["heavy_ball"](0.8)]),
     "upload": ("my_upload.py", "by_descent", {"power": 2.0}, lambda file: [file["DESCENT"]]),
     "server step": ("my_server.py", "steady", {"most": 0.7}, None),
@@ -272,7 +272,7 @@ def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
 def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     name, function, settings, _ = SLOTS[slot]
     (key, value), *_ = settings.items()
-    small = ["--set", "sizes=20,31,45", "--set", f"K={K}", "--rounds", "8", "--seeds", "2"]
+    small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"K={K}", "--rounds", "8", "--seeds", "2"]
     command = ["compare", "synthetic_1_1", "--algorithms", f"{EXAMPLES / name}:{function}", *small]
     assert main([*command, "--set", f"{key}={value},{value / 2}", "--out", str(tmp_path / "run"), "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
