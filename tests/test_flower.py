@@ -113,12 +113,7 @@ VARIANTS = {
 }
 
 
-SLOW = ("by samples", "without replacement")
-
-
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
     name, settings = VARIANTS[variant]
@@ -777,19 +772,19 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         monkeypatch.setattr(os, name, mortal(getattr(os, name)))
     killed = 0
     for point in range(1000):
-        directory = tmp_path / str(point)
+        place = tmp_path / str(point)
         monkeypatch.setattr(run_directory.Book, "__init__", begin)
         try:
-            run(directory)
+            run(place)
             break
         except KilledError:
             killed += 1
-        if directory.is_run(directory) and directory.read(directory).state == "finished":
+        if directory.is_run(place) and directory.read(place).state == "finished":
             break
         left = None
         monkeypatch.setattr(run_directory.Book, "__init__", begun)
-        assert same(run(directory), whole), point
-        assert [line["round"] for line in directory.read(directory).rounds()[0]] == [1, 2], point
+        assert same(run(place), whole), point
+        assert [line["round"] for line in directory.read(place).rounds()[0]] == [1, 2], point
     assert 15 < killed < 1000
 
 
