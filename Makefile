@@ -9,7 +9,7 @@ demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the
 	  --rounds 200 --seeds 5 --target 0.7 --out demo --again
 
 test: .venv/.test  ## the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/.test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

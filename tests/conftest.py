@@ -38,6 +38,16 @@ def pytest_unconfigure(config):
         shutil.rmtree(_CACHE, ignore_errors=True)
 
 
+# The files that take longest, the longest first, so that the workers, who take whole files, end at about the same time
+LONGEST = ("deployment", "conformance", "store", "cli", "flower", "parallel", "attacks", "stream", "reproduce", "tune")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
 def pytest_make_parametrize_id(config, val, argname):
     """Name bytes by their argument: a gzip file holds the time it was made, and two workers would not agree on it."""
     return argname if isinstance(val, bytes) else None

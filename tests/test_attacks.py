@@ -19,9 +19,6 @@ from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
 from folb.models import logistic
 
-# one worker has them all: they share runs that are made once
-pytestmark = pytest.mark.xdist_group("attacks")
-
 K, P = 6, 5
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
 
@@ -193,7 +190,6 @@ def test_guarded_on_the_command_line(capsys, tmp_path):
     assert [(run["parameters"]["guarded"], run["parameters"]["cap"]) for run in runs] == [(True, 1.5), (True, 3.0)]
 
 
-@pytest.mark.slow
 def test_attacks_on_gamma():
     """(18) with psi = 1: a lie about gamma takes all weight, or the model; guarded, neither."""
     experiment = Experiment("synthetic_1_1", algorithms=attack.ALGORITHMS, rounds=30, seeds=2, set=attack.SETTINGS)
@@ -209,7 +205,6 @@ def test_attacks_on_gamma():
         assert np.isfinite(outcomes[name, True].accuracy).all()
 
 
-@pytest.mark.slow
 def test_an_algorithm_under_no_attack_is_itself():
     """To rounding: the program is another."""
     federation = synthetic(devices=5, sizes=30)

@@ -13,9 +13,6 @@ import pytest
 
 from folb.cli.main import main
 
-# one worker has them all: they share runs that are made once
-pytestmark = pytest.mark.xdist_group("cli")
-
 TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "4", "--seeds", "2"]
 
 

@@ -347,13 +347,7 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-# Each algorithm by itself, and one that is guarded, whenever the tests run; all of the table with the slow ones.
-ALWAYS = {*ALGORITHMS, "folb, guarded, fedexp"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
-)
+@pytest.mark.parametrize("name", TABLE)
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
     case, programs = TABLE[name], program.advance._cache_size()
@@ -379,7 +373,7 @@ def test_conforms(name):
 # Memory
 
 
-@pytest.mark.parametrize("name", ["fednu_direct", pytest.param("fednu_norm", marks=pytest.mark.slow), "folb_hetero"])
+@pytest.mark.parametrize("name", ["fednu_direct", "fednu_norm", "folb_hetero"])
 def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     """From 10 to 160 devices with the same data, a round needs less than one more gradient, not 150.
 

@@ -114,12 +114,7 @@ VARIANTS = {
 }
 
 
-SLOW = ("by samples", "without replacement")
-
-
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
     name, settings = VARIANTS[variant]

@@ -74,7 +74,7 @@ CONTENDERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["folb", "folb_two_set", pytest.param("samples", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CONTENDERS)
 def test_a_streamed_run_is_the_resident_run(name):
     assert len(stream.blocks(FEDERATION.train)) > 2
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS[name], record=("weights",)))

@@ -16,8 +16,6 @@ from folb.simulation import play as rounds
 from folb.simulation import problem as problems
 from folb.simulation import simulate as simulator
 
-pytestmark = pytest.mark.xdist_group("system")  # they share runs
-
 LOG100 = np.log(100)
 
 
