@@ -5,6 +5,7 @@ The names below load on first use, so that `import folb` costs nothing and `folb
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,3 +93,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Moved:
+    """Says where a module is that used to be at the top: `import folb.rules` finds none."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        own = name.removeprefix("folb.")
+        if name != own and _MODULES.get(own, own) != own:
+            advice = f"import folb.{_MODULES[own]}, or use `from folb import {own}`"
+            raise ModuleNotFoundError(f"No module named {name!r}: it has moved; {advice}", name=name)
+
+
+sys.meta_path.append(_Moved)
