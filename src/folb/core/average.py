@@ -38,6 +38,11 @@ def server_model() -> Average:
     return Average(Partial(_nothing), Partial(_nothing), Partial(_server_model))
 
 
+def is_server_model(average: Average) -> bool:
+    """Whether it is the server's model as it is."""
+    return getattr(average.model, "func", None) is _server_model
+
+
 def _ema_init(params: Params) -> tuple[Params, Any]:
     return jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import Partial
 
@@ -66,28 +65,32 @@ def _optax_apply(
 ) -> tuple[Params, Any]:
     downhill = jax.tree.map(jnp.negative, update.delta)
     step, memory = make(**numbers).update(downhill, memory, round.params)
-    return optax.apply_updates(round.params, step), memory
+    return tree.add(round.params, step), memory
 
 
-def _from_optax(make: Callable[..., Any], **numbers: Any) -> ServerStep:
+def _from_optax(name: str, **numbers: Any) -> ServerStep:
     """An optax optimiser fed with -Delta, the server's pseudo-gradient."""
-    make = Partial(make)  # a function inside a Partial must be a pytree: a Partial without arguments is one
+    import optax  # here, since it takes time to load and few algorithms need it
+
+    make = Partial(
+        getattr(optax, name)
+    )  # a function inside a Partial must be a pytree: a Partial without arguments is one
     return ServerStep(Partial(_optax_init, make=make, **numbers), Partial(_optax_apply, make=make, **numbers))
 
 
 def momentum(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
     """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
-    return _from_optax(optax.sgd, learning_rate=lr, momentum=beta)
+    return _from_optax("sgd", learning_rate=lr, momentum=beta)
 
 
 def adam(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
     """FedAdam (Reddi et al., 2021)."""
-    return _from_optax(optax.adam, learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+    return _from_optax("adam", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
 def yogi(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
     """FedYogi (Reddi et al., 2021)."""
-    return _from_optax(optax.yogi, learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+    return _from_optax("yogi", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
 SERVERS: dict[str, Callable[..., ServerStep]] = {

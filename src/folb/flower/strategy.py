@@ -26,6 +26,7 @@ from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core import vector
 from folb.core.algorithm import Algorithm
+from folb.core.average import is_server_model
 from folb.core.guard import guard, is_guarded
 from folb.core.round import Closed, State
 from folb.core.rules import Update
@@ -249,7 +250,7 @@ class FederatedStrategy(Strategy):
     def _kept(self, arrays: ArrayRecord) -> ArrayRecord:
         """The model that is evaluated and kept: the server's, or the algorithm's average of its models."""
         assert self.state is not None
-        if not jax.tree.leaves(self.state.average):
+        if is_server_model(self.algorithm.average):
             return arrays
         params = protocol.unpacked(arrays)
         found = core_round.kept(self.algorithm, self.state._replace(params=params))

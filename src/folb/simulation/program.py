@@ -18,12 +18,14 @@ import numpy as np
 from jax import Array
 
 from folb.core.algorithm import Algorithm
+from folb.core.average import is_server_model
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
 from folb.simulation.evaluate import evaluate, total_hits, total_loss
 from folb.simulation.play import Info, distribution, play
 from folb.simulation.problem import ENDLESS, Problem, start
+from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
 CAPACITY = 128  # rounds of one chunk at most
@@ -50,7 +52,7 @@ def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = E
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     """f over the runs, stacked."""
-    return jax.vmap(f) if problem.abreast else partial(jax.lax.map, f)
+    return jax.vmap(f, axis_name=RUNS) if problem.abreast else partial(jax.lax.map, f)
 
 
 def _play(
@@ -80,7 +82,7 @@ def one_round(
     def skip(params: Params) -> tuple[Array, Array]:
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
 
-    models = jax.vmap(kept)(algorithms, states)
+    models = models_kept(algorithms, states)
     return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, models))
 
 
@@ -121,9 +123,15 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
     return parallel.everywhere(chosen, problem.mesh)
 
 
-@jax.jit
 def models_kept(algorithms: Algorithm, states: State) -> Params:
     """The models of all runs, stacked, that are evaluated and kept."""
+    if is_server_model(algorithms.average):
+        return states.params  # there is no program to compile
+    return _averages(algorithms, states)
+
+
+@jax.jit
+def _averages(algorithms: Algorithm, states: State) -> Params:
     return jax.vmap(kept)(algorithms, states)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,16 @@ from folb.simulation import parallel, solve
 from folb.simulation.evaluate import evaluation_block
 from folb.simulation.play import Info
 from folb.simulation.problem import ENDLESS, Problem, problem, start
-from folb.simulation.program import CAPACITY, Measured, advancing, begin, joined, models_kept, one_round
+from folb.simulation.program import (
+    CAPACITY,
+    Measured,
+    advance,
+    advancing,
+    begin,
+    joined,
+    models_kept,
+    one_round,
+)
 from folb.store import checkpoint
 from folb.store.environment import memory
 from folb.typing import Params
@@ -112,9 +122,13 @@ class Simulation:
         if checkpoints is not None:
             atomic.directory(checkpoints)
         runs: dict[int, Run] = {}
-        for number, batch in enumerate(self.batches):
-            keep = None if checkpoints is None else (checkpoints, number)
-            runs |= _run_stacked(self.problem, self.federation, batch, self.rounds, self.every, observe, keep)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile") as ahead:
+            for number, batch in enumerate(self.batches):
+                # the next program is compiled while the rounds of this one are played
+                for following in self.batches[number + 1 : number + 2]:
+                    ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
+                keep = None if checkpoints is None else (checkpoints, number)
+                runs |= _run_stacked(self.problem, self.federation, batch, self.rounds, self.every, observe, keep)
         return [runs[place] for place in sorted(runs)]
 
 
@@ -174,6 +188,16 @@ def check_shapes(problem: Problem, jobs: list[Job], rounds: int) -> None:
 def _remembered(jobs: list[Job], rounds: int) -> int:
     """The rounds that a memory of devices needs room for; without one they make no difference to the program."""
     return rounds if jobs[0].algorithm.memory is not None else ENDLESS
+
+
+def compile_ahead(problem: Problem, jobs: list[Job], rounds: int, every: int) -> None:
+    """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
+    if problem.streamed or problem.mesh is not None:
+        return
+    stacked, seeds = _stacked(jobs)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    span = (np.int32(1), np.int32(2), np.int32(every))
+    advance.lower(problem, stacked, states, seeds, *span).compile()
 
 
 def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
@@ -323,12 +347,12 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as advance:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)
                 begun = time.perf_counter()
-                states, record = advance(states, t, t + length)
+                states, record = play_on(states, t, t + length)
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
                 at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
                 tell(t, part)

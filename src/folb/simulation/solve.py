@@ -24,6 +24,7 @@ from folb.typing import Params
 
 BLOCK = 128  # samples of one device taken at once by a full gradient
 LANES = 64  # slots, or blocks of full gradients, that a CPU takes side by side
+RUNS = "runs"  # the axis of stacked runs
 UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless the model is heavy
 
 
@@ -47,21 +48,31 @@ class Slots(NamedTuple):
 def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Params]:
     """f(data, *arrays), whose arrays have an entry for each slot, as it is, or in parts on the accelerators of `mesh`.
 
-    Under `vmap` over stacked runs, f sees the slots of all runs in one row, and can share its lanes among them.
+    Under `vmap` over the axis RUNS, f sees the slots of all runs in one row, and can share its lanes among them.
     """
-    whole: Any = jax.custom_batching.custom_vmap(parallel.over_parts(f, mesh))
+    whole = parallel.over_parts(f, mesh)
 
-    def rule(runs: int, batched: Any, data: Samples, *arrays: Any) -> tuple[Params, Any]:
-        def in_a_row(value: Array, own: bool) -> Array:
-            each = value if own else jnp.broadcast_to(value, (runs, *value.shape))
-            return each.reshape(-1, *each.shape[2:])
+    def over_all(data: Samples, *arrays: Any) -> Params:
+        try:
+            runs = jax.lax.axis_size(RUNS)
+        except NameError:  # this run is not stacked
+            return whole(data, *arrays)
+        stacked = jax.lax.all_gather(arrays, RUNS)
+        row = whole(data, *jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), stacked))
+        return _of_run(jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row), jax.lax.axis_index(RUNS))
 
-        row = whole(data, *jax.tree.map(in_a_row, arrays, tuple(batched[1:])))
-        result = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
-        return result, jax.tree.map(lambda _: True, result)
+    return over_all
 
-    whole.def_vmap(rule)
-    return whole
+
+@jax.custom_batching.custom_vmap
+def _of_run(stack: Params, run: Array) -> Params:
+    """The part of a stack that is a run's own; over all runs, the stack as it is."""
+    return jax.tree.map(lambda v: v[run], stack)
+
+
+@_of_run.def_vmap
+def _of_all_runs(runs: int, batched: Any, stack: Params, run: Array) -> tuple[Params, Any]:
+    return stack, jax.tree.map(lambda _: True, stack)
 
 
 def solve(
