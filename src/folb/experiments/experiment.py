@@ -20,7 +20,7 @@ class Experiment:
     """The choices of a comparison. The fields are the keys of an experiment file and the command's options.
 
     `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
-    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is for `folb` alone.
+    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is only for `folb`.
     The model "by dataset" is the dataset's usual model; it is replaced by the name of that model.
     """
 
