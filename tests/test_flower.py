@@ -624,7 +624,7 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
         (algorithms.fedavg(), {}, "all others need more than sums"),
         (algorithms.folb(guarded=True), {}, "guarded = True"),
         (algorithms.folb(), {"guarded": True}, "guarded = True"),
-        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: is the guard's"),
+        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: belongs to the guard"),
         (algorithms.folb(server="fedexp"), {}, "needs the norm of each update"),
     ],
 )
