@@ -1,4 +1,4 @@
-"""A selection of one's own, with a memory: devices whose last updates were large are drawn more often.
+"""Your own selection, with a memory: devices with large last updates are drawn more often.
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/my_selection.py:by_last_update --set explore=0.1,0.5
 """
@@ -14,17 +14,17 @@ from folb import tree
 
 
 def start(params: object) -> tuple[tuple[()], Array]:
-    """Nothing for the server; of each device the norm of its last update, and -1 if it was not met."""
+    """Nothing for the server; for each device the norm of its last update, or -1 before the first."""
     return (), jnp.float32(-1)
 
 
 def remember(round: folb.Round) -> tuple[tuple[()], Array]:
-    """The norms of this round's updates; of a device that was lost, the server keeps the old one."""
+    """The norms of this round's updates; for a lost device the server keeps the old norm."""
     return (), tree.norms(round.delta)
 
 
 def chances(known: folb.Known, explore: Array) -> Array:
-    """P_k in proportion to the norm, which of a device not met is the largest; and a share for all alike."""
+    """P_k in proportion to the norm (for a new device, the largest norm), plus an equal share for all."""
     norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
     norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
     return (1 - explore) * norm / jnp.sum(norm) + explore / len(norm)

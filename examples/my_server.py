@@ -1,4 +1,4 @@
-"""A server step of one's own: no step is longer than some times the mean of those before it.
+"""Your own server step: no step is longer than a multiple of the mean step before it.
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/my_server.py:steady --set steady.most=1,2
 """
@@ -14,12 +14,12 @@ from folb import tree
 
 
 def start(params: object) -> tuple[Array, Array]:
-    """The lengths of the steps so far, added up, and their number."""
+    """The sum of the lengths of the steps so far, and their number."""
     return jnp.float32(0), jnp.float32(0)
 
 
 def step(memory: tuple[Array, Array], round: folb.Round, update: folb.Update, most: Array) -> tuple[object, object]:
-    """w + Delta, shortened to `most` times the mean length; the first is taken as it is."""
+    """w + Delta, shortened to `most` times the mean length; the first step is not shortened."""
     total, count = memory
     length = tree.norm(update.delta)
     allowed = jnp.where(count > 0, most * total / jnp.maximum(count, 1), length)

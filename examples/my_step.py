@@ -1,8 +1,8 @@
-"""A local step of one's own: heavy-ball momentum on the device, forgotten at the end of the round.
+"""Your own local step: heavy-ball momentum on the device, forgotten at the end of the round.
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/my_step.py:local_momentum --set local_momentum.decay=0.5,0.9
 
-A real device needs the step, too, and no jax for it: Device(x, y, gradient, parts=[heavy_ball(0.9)]).
+A real device needs the step, too, but no jax: Device(x, y, gradient, parts=[heavy_ball(0.9)]).
 """
 
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ def step(g: Any, state: Any, lr: Any, *, decay: Any) -> tuple[Any, Any]:
 
 
 def heavy_ball(decay: float) -> folb.LocalStep:
-    """The step with its number, and the momentum that it begins a round with."""
+    """The step with its number, and the momentum at the start of a round."""
     return folb.LocalStep(step, init=zeros, numbers={"decay": decay})
 
 

@@ -162,7 +162,7 @@ def test_the_table():
         (["--attackers", "3"], "attackers = 3: should be a whole number from 1 to 2"),
         (["--set", "cap=0.5"], "cap = 0.5: should be at least 1"),
         (["--set", "cap=2,3"], "cap = [2.0, 3.0]: should be one value"),
-        (["--set", "guarded=true"], "guarded = True: should be left alone: both are measured"),
+        (["--set", "guarded=true"], "guarded = True: should not be set: both are measured"),
         (["--set", "caps=2"], "set = 'caps': did you mean 'cap'?"),
         (["--rounds", "0"], "rounds = 0: should be at least 1"),
     ],

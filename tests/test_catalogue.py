@@ -69,7 +69,7 @@ def test_info_counts_what_the_federation_has(store, tmp_path, capsys):
     assert found["devices"] == "7"
     assert found["samples"] == "700: 630 to train on, 70 to test on"
     assert found["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
-    assert found["classes"] == "10, of which a device has 10.0 on average"
+    assert found["classes"] == "10; a device has 10.0 of them on average"
     assert found["defaults"] == "model logistic, lr 0.03, and mu 1 for fedprox"
     federation = data.load("mnist", devices=7, partition="iid")
     assert federation.labels().sum(axis=1).tolist() == [100] * 7

@@ -302,7 +302,7 @@ def test_the_same_experiment_is_not_run_twice(capsys, tmp_path):
     code, out, err = folb(capsys, *once)
     assert code == 0 and "finished already" not in err
     code, again, err = folb(capsys, *once, "--set", "lr=0.01")  # as it is by default
-    assert code == 0 and "is finished already; --again runs it anew" in err and again == out
+    assert code == 0 and "is finished already; --again runs it from the start" in err and again == out
     (run,) = (tmp_path / "runs").iterdir()
     before = (run / "rounds.jsonl").stat().st_mtime_ns, (run / "results.json").read_bytes()
     code, again, err = folb(capsys, *once, "--again")
@@ -334,7 +334,7 @@ def test_changed_files_are_not_gone_on_with(capsys, tmp_path):
     (tmp_path / "out" / "results.json").unlink()
     np.savez(tmp_path / "mine.npz", x=np.eye(8), y=np.arange(8) // 4, device=np.arange(8) % 2)
     code, _, err = folb(capsys, "resume", tmp_path / "out")
-    assert code == 2 and "are not what they were" in err
+    assert code == 2 and "files have changed" in err
 
 
 def test_unknown_dataset_and_command(capsys):

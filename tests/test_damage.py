@@ -130,7 +130,7 @@ NOTHING = None
 NO_ENVIRONMENT = "run = 'damaged-0123abcd': is not a run: there is no .*/damaged-0123abcd/environment.json"
 CANNOT = "run = 'damaged-0123abcd': .*/damaged-0123abcd/environment.json cannot be read"
 NO_EXPERIMENT = "experiment = .*/damaged-0123abcd/experiment.toml cannot be read"
-EMPTY = "has no round that was evaluated yet"  # said by export --format latex alone
+EMPTY = "has no evaluated round yet"  # said by export --format latex alone
 
 DEEP, GARBAGE = b"[" * 100_000, bytes(range(128, 256)) * 20
 

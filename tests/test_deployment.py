@@ -259,7 +259,7 @@ def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
         running.send_signal(signal.SIGINT)
         last = running.stderr.read()
         assert running.wait(LONG) == 130
-    assert "go on with: folb deploy demo --nodes 1 --rounds 1000" in last
+    assert "resume with: folb deploy demo --nodes 1 --rounds 1000" in last
     assert not started_in(tmp_path) and not list((tmp_path / "tmp").iterdir())
 
 
@@ -325,7 +325,7 @@ def test_the_demo(tmp_path):
     subprocess.run(begun, capture_output=True, text=True, timeout=2 * LONG, check=True)
     command = [*begun[:-1], "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LONG, check=True)
-    assert "going on after round 1" in done.stderr
+    assert "resuming after round 1" in done.stderr
     assert [f"round {t} of 3: " in done.stderr for t in (1, 2, 3)] == [False, True, True]
     assert "final accuracy" in done.stdout and not started_in("folb-deploy-")
     left = {path.name for path in (tmp_path / "run").iterdir()}

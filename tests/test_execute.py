@@ -266,7 +266,7 @@ def test_resume_says_what_it_cannot_resume(whole, tmp_path):
     path = shutil.copytree(whole, tmp_path / "run")
     text = (path / "experiment.toml").read_text().replace("rounds = 12", "rounds = 13")
     (path / "experiment.toml").write_text(text)
-    with pytest.raises(InputError, match="are not what they were"):
+    with pytest.raises(InputError, match="files have changed"):
         folb.resume(path)
     environment = json.loads((path / "environment.json").read_text())
     (path / "environment.json").write_text(json.dumps(environment | {"carrier": "flower"}))

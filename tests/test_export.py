@@ -139,7 +139,7 @@ def test_unfinished_runs_are_exported_as_far_as_they_are(path, capsys):
     (path / directory.ROUNDS).unlink()
     assert exported(capsys, path, "csv") == ",".join(export.COLUMNS) + "\n"
     assert main(["export", str(path), "--format", "latex"]) == 2
-    assert "has no round that was evaluated yet" in capsys.readouterr().err
+    assert "has no evaluated round yet" in capsys.readouterr().err
 
 
 def test_a_file_is_written_whole_or_not_at_all(path, capsys, tmp_path, monkeypatch):

@@ -340,7 +340,7 @@ def test_below_the_least_number_of_replies_a_round_is_abandoned(federation, mode
     assert same(models_seen[1], models_seen[2])
     assert not same(models_seen[2], models_seen[3])
     lines = directory.read(tmp_path / "run").rounds()[0]
-    assert lines[1]["abandoned"] == "1 usable replies, and 2 are needed" or "0 usable" in lines[1]["abandoned"]
+    assert lines[1]["abandoned"] == "1 usable replies, but 2 are needed" or "0 usable" in lines[1]["abandoned"]
     assert [line["updated"] for line in lines] == [True, False, True]
     assert lines[1]["lost"] == len(lines[1]["lost_devices"]) > 0
 
@@ -385,7 +385,7 @@ def test_rounds_abandoned_one_after_another_end_the_run(federation, model, tmp_p
     def strategy():
         return quick(algorithms.fedavg(K=4), max_abandoned=2, directory=tmp_path)
 
-    with pytest.raises(RuntimeError, match="2 rounds in a row were abandoned, the last since 0 usable replies"):
+    with pytest.raises(RuntimeError, match=r"2 rounds in a row were abandoned \(the last: 0 usable replies"):
         strategy().start(InProcessGrid(apps(federation, broken)), initial(model), num_rounds=50)
     assert directory.read(tmp_path).state == "interrupted"
     (first, _) = directory.read(tmp_path).rounds()[0]
@@ -410,7 +410,7 @@ def test_a_step_that_the_guard_must_shorten_is_told_once(federation, model, capl
     logger.addHandler(caplog.handler)
     try:
         quick(algorithms.folb(K=30)).start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
-        assert len({id(record) for record in caplog.records if "a smaller K suits so few" in record.message}) == 1
+        assert len({id(record) for record in caplog.records if "use a smaller K" in record.message}) == 1
         caplog.clear()
         quick(algorithms.folb(K=4, replacement=False)).start(InProcessGrid(apps(federation)), initial(model), 1)
         assert "a smaller K" not in caplog.text
@@ -462,7 +462,7 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     assert len(asked) == 6
     assert len(strategy.opened.usable) == 4
     # the two that were not waited for in round 1 are heard of in round 2, and refused
-    assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply, of round 1"] * 2
+    assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply to round 1"] * 2
 
 
 @pytest.mark.parametrize("K, more, asked, closes", [(1, 1.3, 2, 1), (3, 1.3, 4, 3), (4, 1.3, 6, 4), (8, 1.3, 8, 8)])
@@ -503,7 +503,7 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
     result = strategy.start(Late(apps(federation), tamper=tamper), initial(model), num_rounds=2)
     reasons = [reason for _, reason in strategy.opened.noted]
     assert reasons.count("a repeated reply") == 2 * len(strategy.opened.usable) == 2 * federation.N
-    assert sum("a reply to no message of this round" in reason for reason in reasons) == 1
+    assert sum("a reply that answers no message of this round" in reason for reason in reasons) == 1
     once = quick(algorithms.folb(K=30))
     alone = once.start(
         InProcessGrid(
@@ -603,7 +603,7 @@ def test_two_phases_refuse_a_draw_of_too_few(federation, model):
     grid = InProcessGrid(apps(federation), tamper=lose)
     strategy = TwoPhaseStrategy(algorithms.folb(K=30), **settings)
     result = strategy.start(grid, initial(model), 1)
-    assert strategy.opened.abandoned == "2 distinct devices answered, and a sum needs 3"
+    assert strategy.opened.abandoned == "2 distinct devices answered, but a sum needs 3"
     assert same(result.arrays, initial(model))
     assert not any(protocol.MEAN in m.content for m in grid.sent)  # the sum of two goes nowhere
 
@@ -621,10 +621,10 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "said"),
     [
-        (algorithms.fedavg(), {}, "sums are enough for no other"),
+        (algorithms.fedavg(), {}, "all others need more than sums"),
         (algorithms.folb(guarded=True), {}, "guarded = True"),
         (algorithms.folb(), {"guarded": True}, "guarded = True"),
-        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: is the guard's"),
+        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: belongs to the guard"),
         (algorithms.folb(server="fedexp"), {}, "needs the norm of each update"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_reason_goes_to_the_log_and_the_record(tmp_path, caplog):
         round_with(KINDS["grad: infinite"], directory=tmp_path)
     finally:
         logger.removeHandler(caplog.handler)
-    assert "round 1: refused: device 2: grad: weight is not finite" in caplog.text
+    assert "round 1: rejected: device 2: grad: weight is not finite" in caplog.text
     (line,) = directory.read(tmp_path).rounds()[0]
     assert line["refused"] == [[LIAR, "grad: weight is not finite"]]
     assert line["rejected_devices"] == [LIAR]

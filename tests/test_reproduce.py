@@ -345,7 +345,7 @@ def test_a_file_of_ones_own_is_checked(tmp_path, text, message):
         ({"at_least": -1.0}, "should be more than 0"),
         ({"at_most": 2.0}, "with the metric 'printed'"),
         ({"metric": "printed"}, "with the metric 'printed'"),
-        ({"metric": "value"}, "of a check for checks alone"),
+        ({"metric": "value"}, "should be a metric of checks for checks"),
         ({"than": {"amr": "a"}}, "key of than"),
         ({"keeping": {"rounds": 1.0}}, "key of keeping"),
         ({"under": ["simple"]}, "setting=value"),
@@ -427,7 +427,7 @@ def test_damaged_results_are_named(tmp_path, text):
 def test_results_with_a_run_missing_are_named(tmp_path):
     short = copy.deepcopy(WIN)
     short["algorithms"]["folb"]["runs"]["drops"].pop()
-    with pytest.raises(InputError, match="runs of folb that are not all there"):
+    with pytest.raises(InputError, match="has incomplete runs of folb"):
         stored(tmp_path, short)
 
 
@@ -455,7 +455,7 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     rebuild = ["reproduce", str(mine), "--pages-only", "--out", str(home)]
     assert main(rebuild) == 2 and "has no results to make pages from" in capsys.readouterr().err
     arms.keep(home, WIN)
-    assert main([*rebuild, "--only", "x"]) == 2 and "only = ['x']: chooses what is run" in capsys.readouterr().err
+    assert main([*rebuild, "--only", "x"]) == 2 and "only = ['x']: chooses what to run" in capsys.readouterr().err
     assert main(rebuild) == 0
     out, error = capsys.readouterr()
     assert "It needs fewer rounds." in out and "not tested here" in out and not error
@@ -613,7 +613,7 @@ def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
         patch.setattr(execute, "ready", interrupted)
         patch.setattr(sys, "argv", ["folb", "reproduce", str(tiny)])
         assert main() == 130
-    assert f"go on with: folb reproduce {tiny}" in capsys.readouterr().err
+    assert f"resume with: folb reproduce {tiny}" in capsys.readouterr().err
     assert len([path for path in directory.home().iterdir() if (path / "results.json").is_file()]) == 1
     assert main(["reproduce", str(tiny)]) == 0
     (path,) = (tiny.parent / "reproduction" / "results").iterdir()

@@ -335,7 +335,7 @@ def test_a_run_of_other_accelerators_is_not_replaced(planned, often, tmp_path):
     for key, value in (("accelerators", 4), ("stream", True)):
         (path / "environment.json").write_text(json.dumps(there | {key: value}))
         before = sorted((path / directory.CHECKPOINTS).iterdir())
-        with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as this run began; --again"):
+        with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as when it began; --again"):
             run(path, planned)
         assert sorted((path / directory.CHECKPOINTS).iterdir()) == before and before
 
@@ -347,7 +347,7 @@ def test_rounds_of_another_version_are_said_not_to_count(planned, often, tmp_pat
     there = json.loads((path / "environment.json").read_bytes())
     (path / "environment.json").write_text(json.dumps(there | {"jax": "0.0.1"}))
     execute.prepare(path, planned)
-    assert "not gone on with, for they were made with jax 0.0.1, now" in caplog.text
+    assert "because its rounds were made with jax 0.0.1, now" in caplog.text
 
 
 def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, tmp_path):
@@ -492,7 +492,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, 
         code, err = end(process)
         assert code == 130, err
         assert time.monotonic() - begun < 4  # a second or two, on a machine that has other things to do
-        assert f"go on with: folb resume {path}" in err
+        assert f"resume with: folb resume {path}" in err
         process = folb("resume", path)
         wait_for_rounds(process, path, size(path / "rounds.jsonl"))
     code, err = end(process)
@@ -530,5 +530,5 @@ def test_ctrl_c_does_not_wait_for_a_long_round(tmp_path):
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     code, err = end(process)
-    assert code == 130 and "go on with: folb resume" in err and "Traceback" not in err, err
+    assert code == 130 and "resume with: folb resume" in err and "Traceback" not in err, err
     assert time.monotonic() - begun < 4

@@ -75,7 +75,7 @@ def test_equal_points_share_a_rank_and_the_first_of_them_wins():
     assert [point.rank for point in points] == [1, 1, 3, 4]
     assert points[0].algorithm.origin.settings["mu"] == 1.0
     assert tune.verdict(planned, points, [3, 4]) == (
-        "folb mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; on seeds 3, 4:"
+        "folb mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; results on seeds 3, 4:"
     )
 
 
@@ -180,7 +180,7 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
     assert found(capsys, *SEARCH) == document
     assert main(SEARCH) == 0
     out = capsys.readouterr().out
-    assert "folb lr=0.1: chosen on seeds 0, 1; on seeds 2, 3:" in out and "diverged" in out
+    assert "folb lr=0.1: chosen on seeds 0, 1; results on seeds 2, 3:" in out and "diverged" in out
 
 
 def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
@@ -204,7 +204,7 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
     monkeypatch.setattr(execute, "carry_out", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
-    assert f"go on with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
+    assert f"resume with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
     monkeypatch.setattr(execute, "carry_out", carry_out)
     loaded, load = [], checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """`folb attack`."""
-    attack = commands.add_parser("attack", help="devices that lie: what it buys them in FOLB, guarded FOLB and FedAvg")
+    attack = commands.add_parser("attack", help="measure what lying devices gain in FOLB, guarded FOLB and FedAvg")
     attack.add_argument(
         "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{common.DATASET} (synthetic_1_1)"
     )
     attack.add_argument(
-        "--attackers", type=int, help="how many devices lie (one in ten); as colluders three times as many"
+        "--attackers", type=int, help="how many devices lie (one in ten); colluding, three times as many"
     )
     attack.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
     attack.add_argument("--system", help="a system model of `folb list` (uniform)")
@@ -62,6 +62,6 @@ def _attack(options: argparse.Namespace) -> None:
     tables.say(tables.summary(planned))
     tables.show(tables.outcomes(outcomes))
     tables.say(
-        f"\nshare: of all weight, the attackers'; worst: the largest weight of one attacker, which is at most "
-        f"{cap:g}/{K} = {cap / K:g} guarded,\nif all {K} reply; negated: of honest updates, those that count backwards"
+        f"\nshare: the attackers' part of all weight; worst: the largest weight of one attacker\n(guarded, at most "
+        f"{cap:g}/{K} = {cap / K:g} if all {K} reply); negated: the part of honest updates that count backwards"
     )

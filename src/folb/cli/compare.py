@@ -29,15 +29,17 @@ def add(commands: Any) -> None:
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
     run.set_defaults(handle=_run)
     for command in (compare, run):
-        command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME, by the experiment's content)")
-        command.add_argument("--records", action="store_true", help="keep every device's weight and gamma, too")
+        command.add_argument(
+            "--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)"
+        )
+        command.add_argument("--records", action="store_true", help="also keep every device's weight and gamma")
         common.add_running(command)
         common.add_processes(command)
 
 
 def add_resume(commands: Any) -> None:
     """`folb resume`."""
-    resume = commands.add_parser("resume", help="go on with a run that was interrupted")
+    resume = commands.add_parser("resume", help="resume an interrupted run")
     resume.add_argument("run", metavar="RUN", help=common.RUN)
     common.add_running(resume)
     common.add_processes(resume)
@@ -103,7 +105,7 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
-    """The results of a run; a process other than the first says nothing."""
+    """Show the results of a run. Of several processes, only the first shows them."""
     from folb.cli import tables
     from folb.store import directory
 

@@ -1,4 +1,4 @@
-"""What `folb data` prints: which datasets there are, what is in one, and how its files are got."""
+"""What `folb data` prints: the datasets, the content of one, and the download of its files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _state(name: str) -> str:
 
 
 def load(name: str, given: Mapping[str, Any]) -> Federation:
-    """The dataset with settings from the command line, KEY or NAME.KEY, which are text."""
+    """The dataset with settings from the command line: text values for KEY or NAME.KEY."""
     known = settings(data.constructor(name))
     own = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
     for key, value in given.items():
@@ -66,7 +66,7 @@ def describe(name: str, federation: Federation) -> None:
         "devices": f"{federation.N:,}",
         "samples": f"{size.sum():,}: {len(federation.train.y):,} to train on, {len(federation.test.y):,} to test on",
         "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
-        "classes": f"{federation.classes}, of which a device has {(labels > 0).sum(axis=1).mean():.1f} on average",
+        "classes": f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average",
         "majority": _majority(federation),
         "input": " x ".join(map(str, federation.shape)),
         "defaults": f"model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox",
@@ -75,14 +75,14 @@ def describe(name: str, federation: Federation) -> None:
     print("\ndevices by number of samples")
     for line in _size_histogram(size):
         print(f"  {line}")
-    print(f"\nlabels 0 .. {federation.classes - 1} of all devices, and of some from the smallest to the largest")
+    print(f"\nlabels 0 .. {federation.classes - 1} of all devices, then of some from the smallest to the largest")
     some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
     for who, counts in [("all", labels.sum(axis=0)), *((f"device {k}", labels[k]) for k in some)]:
         print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
 
 
 def _majority(federation: Federation) -> str:
-    """The accuracy of a model that knows the commonest label and nothing else."""
+    """The accuracy of a model that always answers the commonest label."""
     counts = np.bincount(federation.test.y, minlength=1)
     share = counts.max() / max(counts.sum(), 1)
     return f"label {counts.argmax()} is {100 * share:.1f} % of the test samples"
@@ -98,7 +98,7 @@ def _size_histogram(size: NDArray, bins: int = 10) -> Iterator[str]:
 
 
 def _bars(counts: NDArray) -> str:
-    """A character for each label, as high as its share; the least there is of a label shows."""
+    """A character for each label, as high as its share. Even the smallest share is visible."""
     heights = np.ceil((len(BARS) - 1) * counts / max(counts.max(), 1)).astype(int)
     return "".join(BARS[height] for height in heights)
 

@@ -10,10 +10,10 @@ from folb.cli import options as common
 
 def add(commands: Any) -> None:
     """`folb data list`, `info`, `fetch` and `path`."""
-    about = commands.add_parser("data", help="the datasets: which are here, what is in one, and getting one")
+    about = commands.add_parser("data", help="list, describe and download datasets")
     actions = about.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="the datasets, and whether their files are here").set_defaults(handle=_list)
-    info = actions.add_parser("info", help="devices, samples, sizes and labels of a dataset")
+    actions.add_parser("list", help="list the datasets, and whether their files are here").set_defaults(handle=_list)
+    info = actions.add_parser("info", help="show the devices, samples, sizes and labels of a dataset")
     info.add_argument("dataset", metavar="NAME", help=common.DATASET)
     info.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of `folb list`")
     info.add_argument("--out", metavar="PATH", help="draw sizes and labels by device into this file or directory")

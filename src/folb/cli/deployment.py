@@ -10,14 +10,14 @@ from typing import Any
 
 def add(commands: Any) -> None:
     """`folb deploy demo`."""
-    deploy = commands.add_parser("deploy", help="the same algorithms on real processes, with Flower")
+    deploy = commands.add_parser("deploy", help="run the same algorithms on real processes, with Flower")
     actions = deploy.add_subparsers(dest="action", required=True, metavar="ACTION")
-    demo = actions.add_parser("demo", help="a SuperLink with TLS and node keys, and SuperNodes, on this machine alone")
+    demo = actions.add_parser("demo", help="run a SuperLink with TLS and node keys, and SuperNodes, on this machine")
     demo.add_argument("--algorithm", default="folb", help="a name of `folb list` (folb)")
-    demo.add_argument("--rounds", type=int, default=5, help="rounds (5), of about 10 seconds each")
-    demo.add_argument("--nodes", type=int, default=4, help="SuperNodes, each of them a device of Synthetic_1_1 (4)")
+    demo.add_argument("--rounds", type=int, default=5, help="rounds (5); each takes about 10 seconds")
+    demo.add_argument("--nodes", type=int, default=4, help="SuperNodes (4); each is a device of Synthetic_1_1")
     demo.add_argument("--out", metavar="DIR", help="the run directory (runs/deploy-ALGORITHM-NODES)")
-    demo.add_argument("--again", action="store_true", help="run it anew, if it is there already")
+    demo.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
     demo.set_defaults(handle=_demo)
 
 
@@ -31,7 +31,7 @@ def _demo(options: argparse.Namespace) -> None:
 
     def on_start(path: Path, finished: bool) -> None:
         if finished:
-            tell(f"{path} is finished already; --again runs it anew")
+            tell(f"{path} is finished already; --again runs it from the start")
         else:
             options.going = same_command()
 
@@ -47,4 +47,4 @@ def _demo(options: argparse.Namespace) -> None:
     options.going = None
     tables.show(tables.results(stored.runs(), stored.experiment["target"], stored.clock))
     files = "curves.png, results.json, rounds.jsonl, model.npz"
-    tables.say(f"\nin {stored.path}: {files}; folb report {stored.handle} has the page")
+    tables.say(f"\nin {stored.path}: {files}; folb report {stored.handle} writes the page")

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """`folb list`."""
-    listing = commands.add_parser("list", help="algorithms, datasets, models and system models, with their settings")
+    listing = commands.add_parser(
+        "list", help="list algorithms, datasets, models and system models, with their settings"
+    )
     listing.set_defaults(handle=_list)
 
 
@@ -40,7 +42,7 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _usual(dataset: str) -> str:
-    """What goes with a dataset."""
+    """The defaults of a dataset."""
     from folb.data import defaults
 
     usual = defaults(dataset)

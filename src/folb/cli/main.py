@@ -1,4 +1,4 @@
-"""The command line. Only what a command needs is imported, so that `folb --help` answers at once."""
+"""The command line. Each command imports only what it needs, so that `folb --help` answers at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(tuning: bool = False) -> argparse.ArgumentParser:
-    """The commands and their options; with `tuning`, also those of `folb tune` that need jax."""
+    """The commands and their options. With `tuning`, also the options of `folb tune` that need jax."""
     top = Parser(
         prog="folb",
         description="Fast-convergent federated learning: simulate and compare FOLB and its family.",
@@ -56,7 +56,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; bad input is a line on standard error and exit code 2."""
+    """Run a command. Bad input gives one line on standard error and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
     try:
@@ -69,10 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"folb: interrupted{how_to_resume(options)}", file=sys.stderr)
         return leave(options, 130)
     except BrokenPipeError:
-        # the reader of our output has gone (as `head` does): not an error
+        # the reader of our output has gone away (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):  # as jax says that the accelerator's memory is
+        if "RESOURCE_EXHAUSTED" not in str(error):  # jax's word for a full accelerator memory
             raise
         print(f"folb: error: {str(error).splitlines()[0]}{how_to_resume(options)}", file=sys.stderr)
         return leave(options, 2)

@@ -13,22 +13,24 @@ from folb.errors import InputError
 if TYPE_CHECKING:
     from folb.experiments.experiment import Experiment
 
-DATASET = "a dataset of `folb list`, a LEAF directory, one of .npy files, an .npz, a .csv or a .parquet"
+DATASET = "a dataset of `folb list`, a LEAF directory, a directory of .npy files, or an .npz, .csv or .parquet file"
 RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
 DISK = """
-On disk a run takes at most 250 bytes and the algorithm's label for each of its rounds (with --records 100 more, and 60
-for each device chosen), and 1 MB for settings, results and the picture; results.json has another 50 bytes for each
-evaluation. While it runs there are three checkpoints: for each run, the model, the server's memory, and for each round
-so far 50 bytes and 9 for each device chosen (with --records 17). What --track leaves comes on top. Run directories are
-in FOLB_RUNS, else in ./runs.
+On disk, each round of a run takes at most 250 bytes and the algorithm's label.
+With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
+results and the picture take 1 MB, and results.json 50 bytes more for each
+evaluation. While it runs there are three checkpoints. Each holds, for each run,
+the model, the server's memory, and for each round so far 50 bytes and 9 for
+each chosen device (17 with --records). The files of --track come on top.
+Run directories are in FOLB_RUNS, else in ./runs.
 """
 
 
 def add_experiment(command: argparse.ArgumentParser) -> None:
-    """The experiment's choices but for the algorithms."""
+    """The experiment's choices, except the algorithms."""
     command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
     command.add_argument("--system", help="a system model of `folb list` (uniform)")
-    command.add_argument("--objective", help="(1) with weights 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
+    command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
     command.add_argument("--target", type=float, help="accuracy for 'rounds to target' (0.7)")
@@ -38,43 +40,44 @@ def add_experiment(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is for NAME alone",
+        help="a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is only for NAME",
     )
 
 
 def add_running(command: argparse.ArgumentParser) -> None:
-    """What all commands have that run an experiment."""
+    """The options of every command that runs an experiment."""
     command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
-    command.add_argument("--again", action="store_true", help="run it anew, if it is there already")
+    command.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
     command.add_argument(
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),
-        help="log the rounds as they happen, too, in the run directory",
+        help="also log each round for this tool, in the run directory",
     )
     add_devices(command)
     command.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
-        help="keep the samples on the host, a round's devices travel (if they take half of the accelerator's memory)",
+        help="keep the samples on the host; each round copies those of its devices to the accelerator "
+        "(by default if all samples take half of its memory)",
     )
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
 
 
 def add_devices(command: argparse.ArgumentParser) -> None:
-    """How many accelerators."""
+    """The option for the number of accelerators."""
     command.add_argument(
         "--devices",
         metavar="auto|N",
-        help="accelerators that share a round: all there are, or how many (1; for a resumed run, as it began)",
+        help="how many accelerators share a round; auto: all (1; a resumed run keeps its number)",
     )
 
 
 def add_processes(command: argparse.ArgumentParser) -> None:
-    """For accelerators that several processes have."""
+    """The options for the accelerators of several processes."""
     command.add_argument(
         "--process",
         metavar="I/N",
-        help="this is process I (from 0) of N that run the same command; process 0 keeps the run directory",
+        help="this is process I (from 0) of N processes that run the same command; process 0 writes the run directory",
     )
     command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
 
@@ -101,7 +104,7 @@ def seeds(text: str, field: str = "seeds") -> int | list[int]:
 
 
 def settings(pairs: list[str]) -> dict[str, Any]:
-    """What --set says: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
+    """The values of --set: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -113,13 +116,13 @@ def settings(pairs: list[str]) -> dict[str, Any]:
         if not isinstance(home, dict):
             raise InputError("set", key, f"{part} is set to a value already")
         if name in home:
-            raise InputError("set", pair, f"{key} is given already; several values of one go with commas between them")
+            raise InputError("set", pair, f"{key} is given already; put commas between several values")
         home[name] = values
     return found
 
 
 def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
-    """How many are to share the work, or `usual`: checked, once this process has joined any others."""
+    """How many accelerators share the work, or `usual`. The check comes after this process has joined the others."""
     from folb.simulation import parallel
 
     process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
@@ -151,7 +154,7 @@ def _too_late(error: InputError) -> None:
 
 
 def _keep_output_apart() -> None:
-    """What JAX's collectives print on standard output goes to standard error: the former is for results."""
+    """Send what JAX's collectives print to standard error: standard output is for results."""
     own = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
@@ -165,7 +168,7 @@ def use_compilation_cache() -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # a home that cannot be written to costs time, not results
+        return  # without a cache it takes longer, with the same results
     jax.config.update("jax_compilation_cache_dir", str(home))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

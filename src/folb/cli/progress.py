@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from folb.simulation.simulate import Observe
 
 T = TypeVar("T")
-Begin = Callable[[int], None]  # shows the bar, for so many rounds
+Begin = Callable[[int], None]  # shows the bar, given the number of rounds
 
 
 def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begin, Observe], T]) -> T:
-    """Do some work, and show how far it is once it has begun.
+    """Do some work, and show its progress once it has begun.
 
-    The main thread hears Ctrl-C and SIGTERM even while the compiler or a long round is at work, and then ends the
-    process at once: what is lost is the round in flight.
+    The main thread receives Ctrl-C and SIGTERM even while the compiler or a long round is at work. It then ends the
+    process at once; only the current round is lost.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,7 +42,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
         bar.start()
 
     def end() -> None:
-        if tasks:  # without, it would end a line that was not begun
+        if tasks:  # otherwise it would end a line that never began
             bar.stop()
 
     def observe(i: int, first: int, part: Run) -> None:
@@ -55,7 +55,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
             done.append(work(begin, observe))
         except BaseException as error:
             failed.append(error)
-        ended.set()  # join() is not for waiting here: interrupted, it takes the thread for dead
+        ended.set()  # not join(): after an interrupt it believes that the thread has ended
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -64,7 +64,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
             pass
     except KeyboardInterrupt:
         stop.set()
-        with contextlib.suppress(KeyboardInterrupt):  # again: at once
+        with contextlib.suppress(KeyboardInterrupt):  # a second one ends the wait
             ended.wait(1.5)
         if not ended.is_set():
             end()

@@ -18,20 +18,24 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """`folb reproduce`."""
-    reproduce = commands.add_parser("reproduce", help="the paper's figures and tables again, a verdict for each claim")
+    reproduce = commands.add_parser(
+        "reproduce", help="repeat the paper's figures and tables, with a verdict for each claim"
+    )
     reproduce.add_argument(
         "names", metavar="NAME", nargs="+", help="table1, fig2, … fig11, theory, all, or an experiment file of your own"
     )
     reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
     reproduce.add_argument(
-        "--only", metavar="ARM", action="append", help="run these arms alone, such as table1-mnist-* (may be repeated)"
+        "--only", metavar="ARM", action="append", help="run only these arms, such as table1-mnist-* (may be repeated)"
     )
-    reproduce.add_argument("--pages-only", action="store_true", help="run nothing: the pages from the stored results")
+    reproduce.add_argument(
+        "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
+    )
     reproduce.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="results and pages (docs/reproduction if there is one, else reproduction; reproduction-quick)",
+        help="where results and pages go (docs/reproduction if it exists, else reproduction; or reproduction-quick)",
     )
     reproduce.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
     common.add_devices(reproduce)
@@ -65,7 +69,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         print(f"folb: {line}", file=sys.stderr)
 
     if options.pages_only and options.only:
-        raise InputError("only", options.only, "chooses what is run, and --pages-only runs nothing")
+        raise InputError("only", options.only, "chooses what to run, but --pages-only runs nothing")
     if options.pages_only and not any(Path(home, "results").glob("*.json")):
         raise InputError("out", str(home), "has no results to make pages from")
     if not options.pages_only:
@@ -77,4 +81,4 @@ def _reproduce(options: argparse.Namespace) -> None:
     if options.quick:
         tables.say("A quick try: few seeds and draws, fewer rounds, no line search.\n")
     tables.show(tables.verdicts(pages))
-    tables.say(f"\nin {home}: README.md, a page and a picture each, results/")
+    tables.say(f"\nin {home}: README.md, results/, and a page and a picture for each")

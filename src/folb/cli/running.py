@@ -1,4 +1,4 @@
-"""`folb.execute` under a progress bar: what all commands do that run an experiment."""
+"""`folb.execute` under a progress bar, for every command that runs an experiment."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def completed(
     command: str | None = None,
     tell: bool = True,
 ) -> tuple[RunDirectory, Start | None]:
-    """The run directory that `work` fills, and how it began, which the first of several processes alone knows.
+    """The run directory that `work` fills, and how it began. Of several processes, only the first knows the latter.
 
-    If it is interrupted, `command` resumes it; by default that is `folb resume`. `tell` says so if nothing was run.
+    If it is interrupted, `command` resumes it; by default that is `folb resume`. With `tell`, a line on standard error
+    says if nothing was run.
     """
     started: list[Start] = []
     options.going = command
@@ -45,8 +46,8 @@ def completed(
     if not started:
         return stored, None
     if tell and started[0].finished:
-        tracked = f" and tells {options.track}" if options.track else ""
-        print(f"folb: {stored.path} is finished already; --again runs it anew{tracked}", file=sys.stderr)
+        tracked = f" and logs to {options.track}" if options.track else ""
+        print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
     return stored, started[0]
 
 
@@ -56,5 +57,5 @@ def _resuming(options: argparse.Namespace, start: Start) -> str:
 
 
 def same_command() -> str:
-    """This command, which resumes what it did; but it does not start again."""
+    """This command without --again: it then resumes what it did."""
     return shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])

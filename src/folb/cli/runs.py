@@ -1,4 +1,4 @@
-"""The commands about runs that are there: `folb runs`, `show`, `export`, `report`, `watch` and `rm`."""
+"""The commands for existing runs: `folb runs`, `show`, `export`, `report`, `watch` and `rm`."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from folb.errors import InputError
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
-TROUBLE = 20  # lines of it that are shown
+TROUBLE = 20  # the most lines of it that are shown
 
 
 def add(commands: Any) -> None:
-    """All of them, and among them `folb resume`."""
-    listing = commands.add_parser("runs", help="list the runs: state, progress, best accuracy, when")
+    """All of these commands, and `folb resume`."""
+    listing = commands.add_parser("runs", help="list the runs: state, progress, best accuracy, start")
     listing.set_defaults(handle=_runs)
-    show = commands.add_parser("show", help="a run's results so far, its settings, and how to go on")
+    show = commands.add_parser("show", help="show a run's results so far, its settings, and how to resume it")
     show.add_argument("run", metavar="RUN", help=RUN)
     show.set_defaults(handle=_show)
-    export = commands.add_parser("export", help="a run's rounds as csv or parquet, or its table as latex")
+    export = commands.add_parser("export", help="write a run's rounds as csv or parquet, or its table as latex")
     export.add_argument("run", metavar="RUN", help=RUN)
     export.add_argument("--format", required=True, choices=("csv", "parquet", "latex"))
-    export.add_argument("-o", "--output", metavar="FILE", help="the file to write (csv and latex: standard output)")
+    export.add_argument("-o", "--output", metavar="FILE", help="the file to write (for csv and latex: standard output)")
     export.set_defaults(handle=_export)
-    page = commands.add_parser("report", help="runs as one self-contained page to open in a browser")
+    page = commands.add_parser("report", help="write one self-contained page about runs, to open in a browser")
     page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
-    page.add_argument("--figures", action="store_true", help="beside it, the curves of each run as png, svg and pdf")
+    page.add_argument(
+        "--figures", action="store_true", help="also write the curves of each run beside it, as png, svg and pdf"
+    )
     page.set_defaults(handle=_report)
-    watch = commands.add_parser("watch", help="the same page, live, on this machine alone")
+    watch = commands.add_parser("watch", help="serve the same page live, on this machine only")
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
-    watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any that is free")
+    watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any free port")
     watch.set_defaults(handle=_watch)
     compare.add_resume(commands)
     remove = commands.add_parser("rm", help="remove runs")
@@ -57,7 +59,7 @@ def _runs(options: argparse.Namespace) -> None:
 
 
 def _row(path: Path) -> tuple[str, ...]:
-    """A run in a line; one that cannot be read does not hide the others."""
+    """A run as one row. A run that cannot be read does not hide the others."""
     from folb.store import directory
 
     try:
@@ -76,7 +78,7 @@ def _row(path: Path) -> tuple[str, ...]:
 
 
 def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
-    """Rounds done of all runs, rounds in all, and the best test accuracy so far."""
+    """Of all runs together: the rounds done, the number of rounds, and the best test accuracy so far."""
     lines, _ = stored.rounds()
     accuracies = [line["test_accuracy"] for line in lines if line.get("test_accuracy") is not None]
     return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], max(accuracies, default=None)
@@ -93,13 +95,13 @@ def _show(options: argparse.Namespace) -> None:
         tables.show(tables.results(begun, stored.experiment["target"], stored.clock))
     trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in trouble_of(line)]
     if trouble:
-        tables.say(f"\n{len(trouble):,} refused, failed or abandoned, the last:")
+        tables.say(f"\n{len(trouble):,} rejected, lost or abandoned, the last:")
         tables.say("\n".join(f"  {words}" for words in trouble[-TROUBLE:]))
     tables.say("\n" + stored.experiment_text)
 
 
 def _facts(stored: RunDirectory) -> Iterator[str]:
-    """A run's state, its data, and who runs it or how to resume it."""
+    """A run's state, its data, and the process that runs it or the command that resumes it."""
     from folb.store import lock
 
     done, total, _ = _progress(stored)
@@ -113,7 +115,7 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
     if stored.state == "running" and (holder := lock.holder(stored.path)):
         yield f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}"
     if stored.state == "interrupted":
-        yield f"go on with: {stored.resume_command}"
+        yield f"resume with: {stored.resume_command}"
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -170,7 +172,7 @@ def _watch(options: argparse.Namespace) -> None:
     from folb.report import live
 
     def announce(line: str) -> None:
-        print(line, flush=True)  # whoever reads it through a pipe waits for the address
+        print(line, flush=True)  # the reader of a pipe waits for the address
 
     live.serve(options.run, live.PORT if options.port is None else options.port, announce=announce)
 

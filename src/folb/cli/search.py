@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any, whole: bool) -> None:
-    """`folb tune`; the options that are the algorithms' settings need jax, and are there if it is `whole`."""
-    tune = commands.add_parser("tune", help="the line search: the best of a grid of an algorithm's settings")
+    """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
+    tune = commands.add_parser("tune", help="the line search: find the best of a grid of an algorithm's settings")
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     tune.add_argument("--algorithm", required=True, help="a name of `folb list`, or my_file.py:function")
     if whole:
@@ -29,7 +29,7 @@ def add(commands: Any, whole: bool) -> None:
     common.add_experiment(tune)
     tune.add_argument(
         "--report-seeds",
-        help="the seeds the winner is reported on, none of --seeds: how many, from the next one on, or a list",
+        help="the seeds that the winner is reported on: how many (after the last of --seeds), or a list of other seeds",
     )
     common.add_running(tune)
     tune.set_defaults(handle=_tune)
@@ -50,7 +50,7 @@ def _tune(options: argparse.Namespace) -> None:
     accelerators = common.accelerators(options)
 
     def complete(planned: Plan) -> RunDirectory:
-        # `folb resume` would finish the grid, and stop short of the winner
+        # `folb resume` would finish the grid, but not run the winner
         return completed(
             options,
             lambda on_start, observe: execute.carry_out(

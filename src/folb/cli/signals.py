@@ -14,7 +14,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C while jax is imported ends the process: an exception is lost in its compiled parts, or crashes them."""
+    """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash."""
 
     def interrupt(number: int, frame: Any) -> None:
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
@@ -35,7 +35,7 @@ def interruptible() -> Iterator[None]:
 
 
 def leave(options: argparse.Namespace, code: int) -> int:
-    """The exit code; but one of several processes ends at once, for the others wait for it in vain."""
+    """The exit code. One of several processes ends at once instead, because the others are waiting for it."""
     if getattr(options, "process", None) is not None:
         sys.stderr.flush()
         os._exit(code)
@@ -43,5 +43,5 @@ def leave(options: argparse.Namespace, code: int) -> int:
 
 
 def how_to_resume(options: argparse.Namespace) -> str:
-    """What an interrupted command says last; it sets `going` while there is something to resume."""
-    return f"; go on with: {options.going}" if getattr(options, "going", None) else ""
+    """The last words of an interrupted command. It sets `going` while there is something to resume."""
+    return f"; resume with: {options.going}" if getattr(options, "going", None) else ""

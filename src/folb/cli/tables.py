@@ -14,7 +14,7 @@ from rich.table import Table
 
 from folb.results import summary as results_of
 
-if TYPE_CHECKING:  # which need jax
+if TYPE_CHECKING:  # these need jax
     from folb.experiments.attack import Outcome
     from folb.experiments.plan import Plan
     from folb.experiments.settings import Setting
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # which need jax
 
 
 class Output(Console):
-    """Standard output; whoever reads it may go, as `head` does."""
+    """Standard output. Its reader may go away, as `head` does."""
 
     def on_broken_pipe(self) -> None:
         """Tell `main`, which knows that it is not an error; rich would exit with 1."""
@@ -59,7 +59,7 @@ def summary(planned: Plan) -> str:
 
 
 def _plain(*headings: str, left: Iterable[str]) -> Table:
-    """A table without lines, whose columns are numbers but for those that are `left`."""
+    """A table without lines. All columns hold numbers, except those in `left`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right")
@@ -76,7 +76,7 @@ def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> T
 
 
 def points(points: Sequence[Point], target: float) -> Table:
-    """The points of a line search as they rank."""
+    """The points of a line search, by rank."""
     measured = (f"rounds to {100 * target:g} %", "final training loss", "final accuracy")
     table = _plain("rank", "algorithm", *measured, left=["algorithm"])
     for point in points:
@@ -86,7 +86,7 @@ def points(points: Sequence[Point], target: float) -> Table:
 
 
 def outcomes(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each attack, and in it plain, guarded, FedAvg."""
+    """A line for each attack, with plain FOLB, guarded FOLB and FedAvg."""
     whose = [f"{who}\n{what}" for who in ("plain", "guarded", "fedavg") for what in ATTACKED]
     table = _plain("\nattack", *whose, left=["\nattack"])
     for i in range(0, len(outcomes), 3):
@@ -105,7 +105,7 @@ def _number(value: float) -> str:
 
 
 def _accuracy(accuracy: Sequence[float]) -> str:
-    """The mean over the seeds; one model that is not finite is enough to say so."""
+    """The mean over the seeds, or "not finite" if any model is not finite."""
     if not all(map(math.isfinite, accuracy)):
         return "not finite"
     return f"{100 * mean(accuracy):.1f}{results_of.spread(accuracy)} %"
@@ -126,7 +126,7 @@ def run_directories(rows: Iterable[Sequence[str]]) -> Table:
     headings = ("run", "state", "rounds", "best", "started", "algorithms")
     table = _plain(*headings, left=set(headings) - {"rounds", "best"})
     for column in table.columns:
-        column.overflow = "fold"  # a name that is cut is of no use
+        column.overflow = "fold"  # a cut name is useless
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -1,4 +1,4 @@
-"""`folb.execute`: an experiment run in its run directory, from the start or from where it was interrupted."""
+"""`folb.execute` runs an experiment in its run directory, from the start or from where it was interrupted."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def execute(
     `again` runs the experiment from the start, in place of what is there.
     `accelerators`, `stream` and `observe` are explained at `simulate`. A resumed run also tells `observe` the rounds
     that it had before, in one part.
-    `track` logs the rounds for "tensorboard", "mlflow" or "wandb", too, in the run directory.
+    `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
     `on_start` is called once, before the first round, with the plan, the directory, and whether it is finished.
 
-    Bad input is an `InputError`. No error and no interruption takes away a round that was recorded. Where several
-    processes compute together, all of them call it; the first keeps the directory, and its callbacks alone are called.
+    Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
+    together, all of them call it; only the first writes the directory and calls its callbacks.
     """
     return carry_out(
         plan(_experiment(experiment), stream),
@@ -98,19 +98,19 @@ def resume(
 ) -> RunDirectory:
     """Resume an interrupted run, and return its run directory.
 
-    `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. `accelerators`
-    and `stream` are those that it began with. The others are explained at `execute`.
+    `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
+    `accelerators` and `stream` are as when the run began. The others are explained at `execute`.
     """
     stored = run if isinstance(run, RunDirectory) else store.read(store.find(str(run)))
     path, there = stored.path, stored.environment
     if stored.deployed:
         raise InputError(
-            "run", path.name, f"is a run on Flower: submit it again, {stored.resume_command}, and it goes on"
+            "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
         )
     planned = plan(from_toml(path / store.EXPERIMENT), there.get("stream") if stream is None else stream)
     if planned.identity != there["identity"] and not again:
-        changed = f"its {store.EXPERIMENT}, its data or the user's own files are not what they were"
-        raise InputError("run", path.name, f"{changed}; --again runs it anew")
+        changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
+        raise InputError("run", path.name, f"{changed}; --again runs it from the start")
     return carry_out(
         planned,
         directory=path,
@@ -142,7 +142,7 @@ def carry_out(
     on_start: OnStart | None = None,
     observe: Observe | None = None,
 ) -> RunDirectory:
-    """`execute` for an experiment that is planned."""
+    """`execute` for a planned experiment."""
     if directory is not None and not os.fspath(directory):
         raise InputError("out", directory, "should be a directory to write to")
     path = place(planned) if directory is None else Path(directory)
@@ -184,15 +184,15 @@ def _perform(
     on_start: OnStart | None,
     observe: Observe | None,
 ) -> None:
-    """Run an experiment in its directory, which is claimed, and leave the results there."""
+    """Run an experiment in its claimed directory, and write the results there."""
     planned, path = start.plan, start.path
     fresh = not store.is_run(path)
     check_place(path, planned, again, accelerators)
-    simulation = ready(planned, accelerators)  # what is there is not cleared for an experiment that cannot be run
+    simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
     prepare(path, planned, again, accelerators)
     if on_start is not None:
         on_start(start)
-    # the picture comes last, and what draws it takes half a second to load: it does so while rounds are run
+    # it draws the picture at the end and takes half a second to load, so it loads while the rounds run
     threading.Thread(target=import_module, args=("matplotlib.figure",)).start()
     runs = store.read(path).environment["runs"]
     try:
@@ -240,7 +240,7 @@ def place(planned: Plan) -> Path:
 
 
 def finished(path: Path, planned: Plan) -> bool:
-    """Whether the results of this very experiment are in the directory, and whole."""
+    """Whether the directory has the complete results of exactly this experiment."""
     if not store.is_run(path) or store.read(path).environment["identity"] != planned.identity:
         return False
     with contextlib.suppress(OSError, ValueError):
@@ -262,21 +262,23 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
     for key, usual in (("accelerators", 1), ("stream", False)):
         if there.get(key, usual) != now[key]:
             raise InputError(
-                key, now[key], f"should be {there.get(key, usual)}, as this run began; --again runs it anew"
+                key,
+                now[key],
+                f"should be {there.get(key, usual)}, as when it began; --again runs it from the start",
             )
 
 
 def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | str = 1) -> None:
     """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
 
-    Rounds and checkpoints of other versions of the program are not resumed: the results would be neither's.
+    Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
     now = environment(planned, accelerators)
     there = store.read(path).environment if store.is_run(path) else None
     changed = [] if there is None else [key for key in PROGRAM if there.get(key) != now[key]]
     if changed and not again:
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
-        log.warning("%s: its rounds are not gone on with, for they were made with %s", path, what)
+        log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
     if there is None or again or changed:
         store.clear(path)
         atomic.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
@@ -286,7 +288,7 @@ def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | 
 
 
 def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
-    """What a result may depend on beside the experiment, and what its runs are."""
+    """What a result may depend on besides the experiment, and a description of its runs."""
     mesh = parallel.mesh(accelerators)
     return program(1 if mesh is None else mesh.size, planned.stream) | {
         "note": planned.federation.note,
@@ -297,7 +299,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 
 
 def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
-    """Leave the results and the picture, and remove the checkpoints. If it is killed, `_complete` does the rest."""
+    """Write the results and the picture, and remove the checkpoints. If it is killed, `_complete` does the rest."""
     leave(path, planned.experiment, planned.federation.note, runs)
     shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)
 
@@ -315,7 +317,7 @@ def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
 
 
 def _complete(path: Path, planned: Plan) -> None:
-    """Do what a process that was killed after it wrote the results did not come to."""
+    """Finish the work of a process that was killed after it wrote the results."""
     drawn, left = (path / store.CURVES).is_file(), (path / store.CHECKPOINTS).exists()
     if drawn and not left:
         return

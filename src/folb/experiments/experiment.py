@@ -20,8 +20,8 @@ class Experiment:
     """The choices of a comparison. The fields are the keys of an experiment file and the command's options.
 
     `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
-    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is for `folb` alone.
-    The model "by dataset" is the one that goes with it, and takes its name here.
+    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is only for `folb`.
+    The model "by dataset" is the dataset's usual model; it is replaced by the name of that model.
     """
 
     dataset: str
@@ -52,7 +52,7 @@ class Experiment:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
         if not all(isinstance(name, str) for name in self.algorithms):
             raise InputError("algorithms", list(self.algorithms), "should be names")
-        # a function of one's own goes by its own name, without that of its file
+        # a user's own function is called by its name, without the name of its file
         if len({name.rpartition(":")[2] for name in self.algorithms}) < len(self.algorithms):
             raise InputError("algorithms", list(self.algorithms), "should be different names")
         for field in ("rounds", "evaluate_every"):
@@ -90,7 +90,7 @@ def from_toml(path: Path) -> Experiment:
 
 
 def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
-    """An experiment from a mapping whose keys are the fields of `Experiment`; `where` begins what an error says."""
+    """An experiment from a mapping whose keys are the fields of `Experiment`; `where` begins error messages."""
     known = [field.name for field in fields(Experiment)]
     for key in content:
         choose(f"{where}key", key, known)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from folb.errors import InputError, choose
 
-OWN = "folb_own_"  # before the names of modules that are a user's own files
+OWN = "folb_own_"  # begins the module names of a user's own files
 
 
 class Setting(NamedTuple):
@@ -30,8 +30,8 @@ def settings(
 ) -> dict[str, Setting]:
     """The settings of a constructor, in the order of its signature.
 
-    Keywords without a default (a model's shape and classes) are not settings. Where it takes `**common`,
-    `shared()` says what they are.
+    Keywords without a default (a model's shape and classes) are not settings. If it takes `**common`,
+    `shared()` gives those settings.
     """
     hints = get_type_hints(constructor, include_extras=True)
     found: dict[str, Setting] = {}
@@ -54,7 +54,7 @@ def setting(name: str, hint: Any, default: Any) -> Setting:
 
 
 def first_line(constructor: Callable[..., Any]) -> str:
-    """What a constructor makes, in a line."""
+    """The first line of a constructor's docstring."""
     return (constructor.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -80,7 +80,7 @@ def read(field: str, kind: Any, value: Any) -> Any:
 
 
 def _read_one_of(field: str, kinds: tuple[Any, ...], value: Any) -> Any:
-    """A value of a union such as `int | Literal["all"]` or `float | None`, whose words go before its other type."""
+    """A value of a union such as `int | Literal["all"]` or `float | None`. Its words come before its other type."""
     words = {word: word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
     words |= {"none": None} if type(None) in kinds else {}
     if str(value).lower() in words:
@@ -100,7 +100,7 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
         whole = int(value) if kind is int else None
     except (TypeError, ValueError, OverflowError):
         number, whole = math.nan, None
-    fraction = not isinstance(value, str) and whole != value  # int() takes none of a text
+    fraction = not isinstance(value, str) and whole != value  # int() rejects a fraction in a text
     if isinstance(value, bool) or not math.isfinite(number) or (kind is int and fraction):
         raise InputError(field, value, f"should be a {'whole' if kind is int else 'finite'} number{also}")
     return whole if kind is int else number

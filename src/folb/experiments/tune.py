@@ -27,22 +27,22 @@ from folb.store.directory import WINNER, RunDirectory
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid, and how it did on the seeds it was tried on."""
+    """A point of the grid, and its results on the seeds of the search."""
 
     label: str
     algorithm: Algorithm
-    reached: Sequence[int | None]  # for each seed, the round of arrival at the target
+    reached: Sequence[int | None]  # for each seed, the round that reached the target
     loss: float  # the final training loss, as the mean over the seeds
     accuracy: float  # likewise
-    diverged: bool  # a loss that is not finite, at any time with any seed
+    diverged: bool  # some loss was not finite, with any seed
     rank: int = 0
 
     @property
     def merit(self) -> tuple[bool, float, int, float]:
-        """What points are ranked by, the smallest first: rounds to the target, seeds that never arrive, then loss.
+        """The key that ranks points, smallest first: rounds to the target, seeds that never reach it, then loss.
 
-        Divergence comes last of all. Losses that agree to four digits are equal: what lies beyond is the order in
-        which a compiler adds.
+        Points that diverged come last. Losses that agree to four digits are equal: the other digits depend on the
+        order in which a compiler adds.
         """
         if self.diverged:
             return True, math.inf, len(self.reached), math.inf
@@ -66,9 +66,9 @@ def search(
     complete: Callable[[Plan], RunDirectory] = carry_out,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
 ) -> Search:
-    """Run a grid and rank its points, then run the best on other seeds; what is there already is not run again.
+    """Run a grid and rank its points, then run the best on other seeds. Finished runs are not repeated.
 
-    `complete` runs an experiment. `on_ranked` is told the points before the best is run.
+    `complete` runs an experiment. `on_ranked` gets the points before the best one is run.
     """
     planned = plan(experiment, stream)
     check(planned)
@@ -87,7 +87,7 @@ def sweepable() -> dict[str, str]:
 
 
 def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Sequence[int]:
-    """The seeds to report on: those wanted, or so many (by default as many as `seeds`) from the next seed on."""
+    """The seeds to report on: the wanted list, or the wanted number (default: as many as `seeds`) after the largest."""
     if wanted is None or isinstance(wanted, int):
         count = len(seeds) if wanted is None else wanted
         check_whole("report_seeds", count, 1, 10**6)
@@ -97,7 +97,7 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
     if not wanted or len(set(wanted)) < len(wanted):
         raise InputError("report_seeds", list(wanted), "should be different seeds, and at least one")
     if shared := sorted(set(seeds) & set(wanted)):
-        raise InputError("report_seeds", list(wanted), f"should be others than those chosen on, and has {shared}")
+        raise InputError("report_seeds", list(wanted), f"should not have seeds of the search, but has {shared}")
     return list(wanted)
 
 
@@ -105,7 +105,7 @@ def check(planned: Plan) -> None:
     """Raise an `InputError` unless there is something to choose from."""
     swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
     if len(planned.algorithms) < 2:
-        raise InputError("grid", swept, "should be values of some setting to choose from, as --mu 0.01,0.1,1")
+        raise InputError("grid", swept, "should be several values of a setting, such as --mu 0.01,0.1,1")
 
 
 def _own(experiment: Experiment) -> Mapping[str, Any]:
@@ -153,10 +153,11 @@ def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Expe
 
 
 def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> str:
-    """What was chosen, on which seeds, and on which it is reported."""
+    """The chosen point, the seeds of the search, and the seeds of the report."""
     equals = sum(point.rank == 1 for point in points)
     tie = f", the first of {equals} that are equal" if equals > 1 else ""
-    return f"{points[0].label}{tie}: chosen on seeds {_listed(planned.experiment.seeds)}; on seeds {_listed(seeds)}:"
+    searched, reported = _listed(planned.experiment.seeds), _listed(seeds)
+    return f"{points[0].label}{tie}: chosen on seeds {searched}; results on seeds {reported}:"
 
 
 def _listed(seeds: Sequence[int]) -> str:
@@ -164,7 +165,7 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def document(planned: Plan, points: Sequence[Point], seeds: Sequence[int], reported: Any) -> dict[str, Any]:
-    """The search as one JSON-ready document; `reported` is that of the winner's own runs."""
+    """The search as one JSON-ready document; `reported` is the document of the winner's runs."""
     return {
         "seeds": list(planned.experiment.seeds),
         "report_seeds": list(seeds),

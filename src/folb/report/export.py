@@ -13,7 +13,7 @@ from folb.errors import InputError
 from folb.results import summary
 from folb.store.directory import RunDirectory
 
-# the columns of a round, and their types in parquet; those of its devices are there if they were recorded
+# the columns of a round, and their types in parquet; the columns of its devices exist only if they were recorded
 COLUMNS = {
     "algorithm": "string",
     "seed": "int64",
@@ -37,7 +37,7 @@ OF_DEVICES = {
 
 
 def to_csv(stored: RunDirectory) -> bytes:
-    """A line for each round of each run; what was not measured is empty, and values of devices are spaced out."""
+    """A line for each round of each run. Unmeasured values are empty; spaces separate the values of devices."""
     names, rows = _rounds(stored)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -48,7 +48,7 @@ def to_csv(stored: RunDirectory) -> bytes:
 
 
 def to_parquet(stored: RunDirectory) -> bytes:
-    """The same columns with their types; what was not measured is null, and values of devices are lists."""
+    """The same columns with their types. Unmeasured values are null; the values of devices are lists."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
@@ -64,7 +64,7 @@ def to_parquet(stored: RunDirectory) -> bytes:
 
 
 def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
-    """The columns, and the rounds run by run; a value that is not finite is nan, one that is not there None."""
+    """The columns, and the rounds run by run. A value that is not finite is nan; a missing value is None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
     note = stored.environment["note"]
     recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
@@ -87,7 +87,7 @@ def to_latex(stored: RunDirectory) -> bytes:
     target = float(stored.experiment["target"])
     begun = stored.begun()
     if not begun:
-        raise InputError("run", stored.name, "has no round that was evaluated yet")
+        raise InputError("run", stored.name, "has no evaluated round yet")
     headings = summary.headings(target, stored.clock)
     note = stored.environment["note"]
     lines = [
@@ -119,7 +119,7 @@ SPECIAL = {
 
 
 def escaped(text: str) -> str:
-    """Text as latex prints it."""
+    """Text with latex's special characters escaped."""
     return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""The pictures: of a comparison, its accuracy and loss over rounds; of a federation, its sizes and labels."""
+"""The pictures: accuracy and loss of a comparison over rounds, and sizes and labels of a federation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from folb.results.run import Run
 from folb.results.summary import labelled
 
-if TYPE_CHECKING:  # a Flower server draws curves, and needs no dataset for it
+if TYPE_CHECKING:  # a Flower server draws curves without a dataset
     from folb.data.federation import Federation
 
-COLUMNS = 4000  # of a portrait, at most: more than its pixels
+COLUMNS = 4000  # the most columns of a portrait: more than its pixels
 
 
 def plot(
     runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "", note: str = ""
 ) -> None:
-    """Draw runs into a file, a png, svg or pdf by its name: see `curves`."""
+    """Draw runs into a file; its name ends in png, svg or pdf. See `curves`."""
     form = Path(path).suffix.lstrip(".") or "png"
     Path(path).write_bytes(curves(runs, form, target=target, title=title, note=note))
 
@@ -30,10 +30,10 @@ def plot(
 def curves(
     runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
 ) -> bytes:
-    """The median over the seeds of each algorithm as a line, and its range as a band: a picture in that format."""
+    """A picture in that format: for each algorithm, the median over the seeds as a line and the range as a band."""
     figure, (left, right) = subplots(1, 2, figsize=(11, 4.2))
     for label, group in labelled(runs).items():
-        length = min(len(run.evaluated_rounds) for run in group)  # some may be under way
+        length = min(len(run.evaluated_rounds) for run in group)  # some may still be running
         rounds = group[0].evaluated_rounds[:length]
         accuracy = 100 * np.stack([run.test_accuracy[:length] for run in group])
         loss = np.stack([run.train_loss[:length] for run in group])
@@ -43,7 +43,7 @@ def curves(
         left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
     left.set_ylabel("test accuracy (%)")
     right.set_ylabel("training loss")
-    if any(np.any(run.train_loss > 0) for run in runs):  # not if all is NaN
+    if any(np.any(run.train_loss > 0) for run in runs):  # false if all are NaN
         right.set_yscale("log")
     for text in left.legend(frameon=False, fontsize="small", loc="lower right").get_texts():
         text.set_parse_math(False)
@@ -89,7 +89,7 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
 
 
 def subplots(rows: int, columns: int, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A figure and its axes. Without pyplot, which keeps every figure, looks for a screen and takes long to load."""
+    """A figure and its axes. Not from pyplot, which keeps every figure, looks for a screen and loads slowly."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=figsize, layout="constrained")
@@ -101,13 +101,13 @@ def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> b
     figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may be in a script that the font lacks
         figure.savefig(content, dpi=dpi, format=form)
     return content.getvalue()
 
 
 def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:
-    # in double precision: the mean of two large losses is none that single precision has
+    # in double precision: in single precision the mean of two large losses would overflow
     finite = np.where(np.isfinite(values), values, np.nan).astype(float)
     (line,) = axes.plot(rounds, np.median(finite, axis=0), label=label, linewidth=1.6)
     if len(values) > 1:
