@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import functools
 import os
 import shutil
 import signal
@@ -57,3 +58,16 @@ def pytest_make_parametrize_id(config, val, argname):
 def runs(tmp_path, monkeypatch):
     """Run directories go where the test's other files go."""
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_model():
+    """The logistic model of a shape is made once: the commands that one process carries out share its programs.
+
+    JAX knows a program by the functions that it is made of, and would trace each command's anew.
+    """
+    from folb.models import MODELS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "logistic", functools.cache(MODELS["logistic"]))
+        yield

@@ -162,20 +162,20 @@ def test_a_proxy_that_passes_the_fleet_api_alone_is_all_that_a_device_needs(depl
 def test_a_killed_superlink_is_resumed_and_the_result_is_the_simulators(deployed, tmp_path):
     settle(deployed)
     directory = tmp_path / "run"
-    config = {"k": 2, "rounds": 5, "min-available-nodes": 4, "directory": str(directory)}
+    config = {"k": 2, "rounds": 4, "min-available-nodes": 4, "directory": str(directory)}
     first = deployed.run(EXAMPLES / "synthetic", config)
-    assert holds(lambda: len(rounds(directory)) >= 2 or first.code is not None, LONG)
+    assert holds(lambda: len(rounds(directory)) >= 1 or first.code is not None, LONG)
     assert first.code is None
     deployed.kill("superlink")
     deployed.superlink()
     before = rounds(directory)
-    assert 2 <= len(before) < 5 and store.read(directory).state == "interrupted"
+    assert 1 <= len(before) < 4 and store.read(directory).state == "interrupted"
 
     again = deployed.run(EXAMPLES / "synthetic", config)
     assert holds(lambda: again.code is not None, LONG)
     assert rounds(directory)[: len(before)] == before  # and not done again
     assert store.read(directory).state == "finished"
-    assert_equal_to_the_simulator(directory, algorithms.folb(K=2, lr=0.01), 5)
+    assert_equal_to_the_simulator(directory, algorithms.folb(K=2, lr=0.01), 4)
 
 
 def assert_equal_to_the_simulator(directory, algorithm, count):

@@ -197,9 +197,10 @@ class Spoiler:
         return content
 
 
+@pytest.mark.parametrize("count", [1500, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["folb_hetero", "folb"])
-def test_no_generated_reply_spoils_the_model(name):
-    """5,000 rounds of each rule, one guarded and one not: a generated reply beside honest ones, then the step."""
+def test_no_generated_reply_spoils_the_model(name, count):
+    """So many rounds of each rule, one guarded and one not: a generated reply beside honest ones, then the step."""
     algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](K=40, lr=0.1)
     strategy = FederatedStrategy(
         algorithm, guarded=name == "folb", system=system.fixed(work=2), wait=0.0, deadline=0.05
@@ -214,7 +215,7 @@ def test_no_generated_reply_spoils_the_model(name):
     opened, spoiler = strategy.opened, Spoiler(len(name), liar.content)
     opened.take(others)
     honest, used = dict(opened.usable), 0
-    for _ in range(5000):
+    for _ in range(count):
         content = spoiler.content()
         if name == "folb" and isinstance(content.get("metrics"), MetricRecord):
             content["metrics"].pop("gamma", None)
@@ -227,7 +228,7 @@ def test_no_generated_reply_spoils_the_model(name):
         assert numbers["replied"] + numbers["refused"] == N
         assert all(np.isfinite(array.numpy()).all() for array in changed.values())
         used += numbers["replied"] == N
-    assert 200 < used < 4500  # some are harmless, and most are not
+    assert 0.04 * count < used < 0.9 * count  # some are harmless, and most are not
 
 
 def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():

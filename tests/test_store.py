@@ -1,6 +1,7 @@
 """The run directory: it survives what can happen to a process and to a disk, and says what is in it."""
 
 import errno
+import functools
 import json
 import os
 import random
@@ -420,21 +421,31 @@ LONG = [
     "folb",
     "--set",
     "server=adam",
+    "--set",
+    "sizes=20,30,40,50",
+    "--set",
+    "K=2",
     "--seeds",
     "1",
     "--evaluate-every",
     "5",
 ]
-ROUNDS = 8000
+ROUNDS = 8000  # seconds, in which it can be killed
 
 
 @pytest.fixture(scope="module")
 def long_results(tmp_path_factory):
-    """What the long run leaves if nothing happens to it; it fills the compilation cache, too."""
-    out = tmp_path_factory.mktemp("long") / "whole"
-    code, err = end(folb(*LONG, "--rounds", ROUNDS, "--out", out))
-    assert code == 0, err
-    return (out / "results.json").read_bytes()
+    """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too."""
+
+    @functools.cache
+    def results(rounds):
+        out = tmp_path_factory.mktemp("long") / "whole"
+        code, err = end(folb(*LONG, "--rounds", rounds, "--out", out))
+        assert code == 0, err
+        return (out / "results.json").read_bytes()
+
+    results(ROUNDS)
+    return results
 
 
 def end(process):
@@ -457,10 +468,10 @@ def wait_for_rounds(process, path, beyond):
 def test_killed_at_random_moments(long_results, tmp_path, kills):
     """SIGKILL while it starts, computes and writes: each time it goes on, and ends with the same bits."""
     rng = random.Random(kills)
-    path, farthest = tmp_path / "run", 0
+    path, farthest, rounds = tmp_path / "run", 0, ROUNDS * (1 + kills // 10)
     for kill in range(kills):
         before = size(path / "rounds.jsonl")
-        process = folb(*LONG, "--rounds", ROUNDS, "--out", path)
+        process = folb(*LONG, "--rounds", rounds, "--out", path)
         if kill % 5 == 1:  # somewhere in the start
             time.sleep(rng.uniform(0, 3))
         else:
@@ -470,14 +481,14 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
         assert end(process)[0] == -signal.SIGKILL, "the run ended before it could be killed"
         if (path / "environment.json").exists():
             stored = directory.read(path)
-            rounds = [line["round"] for line in stored.rounds()[0]]
-            assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) >= farthest
+            done = [line["round"] for line in stored.rounds()[0]]
+            assert done == list(range(1, len(done) + 1)) and len(done) >= farthest
             assert stored.state == "interrupted"
-            farthest = len(rounds)
+            farthest = len(done)
     assert farthest > 10 * kills
     code, err = end(folb("resume", path))
     assert code == 0, err
-    assert (path / "results.json").read_bytes() == long_results
+    assert (path / "results.json").read_bytes() == long_results(rounds)
 
 
 def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, tmp_path):
@@ -497,7 +508,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, 
         wait_for_rounds(process, path, size(path / "rounds.jsonl"))
     code, err = end(process)
     assert code == 0, err
-    assert (path / "results.json").read_bytes() == long_results
+    assert (path / "results.json").read_bytes() == long_results(ROUNDS)
 
 
 SLOW = """
