@@ -1,4 +1,4 @@
-"""What attackers report, and what `folb attack` says it bought them."""
+"""What attackers report, and what `folb attack` says they gained."""
 
 import json
 
@@ -101,7 +101,7 @@ def test_many_attacks_are_one_program():
 
 @pytest.fixture(scope="module")
 def document():
-    """A small table; the attacks on (18), two programs more, are left to the slow test."""
+    """A small table; the slow test has the attacks on (18), which need two more programs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attack, "GAMMA", {})
         printed = []
@@ -206,7 +206,7 @@ def test_attacks_on_gamma():
 
 
 def test_an_algorithm_under_no_attack_is_itself():
-    """To rounding: the program is another."""
+    """Up to rounding: it is another program."""
     federation = synthetic(devices=5, sizes=30)
     model = logistic(federation.shape, federation.classes)
     algorithm = algorithms.folb(K=4)

@@ -1,4 +1,4 @@
-"""The command line from end to end: what it prints, what it writes, and how it refuses."""
+"""The command line from end to end: what it prints, what it writes, and its errors."""
 
 import json
 import os
@@ -216,7 +216,7 @@ def test_mistakes_in_own_files_are_named(option, name, message, tmp_path, capsys
 
 
 def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
-    """Neither --out, with or without --again, nor rm touches what folb did not write."""
+    """Neither --out (with or without --again) nor rm touches files that folb did not write."""
     for name in ("experiment.toml", "curves.png", "lock", "environment.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "checkpoints").mkdir()
@@ -224,7 +224,7 @@ def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
     before = sorted(path.name for path in tmp_path.iterdir())
     for again in ([], ["--again"]):
         code, _, err = folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path, *again)
-        assert code == 2 and "is no run of folb's; choose another directory" in err
+        assert code == 2 and "is not a run of folb; choose another directory" in err
     code, _, err = folb(capsys, "rm", tmp_path)
     assert code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == before

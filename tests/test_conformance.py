@@ -122,9 +122,9 @@ def curves(run):
 
 
 def check_draws(case, runs):
-    """Who is drawn, who is lost and how much the others do, by hand: the algorithm has no say in it.
+    """Which devices are drawn, which are lost and how much the others do, by hand: the algorithm does not matter.
 
-    Only a survey has, in who is drawn. Some devices are drawn more than once, and some are lost.
+    Only a survey changes which devices are drawn. Some devices are drawn more than once, and some are lost.
     """
     repeats = lost = 0
     for run in runs:
@@ -154,7 +154,7 @@ def uniform_draws(seed, t):
 
 
 def check_the_model_learns(runs):
-    """The parameters keep their nested shape and move, and every number in the sweep has its effect."""
+    """The parameters keep their nested shape and change, and every number in the sweep has an effect."""
     finals = []
     for run in runs:
         first = _init(jax.random.key(run.seed))
@@ -279,7 +279,7 @@ def stacked(case):
 
 
 def check_a_round_can_be_replayed_alone(case, runs):
-    """Rounds 1 and 2, then round 3 and nothing else: the bits of the run, whose rounds came in other chunks."""
+    """Rounds 1 and 2, then round 3 alone: the same bits as in the run, whose rounds came in other chunks."""
     problem = problems.problem(FEDERATION, NESTED, system=SYSTEM, record=problems.RECORDS)
     algorithms, seeds = stacked(case)
 
@@ -321,7 +321,7 @@ def check_one_program_over_a_sweep_is_many_runs_alone(case, runs):
 
 
 def check_a_flat_model_gives_the_same_run(case, runs):
-    """The same model with its parameters in one vector: nothing depends on how the tree is cut."""
+    """The same model with its parameters in one vector: nothing depends on the structure of the tree."""
     _, unravel = ravel_pytree(_init(jax.random.key(0)))
     flat = Model(
         init=lambda key: ravel_pytree(_init(key))[0],
@@ -395,7 +395,7 @@ def test_conforms(name):
 def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     """From 10 to 160 devices with the same data, a round needs less than one more gradient, not 150.
 
-    The other algorithms hold what these do, or less.
+    The other algorithms need as much memory as these, or less.
     """
     features, samples = 500, 320
     model = logistic((features,), 10)

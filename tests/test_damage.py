@@ -1,4 +1,4 @@
-"""Run directories that something happened to: what is sound is shown, and what is wrong is said in a line."""
+"""Damaged run directories: sound parts are shown, and one line says what is wrong."""
 
 import functools
 import json
@@ -125,7 +125,7 @@ def raw_line(value):
     return damage
 
 
-# what is said of it; nothing where all of it can be used
+# the message; none if all of it can be used
 NOTHING = None
 NO_ENVIRONMENT = "run = 'damaged-0123abcd': is not a run: there is no .*/damaged-0123abcd/environment.json"
 CANNOT = "run = 'damaged-0123abcd': .*/damaged-0123abcd/environment.json cannot be read"
@@ -223,7 +223,7 @@ FIELDS = {
         "experiment.toml: set = 3: should be a table",
     ),
 }
-# each of these costs the line, and no other
+# each of these damages its own line only
 IN_A_LINE = {
     "garbage": raw_line(b"\xff\xfe\x00garbage"),
     "half a line": raw_line(b'{"run": 0, "rou'),
@@ -357,7 +357,7 @@ def test_a_damaged_directory_is_shown_or_explained(kind, sound, home, tmp_path, 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
 def test_a_directory_that_cannot_be_looked_into_hides_no_other(error, home, capsys, monkeypatch):
-    """As another user's in a shared FOLB_RUNS: root, who may run these tests, is let in everywhere."""
+    """Another user's run in a shared FOLB_RUNS. It is simulated: root, who may run these tests, can read all."""
     closed = rundirectory.write(home, "closed-1", rounds=1)
 
     def refusing(call):

@@ -60,7 +60,7 @@ def names(path):
 
 
 def content(path):
-    """What a run leaves, but for the time of day."""
+    """The files of a run, without the times in them."""
     return {name: (path / name).read_bytes() for name in FILES if name != "environment.json"}
 
 
@@ -197,7 +197,7 @@ def test_a_directory_without_a_round_is_cleaned_up_after_bad_input(planned, tmp_
 def test_all_algorithms_are_checked_before_the_first_round_of_any(whole, tmp_path, again):
     (tmp_path / "own.py").write_text(BAD)
     path, seen = tmp_path / "run", []
-    if again:  # what is there is not given up for what cannot be run
+    if again:  # an existing run is not replaced by one that cannot be run
         shutil.copytree(whole, path)
     bad = FIELDS | {"algorithms": ["folb", f"{tmp_path / 'own.py'}:bad"]}
     with pytest.raises(InputError, match="should be an update of the shapes of the model"):
@@ -245,7 +245,7 @@ def test_killed_between_the_last_writes(planned, whole, often, tmp_path, action)
 
 
 def test_a_finished_run_without_its_picture_gets_it(planned, whole, tmp_path):
-    """As versions that wrote the results first left it when they were killed: 32 MB of checkpoints stayed, too."""
+    """What older versions, which wrote the results first, left when killed: 32 MB of checkpoints stayed, too."""
     path = shutil.copytree(whole, tmp_path / "run")
     (path / "curves.png").unlink()
     (path / "checkpoints").mkdir()

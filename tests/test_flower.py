@@ -1,4 +1,4 @@
-"""The strategies on an in-process grid: equal to the simulator, and unharmed by what devices and nodes do."""
+"""The strategies on an in-process grid: equal to the simulator, and not harmed by what devices and nodes do."""
 
 import copy
 import dataclasses
@@ -116,7 +116,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
-    """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
+    """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
     algorithm = ALGORITHMS[name](K=6, lr=0.05, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
@@ -291,7 +291,7 @@ def test_so_is_one_of_a_survey_and_of_the_first_phase(federation, model, name):
 
 
 def test_a_device_has_one_identity_at_a_time(federation, model):
-    """One that changes it, round after round, counts once, and leaves the others theirs."""
+    """A node that changes its identity in every round counts once, and the others keep theirs."""
     known = iter(range(100, 200))
 
     def tamper(partition, message, reply):
@@ -306,7 +306,7 @@ def test_a_device_has_one_identity_at_a_time(federation, model):
     identities = [member.identity for member in strategy.opened.members]
     assert len(identities) == len(set(identities)) == federation.N
     assert len({member.node for member in strategy.opened.members}) == federation.N
-    assert next(known) == 104  # asked anew in every round
+    assert next(known) == 104  # asked again in every round
 
 
 # faults --------------------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_a_step_that_the_guard_must_shorten_is_told_once(federation, model, capl
 
 
 def test_a_refused_reply_raises_nobody_s_bound(federation, model):
-    """Three that send rubbish do not make a fourth's weight dearer: c / K, whatever is refused."""
+    """Three devices that send rubbish do not raise the bound of the fourth: c / K, whatever is rejected."""
 
     def tamper(partition, message, reply):
         if message.metadata.message_type == "train" and partition < 4:
@@ -461,7 +461,7 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     asked = [m for m in grid.sent if m.metadata.group_id == "1"]
     assert len(asked) == 6
     assert len(strategy.opened.usable) == 4
-    # the two that were not waited for in round 1 are heard of in round 2, and refused
+    # round 1 did not wait for these two: their replies come in round 2, and are rejected
     assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply to round 1"] * 2
 
 
@@ -678,10 +678,10 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
     ):
         assert main.main(command) == 0
     shown = capsys.readouterr().out
-    assert "device 6 refused: round is 99, and should be 3" in shown
+    assert "device 6 rejected: round is 99, and should be 3" in shown
     page = tmp_path / "report.html"
     assert main.main(["report", "mine", "-o", str(page), "--figures"]) == 0
-    assert "device 6 refused: round is 99" in page.read_text()
+    assert "device 6 rejected: round is 99" in page.read_text()
     assert main.main(["resume", "mine"]) == 2
     assert "flwr run" in capsys.readouterr().err
 
@@ -833,7 +833,7 @@ def test_a_record_without_a_sound_checkpoint_is_not_emptied(federation, model, t
         assert str(tmp_path) in str(refused.value) and "move the directory away to start over" in str(refused.value)
         assert on_disk(tmp_path) == before
     assert ("has 1 arrays, but should have" in caplog.text) == (damage == "of fewer arrays")
-    # put back, one checkpoint is enough; and so is a directory that is moved away
+    # if it is put back, one checkpoint is enough; moving the directory away works, too
     elsewhere = tmp_path.with_name("elsewhere")
     tmp_path.rename(elsewhere)
     try:

@@ -119,7 +119,7 @@ def test_a_model_that_learns_nothing_is_not_stable():
 
 
 def test_every_opponent_is_shown_and_counts():
-    """Ahead of one and behind the other is no win, and both are told."""
+    """Ahead of one and behind the other is not a win, and both are reported."""
     both = copy.deepcopy(WIN)
     both["algorithms"]["fedprox"] = copy.deepcopy(LOSS["algorithms"]["fedavg"])
     both["algorithms"]["fedprox"]["runs"]["rounds"] = [5, 6, 4, 5, 5]
@@ -236,7 +236,7 @@ def test_printed_numbers_and_the_nearest_reading():
 
 
 def test_the_interval_is_clustered_by_draw_and_repeats():
-    """Ten runs of each of three draws that differ: the runs of a draw are no independent evidence."""
+    """Ten runs of each of three draws that differ: the runs of one draw are not independent evidence."""
     values = np.repeat([0.0, 1.0, 2.0], 10) + np.random.default_rng(0).normal(0, 0.01, 30)
     by_draw, by_run = verdicts.interval(values, np.repeat([0, 1, 2], 10)), verdicts.interval(values, np.zeros(30))
     assert by_draw == verdicts.interval(values, np.repeat([0, 1, 2], 10))
@@ -476,7 +476,7 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
 
 @pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
 def test_a_picture_keeps_its_lines_apart(monkeypatch):
-    """Fig. 2 in fewer colours: every pixel of its six lines is still of its own."""
+    """Fig. 2 in fewer colours: every pixel of its six lines still has its own colour."""
     from matplotlib import colors
     from PIL import Image
 

@@ -119,7 +119,7 @@ def literal_scaffold(option, run, rounds=ROUNDS):
 
 @pytest.mark.parametrize("option", ["1", "2"])
 def test_scaffold_is_a_literal_loop_in_both_carriers(option):
-    """With devices that drop out, devices that are drawn more than once, and a round of which nothing comes."""
+    """With devices that drop out, devices that are drawn more than once, and a round without any usable reply."""
     algorithm = own("scaffold.py", "scaffold")(option=option, K=K, lr=LR, batch=BATCH)
     run = simulated(algorithm)
     assert run.lost.any() and (run.times > 1).any() and not run.updated.all()
@@ -142,7 +142,7 @@ def test_a_memory_makes_a_difference():
 
 
 def test_only_devices_that_were_met_take_memory():
-    """Rows for those that a run can meet, at most; and the same result as with a row for every device."""
+    """Rows only for the devices that a run can meet; and the same result as with a row for every device."""
     algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
     first = np.arange(6, dtype=np.float32).reshape(2, 3)
     rows = memories.empty(first, N=1_000_000, most=8)
@@ -176,7 +176,7 @@ def test_a_lost_or_refused_device_keeps_its_memory():
 
     strategy = Watched(algorithm, system=system.fixed(work=2), wait=0.0, deadline=0.05, seed=SEED)
     strategy.start(grid(tamper=tamper), arrays(begin()), num_rounds=3)
-    assert 2 in before[2] and before[3][2] is before[2][2]  # refused in round 2
+    assert 2 in before[2] and before[3][2] is before[2][2]  # rejected in round 2
     assert any(before[3][k] is not value for k, value in before[2].items())
 
 
@@ -386,10 +386,10 @@ MISTAKES = {
     "a number of another step": ({"server": "plain", "beta": 0.5}, r"beta = 0.5: is for server=momentum, adam, yogi;"),
     "beta of 1": ({"server": "momentum", "beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
     "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
-    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is the rate of average=ema"),
+    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
     "a rate of 1": ({"average": "ema", "average_rate": 1.0}, "average_rate = 1.0: should be at least 0"),
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
-    "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is there twice"),
+    "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
     "an upload by a taken name": ({"uploads": (folb.Upload("delta", lambda grad: grad),)}, "uploads = 'delta'"),
     "an upload of what no device has": ({"uploads": (folb.Upload("a", lambda hessian: 0),)}, "needs = 'hessian'"),
     "a survey after the work": (
@@ -434,7 +434,7 @@ def test_parts_of_wrong_shapes_are_named_before_anything_runs(part):
 
 
 def test_chances_that_are_no_numbers_are_none():
-    """NaN, infinity and negative chances: such devices are not drawn; if none is left, all are alike."""
+    """NaN, infinity and negative chances: such devices are not drawn; if no device is left, all have equal chances."""
     import jax.numpy as jnp
 
     def odd(known):

@@ -1,4 +1,4 @@
-"""The run directory: it survives what can happen to a process and to a disk, and says what is in it."""
+"""The run directory: it survives failures of the process and of the disk, and says what is in it."""
 
 import errno
 import functools
@@ -187,7 +187,7 @@ def test_find_by_name_beginning_and_path(whole, monkeypatch):
 
 
 class Full:
-    """A disk on which the nth operation from now on finds no space, and all after it; a write gets half through."""
+    """A disk that is full from the nth operation on; a write then writes half of its bytes."""
 
     def __init__(self, patch, left):
         self.left = left
@@ -209,7 +209,7 @@ class Full:
 
 
 def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
-    """Whichever write fails, what is there can be read, and the run goes on from there to the same results."""
+    """Whichever write fails, what is there can be read, and the run resumes from there to the same results."""
     monkeypatch.setattr("folb.report.figures.curves", lambda *args, **options: b"a picture takes long to draw")
     path, n, resumed = tmp_path / "run", 0, 0
     while True:
@@ -243,7 +243,7 @@ def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
 
 
 def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
-    """No damage is loaded in silence, and the one before is used instead."""
+    """A damaged checkpoint is never loaded without a warning, and the one before it is used instead."""
     tree = {"w": np.arange(60, dtype=np.float32).reshape(6, 10), "n": np.int32(3)}
     for t in (2, 3, 4, 5):
         checkpoint.save(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
@@ -313,7 +313,7 @@ def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often,
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_damaged_checkpoints_lose_no_recorded_round(planned, whole, often, tmp_path, gone):
-    """They are computed again to the same bits, and at no time is the record shorter than it was."""
+    """They are computed again to the same bits, and the record never gets shorter."""
     path = interrupted(tmp_path / "run", planned)
     for file in (path / directory.CHECKPOINTS).iterdir():
         if gone:
@@ -466,7 +466,7 @@ def wait_for_rounds(process, path, beyond):
 
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(long_results, tmp_path, kills):
-    """SIGKILL while it starts, computes and writes: each time it goes on, and ends with the same bits."""
+    """SIGKILL while it starts, computes and writes: each time it resumes, and ends with the same bits."""
     rng = random.Random(kills)
     path, farthest, rounds = tmp_path / "run", 0, ROUNDS * (1 + kills // 10)
     for kill in range(kills):

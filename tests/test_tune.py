@@ -55,7 +55,7 @@ def search(*points):
 def test_points_rank_by_the_median_round_of_arrival_then_by_loss():
     _, points = search(
         [arriving(None, 0.5), arriving(None, 0.5), arriving(1, 0.5)],  # mu = 0: the median never arrives
-        [arriving(3, 2.0), arriving(None, 2.0), arriving(4, 2.0)],  # 1: arrives in 4; who never does comes last
+        [arriving(3, 2.0), arriving(None, 2.0), arriving(4, 2.0)],  # 1: in 4; "never" comes last
         [arriving(3, 9.0), arriving(3, 9.0), arriving(5, 9.0)],  # 2: in 3, whatever the loss
         [arriving(4, 1.0), arriving(4, 2.0), arriving(4, 2.0)],  # 3: in 4, and with less loss than 1
         [arriving(None, 0.4), arriving(None, 0.4), arriving(None, 0.4)],  # 4: not even with one seed, as 0 does
@@ -267,7 +267,7 @@ def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     [(models.mlp, (60,), float), (models.cnn, (28, 28), float), (models.char_lstm, (80,), int)],
 )
 def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
-    """The estimate is for half of the memory; the compiler tells what each run more really takes."""
+    """The estimate is for half of the memory; the compiler says how much each further run really takes."""
     n = 60
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)

@@ -1,7 +1,7 @@
-"""The server's step: what becomes of the model once a rule has weighed the round.
+"""The server's step: how the model changes after a rule has weighed the round.
 
 A step is a pair of pure functions, as in optax: `init(params) -> memory` and
-`apply(memory, round, update) -> (params, memory)`. Any of them goes with any rule.
+`apply(memory, round, update) -> (params, memory)`. Any step works with any rule.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ SERVERS: dict[str, Callable[..., ServerStep]] = {
     "yogi": yogi,
     "fedexp": fedexp,
 }
-SETTINGS = {"lr": "server_lr"}  # a number of a step as a setting: the devices have an lr of their own
+SETTINGS = {"lr": "server_lr"}  # the name as a setting: `lr` is the devices' step size
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "lr": (lambda lr: lr > 0, "should be more than 0"),
     "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
@@ -110,7 +110,7 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
-    """A step by its name, with those of its numbers that are not None; or one's own, which has its numbers."""
+    """A step by its name, with the numbers that are not None; or your own, which already has its numbers."""
     given = {name: value for name, value in numbers.items() if value is not None}
     for name, value in given.items():
         check(SETTINGS.get(name, name), value, *RANGES[name])
@@ -125,7 +125,7 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
     for name, value in given.items():
         if name not in known:
             owners = [other for other, step in SERVERS.items() if name in inspect.signature(step).parameters]
-            which = wanted if isinstance(wanted, str) else "one's own"
+            which = wanted if isinstance(wanted, str) else "your own"
             raise InputError(SETTINGS.get(name, name), value, f"is for server={', '.join(owners)}; server is {which}")
     return make(**given)
 

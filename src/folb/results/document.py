@@ -44,7 +44,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
 
 
 def _digest(params: Any) -> str | None:
-    """What tells whether two runs ended with the same model, to the bit; nothing where the model is not there."""
+    """A hash that tells whether two runs ended with the same model, to the bit; None without a model."""
     import jax
 
     if params is None:

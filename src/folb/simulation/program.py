@@ -1,7 +1,7 @@
 """Many rounds of many runs as one compiled program.
 
 Runs whose algorithms differ only in numbers (mu, psi, lr) or in their seeds are stacked. The samples are on the
-accelerator, or they stream there from the host, in windows of some rounds.
+accelerator, or come from the host in windows of a few rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
 CAPACITY = 128  # rounds of one chunk at most
-NEVER = 2**31 - 1  # no round is evaluated every so many
+NEVER = 2**31 - 1  # for `every`: no round is evaluated
 
 
 class Measured(NamedTuple):
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 @partial(jax.jit, static_argnames="rounds")
 def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = ENDLESS) -> State:
-    """The states of all runs, stacked, before round 1; their memory of devices has room for so many rounds."""
+    """The states of all runs, stacked, before round 1; their memory of devices has room for `rounds` rounds."""
 
     def of_run(algorithm: Algorithm, seed: Array) -> State:
         return start(problem, algorithm, seed, rounds)
@@ -97,7 +97,7 @@ def advance(
     every: Array,
     chosen: Chosen | None = None,
 ) -> tuple[State, Measured]:
-    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them. What is `chosen` is so for t0 and on."""
+    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them. `chosen` begins with round t0."""
 
     def turn(t: Array, carry: tuple[State, Measured]) -> tuple[State, Measured]:
         states, record = carry
@@ -105,7 +105,7 @@ def advance(
         states, measured = one_round(problem, algorithms, states, seeds, t, every, own)
         return states, jax.tree.map(lambda r, m: r.at[t - t0].set(m), record, measured)
 
-    # called as `turn` does, so that it is traced once
+    # the same call as in `turn`, so that it is traced once
     first = jax.tree.map(lambda leaf: leaf[0], chosen)
     shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every, first)[1]
     record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
@@ -161,9 +161,10 @@ class Window(NamedTuple):
 def pieces(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
 ) -> Iterator[Callable[[], Any]]:
-    """What brings the samples of the rounds from `first` to `last`.
+    """Functions that bring the samples of the rounds from `first` to `last`.
 
-    First those of the devices of some rounds, as many as fill a window; and where the last of these is evaluated, all.
+    A window has the samples of the devices of as many rounds as fit. If its last round is evaluated, blocks of all
+    samples follow.
     """
 
     def window(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
@@ -207,10 +208,10 @@ def _advance_streamed(
     t1: int,
     every: int,
 ) -> tuple[State, Measured, Window | None]:
-    """Rounds t0 .. t1 - 1, in their windows, of which the last may reach further.
+    """Rounds t0 .. t1 - 1, window by window; the last window may reach further.
 
-    The result of a window is awaited only when the next is on its way, so that the accelerator has work; and not
-    later, so that few windows are there at once.
+    It waits for the result of a window only after the next window has started, so that the accelerator has work; and
+    not later, so that few windows are in memory at once.
     """
     parts: list[Measured] = []
     t = t0
@@ -245,7 +246,7 @@ def _evaluated(part: Measured, loss: Any, accuracy: Any) -> Measured:
 
 
 def _mean(total: Callable[..., Array], coming: Iterator[Any], side: Split, params: Params) -> Any:
-    """The mean over all samples of a side, whose blocks come next, for each run."""
+    """For each run, the mean over all samples of a side; its blocks come next."""
     parts: list[Any] = []
     for _ in stream.blocks(side):
         problem, seen = next(coming)
@@ -262,7 +263,7 @@ Advance = Callable[[State, int, int], tuple[State, Measured]]
 def advancing(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
 ) -> Iterator[Advance]:
-    """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1, the first time from `first` on."""
+    """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1; the first call begins with round `first`."""
     if not problem.streamed:
         yield lambda states, t0, t1: advance(
             problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)

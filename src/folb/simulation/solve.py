@@ -1,7 +1,7 @@
-"""What one round asks of the chosen devices: the proximal solve, gradients and losses.
+"""The work of a round's devices: the proximal solve, gradients and losses.
 
-Every function takes the devices of a round as K slots and answers with stacks. With `abreast` the slots are
-computed side by side; one after another suits a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks. With `abreast` the slots are computed side by
+side; one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless
 
 
 class Settings(NamedTuple):
-    """What the local steps of each slot go by."""
+    """The settings of each slot's local steps."""
 
     lr: Array
     mu: Array
@@ -46,9 +46,9 @@ class Slots(NamedTuple):
 
 
 def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Params]:
-    """f(data, *arrays), whose arrays have an entry for each slot, as it is, or in parts on the accelerators of `mesh`.
+    """f(data, *arrays), whole or in parts on the accelerators of `mesh`; the arrays have an entry per slot.
 
-    Under `vmap` over the axis RUNS, f sees the slots of all runs in one row, and can share its lanes among them.
+    Under `vmap` over the axis RUNS, f sees the slots of all runs in one row, and they can share its lanes.
     """
     whole = parallel.over_parts(f, mesh)
 
@@ -96,10 +96,10 @@ def solve(
     here, lr, mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), alike)
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
-        """Slots with about as many steps, side by side: none waits long for another."""
+        """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
         groups = -(-count // group_size(solver, count, abreast))
-        size = -(-count // groups)  # as even as can be
+        size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
@@ -118,15 +118,15 @@ def group_size(solver: Solver, slots: int, abreast: bool) -> int:
         return 1
     if jax.default_backend() != "cpu":
         return slots
-    # epochs differ as the devices' sizes do: by orders of magnitude
+    # epochs differ like the devices' sizes: by orders of magnitude
     return min(LANES, max(1, slots // 16) if solver.unit == "epoch" else slots)
 
 
 def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
     """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
 
-    With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
-    "step" batches run on from one pass into the next.
+    With unit "epoch" a pass ends with a smaller batch if `batch` does not divide the samples; with unit "step" a batch
+    may span two passes.
     """
     start, size = data.first(slots.device), data.size[slots.device]
     per_epoch = -(-size // solver.batch)
@@ -165,15 +165,15 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
             at = _each(step, len(steps))(at, x[u], y[u], weight[u], s + u < steps, here, settings)
         return s + unroll, at, batches(s + unroll)
 
-    # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
-    # anew in every operation that reads them.
+    # The next batches are part of the loop's state: otherwise the compiler would compute their rows again in every
+    # operation that reads them.
     first = (jnp.int32(0), (here, jax.vmap(solver.step.init)(here)), batches(jnp.int32(0)))
     _, (w, _), _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
     return jax.tree.map(jnp.subtract, w, here)
 
 
 def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, settings: Settings) -> tuple[Params, Any]:
-    """A device's model and the state of its solver after a step along g, if it is active; else as they were."""
+    """A device's model and the state of its solver after a step along g, if it is active; otherwise unchanged."""
     w, state = at
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
@@ -185,14 +185,14 @@ def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, set
 
 
 def check_like(field: str, found: Any, wanted: Any) -> None:
-    """Raise unless both are trees of the same shapes: anything else would be broadcast in silence."""
+    """Raise unless both are trees of the same shapes: others would be broadcast without an error."""
     shapes, expected = (jax.tree.map(jnp.shape, what) for what in (found, wanted))
     if shapes != expected:
         raise InputError(field, shapes, f"should be {expected}")
 
 
 def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
-    """f over the leading axis; for one slot without that axis, which would cost products their best layout."""
+    """f over the leading axis. One slot runs without that axis, which would make products slower."""
     if slots > 1:
         return jax.vmap(f)
     return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
@@ -208,7 +208,7 @@ def _gradient_descent(
     mesh: Mesh | None,
     shift: Params | None,
 ) -> Params:
-    """Full-gradient steps on h_k, all slots abreast."""
+    """Full-gradient steps on h_k, all slots side by side."""
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
@@ -266,10 +266,10 @@ def _means(
     abreast: bool,
     mesh: Mesh | None,
 ) -> Any:
-    """block_sum(w, x, y, weight) over all samples of each slot's device, each weighing 1 / n_k.
+    """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
 
-    Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
-    slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
+    Devices differ in size by orders of magnitude. So the samples are cut into blocks, and the blocks of all slots queue
+    for the lanes: the cost depends on the number of samples, not on K times the largest device.
     """
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:

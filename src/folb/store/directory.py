@@ -1,17 +1,17 @@
 """The run directory: what remains of an experiment, from its first round on.
 
-    experiment.toml    the experiment, every setting spelt out: `folb run` repeats it
-    environment.json   versions, machine, command; the runs, and the identity of all they depend on
+    experiment.toml    the experiment with all its settings: `folb run` repeats it
+    environment.json   versions, machine, command; the runs, and a hash of all that they depend on
     rounds.jsonl       a line for every round of every run, as it happens
-    checkpoints/       while unfinished: what `folb resume` goes on from
+    checkpoints/       while unfinished: `folb resume` starts from these
     results.json       once finished
     curves.png
-    winner.toml        of a search, the experiment that runs the winner on other seeds
+    winner.toml        after a search: the experiment that runs the winner on other seeds
     tracking/          what `--track` wrote
     .folb-lock         held by the process that runs it
 
-Its name comes from the content of the experiment. Nothing here is ever half written but the last line of
-rounds.jsonl, which readers leave out.
+Its name comes from the content of the experiment. No file is ever half written, except for the last line of
+rounds.jsonl, which readers skip.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def home() -> Path:
 
 
 def find(name: str) -> Path:
-    """A run directory by its path, its name in `home` or the beginning of it; "last" is the newest."""
+    """A run directory by its path, its name in `home` or the beginning of that name; "last" is the newest."""
     if is_run(Path(name)):
         return Path(name)
     found = listed()
@@ -69,7 +69,7 @@ def find(name: str) -> Path:
 
 
 def listed() -> list[Path]:
-    """The run directories in `home`, the newest first; after them those that cannot be looked into."""
+    """The run directories in `home`, the newest first; those that cannot be read come last."""
     try:
         changed = {entry: _changed(entry) for entry in home().iterdir()}
     except FileNotFoundError:
@@ -87,13 +87,13 @@ def _changed(path: Path) -> float | None:
         return path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:  # another user's, perhaps: it is listed, and hides no other
+    except OSError as error:  # perhaps another user's: it is listed, and the others too
         return None if error.errno == errno.ELOOP else -math.inf
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory as it is read."""
+    """A run directory, for reading."""
 
     path: Path
     environment: dict[str, Any]
@@ -105,7 +105,7 @@ class RunDirectory:
 
     @property
     def handle(self) -> str:
-        """What a command finds it by: its name, if it is in `home`."""
+        """How a command finds it: by its name if it is in `home`, otherwise by its path."""
         at_home = self.path.resolve().parent == home().resolve()
         return shlex.quote(self.path.name if at_home else str(self.path.resolve()))
 
@@ -116,7 +116,7 @@ class RunDirectory:
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
-        """What is run: the keys of an experiment file, all of them."""
+        """The experiment: all keys of an experiment file."""
         found = experiment_file.read(self.path / EXPERIMENT)
         experiment_file.check(found, where=f"{self.path / EXPERIMENT}: ")
         return found
@@ -128,7 +128,7 @@ class RunDirectory:
 
     @property
     def clock(self) -> str:
-        """What its seconds are."""
+        """The unit of its seconds: real or simulated."""
         return "s" if self.deployed else "simulated s"
 
     @property
@@ -160,7 +160,7 @@ class RunDirectory:
         return [line for line in lines if line is not None], offset + len(content)
 
     def recorded(self, offset: int = 0, size: int = -1) -> bytes:
-        """That many bytes of rounds.jsonl from an offset on; all of them unless told."""
+        """`size` bytes of rounds.jsonl from an offset on; by default all."""
         try:
             with open(self.path / ROUNDS, "rb") as file:
                 file.seek(offset)
@@ -171,16 +171,16 @@ class RunDirectory:
             raise _unreadable(self.path / ROUNDS, error) from error
 
     def runs(self) -> list[Run]:
-        """The runs as far as they have come, without their models."""
+        """The runs so far, without their models."""
         lines: list[list[dict[str, Any]]] = [[] for _ in self.environment["runs"]]
         for line in self.rounds()[0]:
             lines[line["run"]].append(line)
         return [as_run(about, own) for about, own in zip(self.environment["runs"], lines, strict=True)]
 
     def begun(self, runs: Sequence[Run] | None = None) -> list[Run]:
-        """Those of the runs that have an evaluated round, for a table.
+        """The runs that have an evaluated round, for a table.
 
-        By the labels of the whole experiment: those of the runs begun so far may not tell them apart the same way.
+        They have the labels of the whole experiment: labels made from these runs alone could differ.
         """
         return [
             replace(run, algorithm=about["algorithm"], parameters={})
@@ -189,7 +189,7 @@ class RunDirectory:
         ]
 
 
-# what is in environment.json, and what else readers rely on if it is there
+# the fields of environment.json, and optional ones that readers use
 FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity"), TEXT) | {"devices": COUNT}
 OTHER_FIELDS = {"carrier": TEXT, "accelerators": POSITIVE, "stream": TRUTH}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
@@ -199,7 +199,7 @@ def read(path: Path) -> RunDirectory:
     """The run directory at `path`."""
     try:
         found = json.loads((path / ENVIRONMENT).read_bytes())
-        json.dumps(found, ensure_ascii=False).encode()  # or it has text that cannot be printed
+        json.dumps(found, ensure_ascii=False).encode()  # fails if a text cannot be printed
     except FileNotFoundError as error:
         raise InputError("run", path.name, f"is not a run: there is no {path / ENVIRONMENT}") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -229,7 +229,7 @@ def is_run(path: Path) -> bool:
 
 
 def leave(path: Path, results: Mapping[str, Any], picture: bytes) -> None:
-    """Write the picture, and then the results, which make the run a finished one."""
+    """Write the picture first, and then the results: these mark the run as finished."""
     atomic.replace(path / CURVES, picture)
     atomic.replace(path / RESULTS, (json.dumps(results, indent=1, allow_nan=False) + "\n").encode())
 
@@ -239,7 +239,7 @@ FILES = (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT)
 
 
 def clear(path: Path) -> None:
-    """Remove what folb wrote into the directory, and nothing else; the environment last, which makes it a run."""
+    """Remove only what folb wrote into the directory. The environment goes last: it marks the directory as a run."""
     for directory in DIRECTORIES:
         shutil.rmtree(path / directory, ignore_errors=True)
     for name in FILES:
@@ -248,21 +248,21 @@ def clear(path: Path) -> None:
 
 
 def check_own(path: Path, again: bool) -> None:
-    """Raise an `InputError` if the directory is no run, but has what could be taken for a part of one.
+    """Raise an `InputError` if the directory is not a run, but has a file that looks like part of one.
 
-    With `again` a damaged run may be replaced: one that is nothing but parts of a run.
+    With `again` a damaged run may be replaced, if the directory has nothing but parts of a run.
     """
     if path.resolve() == home().resolve():
-        raise InputError("out", str(path), "is where run directories are; choose one within it")
+        raise InputError("out", str(path), "holds the run directories; choose a directory inside it")
     present = {entry.name for entry in path.iterdir()} - {LOCK}
     names = {*DIRECTORIES, *FILES}
     if (alike := sorted(present & names)) and (not again or present - names):
-        raise InputError("out", str(path), f"has {alike[0]}, and is no run of folb's; choose another directory")
+        raise InputError("out", str(path), f"has {alike[0]}, but is not a run of folb; choose another directory")
 
 
 def remove(path: Path) -> None:
-    """Remove a run; the directory goes with it unless something else lies there."""
-    read(path)  # or it is none
+    """Remove a run, and its directory unless something else is in it."""
+    read(path)  # raises if it is not a run
     if path.is_symlink():
         raise InputError("run", str(path), "is a link; remove what it points to")
     with claimed(path):

@@ -14,7 +14,7 @@ from folb.errors import InputError
 from folb.store.fields import POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, check_fields, many
 
 REPEAT = "folb run this file to repeat the comparison"
-# what is there in every file that folb writes
+# the fields of every file that folb writes
 FIELDS = {
     "dataset": TEXT,
     "model": TEXT,
@@ -30,12 +30,12 @@ FIELDS = {
 
 
 def check(content: Mapping[str, Any], where: str = "") -> None:
-    """Raise an `InputError` that names the field, unless this is a whole experiment, as folb writes it."""
+    """Raise an `InputError` that names the field, unless this is a complete experiment, as folb writes it."""
     check_fields(where, content, FIELDS, {"set": TABLE})
 
 
 def to_text(content: Mapping[str, Any], note: str = "", about: str = REPEAT) -> str:
-    """The file's text, under comments on what it is for and on the data."""
+    """The file's text; comments at the top say what it is for, and describe the data."""
     lines = [f"# {about}", *([f"# the data: {note}"] if note else [])]
     return "\n".join([*lines, *_table(content)]) + "\n"
 
@@ -60,7 +60,7 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # strings, numbers and booleans are alike in TOML and JSON, but for one character
+    # strings, numbers and booleans are the same in TOML and JSON, except for one character
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a file says, of whatever kind."""
+    """The content of any TOML file."""
     text = read_text(path)
     try:
         return tomllib.loads(text)

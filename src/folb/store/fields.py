@@ -1,4 +1,4 @@
-"""The fields of a file that folb wrote, each with the values it may have: anyone may have edited it since."""
+"""The fields of files that folb wrote, and the values they may have: a user may have edited them since."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = 3.4028235e38  # in single precision
 
 
 class Kind(NamedTuple):
-    """The values a field may have, and how to say so."""
+    """The values that a field may have, and the words for an error."""
 
     holds: Callable[[Any], bool]
     expected: str
@@ -35,7 +35,7 @@ def number(low: float, high: float) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """The same, or null: JSON has no other word for what is not finite."""
+    """The same, or null: JSON has no other word for a value that is not finite."""
     return Kind(lambda value: value is None or kind.holds(value), f"{kind.expected}, or null")
 
 
@@ -43,7 +43,7 @@ def many(kind: Kind) -> Kind:
     """A list of them."""
     return Kind(
         lambda value: isinstance(value, list | tuple) and all(map(kind.holds, value)),
-        f"should be a list, and each entry of it {kind.expected}",
+        f"should be a list, and each entry {kind.expected}",
     )
 
 
@@ -69,7 +69,7 @@ SEED = whole(0, 2**32 - 1)
 
 
 def check_fields(where: str, content: Mapping[str, Any], kinds: Mapping[str, Kind], given: Mapping[str, Kind]) -> None:
-    """Raise an `InputError` that names the field, unless all of `kinds` are there, and of `given` those that are."""
+    """Raise an `InputError` that names a wrong field. Fields of `kinds` must be there; fields of `given` may be."""
     for name, kind in {**kinds, **given}.items():
         if (name in kinds or name in content) and not kind.holds(content.get(name)):
             raise InputError(f"{where}{name}", content.get(name), kind.expected)

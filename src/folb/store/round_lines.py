@@ -1,6 +1,6 @@
-"""The lines of rounds.jsonl, one for each round of each run: what is in them, and the runs they make up.
+"""The lines of rounds.jsonl, one for each round of each run: their fields, and the runs they describe.
 
-A line that is damaged is left out, and the rest is used.
+A damaged line is skipped, and the others are used.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ALWAYS = {
     "round": POSITIVE,
     "bytes_up": SIZE,
     "bytes_down": SIZE,
-    "seconds": optional(number(0, 1e18)),  # years beyond number; their sum is finite
+    "seconds": optional(number(0, 1e18)),  # longer than any run; their sum is finite
     "updated": TRUTH,
     "lost": COUNT,
 }
-# what a line has of a round that was evaluated, or had its devices recorded, or went wrong
+# what the line of some rounds has: evaluated ones, those with recorded devices, those with failures
 SOMETIMES = {
     "test_accuracy": optional(number(-1e30, 1e30)),
     "train_loss": SINGLE,
@@ -53,7 +53,7 @@ AMONG_DEVICES = ("lost_devices", "rejected_devices")
 
 
 def parsed(raw: bytes, runs: int) -> dict[str, Any] | None:
-    """A line of a directory that has so many runs; None if it is damaged."""
+    """A line of a directory that has `runs` runs; None if it is damaged."""
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _is_sound(line: dict[str, Any], runs: int) -> bool:
 
 
 def _devices_match(line: dict[str, Any]) -> bool:
-    """Whether what is said of devices is said of each of `devices`, and of no other."""
+    """Whether the fields about devices have a value for each of `devices`, and for no others."""
     if "devices" not in line:
         return not any(name in line for name in (*PER_DEVICE, *AMONG_DEVICES))
     devices = line["devices"]
@@ -84,7 +84,7 @@ def _devices_match(line: dict[str, Any]) -> bool:
 
 def trouble(line: dict[str, Any]) -> Iterator[str]:
     """What went wrong in a round on real devices, in words."""
-    for name, verb in (("refused", "refused"), ("failed", "lost")):
+    for name, verb in (("refused", "rejected"), ("failed", "lost")):
         for device, reason in line.get(name, []):
             yield f"{verb}: {reason}" if device is None else f"device {device} {verb}: {reason}"
     if line.get("abandoned"):
@@ -99,7 +99,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
 
     def per_device(name: str, kind: type) -> Any:
-        """[rounds, K], a round with fewer distinct devices filled up with zeros."""
+        """[rounds, K]; zeros fill up a round with fewer distinct devices."""
         rows = [line.get(name, []) for line in lines]
         filled: Any = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
         for row, values in zip(filled, rows, strict=True):
