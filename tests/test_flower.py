@@ -522,12 +522,12 @@ def test_the_order_of_arrival_changes_no_bit(federation, model):
     grid, start = InProcessGrid(apps(federation)), initial(model)
     messages = list(strategy.configure_train(1, start, ConfigRecord(), grid))
     received = list(grid.send_and_receive(messages))
-    opened, memory = strategy.opened, strategy.memory
+    opened, state = strategy.opened, strategy.state
     rng, ends = random.Random(0), set()
     for _ in range(1000):
         rng.shuffle(received)
         strategy.opened = dataclasses.replace(opened, usable={}, refused={}, looked_at=[], owners={})
-        strategy.memory = memory
+        strategy.state = state
         changed, _ = strategy.aggregate_train(1, received)
         ends.add(b"".join(array.data for array in changed.values()))
     assert len(received) == federation.N
