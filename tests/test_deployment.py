@@ -33,11 +33,14 @@ LONG = 240.0  # seconds: a bound for a slow machine, never reached on another
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
     """A SuperLink with TLS and node keys, and four SuperNodes."""
-    with superlink.running(tmp_path_factory.mktemp("deployed"), 4) as running:
-        nodes = [running.processes[f"node{i}"] for i in range(4)]
-        assert holds(lambda: all(said(node, "SuperNode ID") for node in nodes), LONG)
-        settle(running)
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        # five processes that ask five times a second take a quarter of a core
+        patch.setitem(superlink.BRISK, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.6")
+        with superlink.running(tmp_path_factory.mktemp("deployed"), 4) as running:
+            nodes = [running.processes[f"node{i}"] for i in range(4)]
+            assert holds(lambda: all(said(node, "SuperNode ID") for node in nodes), LONG)
+            settle(running)
+            yield running
 
 
 def settle(deployed):
