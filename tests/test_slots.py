@@ -411,16 +411,24 @@ def test_mistakes_in_parts_are_named(mistake):
 
 
 SHAPES = {
-    "a move": ({"local_step": lambda g, state, lr: (g["weight"], state)}, "local_step: shapes of the move"),
-    "a state": ({"local_step": state_of_another_shape}, "local_step: shapes of the state"),
+    "a move": ({"local_step": lambda g, state, lr: (g["weight"], state)}, "local_step: the move"),
+    "a state": ({"local_step": state_of_another_shape}, "local_step: the state after a step"),
     "chances": ({"sampling": lambda known: known.size[:2]}, r"sampling: shape = \(2,\): should be \(5,\)"),
     "a shift": (
         {"memory": folb.DeviceMemory(lambda w: ((), ()), lambda r: ((), ()), lambda c, own: 0.0)},
-        "memory: shapes of shift",
+        "memory: what shift",
     ),
     "a memory": (
         {"memory": folb.DeviceMemory(lambda w: ((), 0.0), lambda r: ((), r.delta))},
-        "memory: shapes after update",
+        "memory: what update",
+    ),
+    "a server's model": (
+        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: (update.delta["bias"], memory))},
+        "server: the model and the memory",
+    ),
+    "a type": (
+        {"memory": folb.DeviceMemory(lambda w: ((), 0), lambda r: ((), r.times))},
+        "memory: what update.*should be .*int32",
     ),
     "no memory to look at": ({"sampling": folb.Sampling(lambda known: known.size, memory=True)}, "memory = None"),
 }
@@ -438,7 +446,7 @@ def test_chances_that_are_no_numbers_are_none():
     import jax.numpy as jnp
 
     def odd(known):
-        return jnp.array([jnp.nan, -1.0, 0.0, 2.0, 2.0])
+        return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
 
     drawn = set(np.unique(simulated(folb.compose(folb.rules.mean, sampling=odd, K=K), rounds=4).devices))
     assert drawn == {3, 4}
@@ -467,3 +475,26 @@ def test_luck_is_what_the_literal_loop_takes_it_for():
     luck = np.asarray(uniform(words(SEED, 1, run.devices[0], 4)))[:, 2:]
     work = np.where(run.times[0] > 0, 1 + np.floor(luck[:, 0] * 4), 0)
     np.testing.assert_array_equal(run.records["work"][0], work)
+
+
+def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, capsys):
+    """Before the first round, in one line, without a traceback."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import folb\n\ndef rule(round):\n    return round.deltas\n\n"
+        "def mine(**common):\n    return folb.compose(rule, **common)\n"
+    )
+    command = [
+        "compare",
+        "synthetic_1_1",
+        "--algorithms",
+        f"fedavg,{file}:mine",
+        "--set",
+        "sizes=20,31",
+        "--set",
+        "K=2",
+    ]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"{file} = 'line 4': fails: AttributeError: 'Round' object has no attribute 'deltas'" in error
+    assert "Traceback" not in error and not (tmp_path / "run").exists()

@@ -129,7 +129,10 @@ def test_the_winner_has_the_best_values_and_all_else_as_it_was():
         (["--algorithm", "folb"], "grid = {}: should be several values of a setting"),
         (["--algorithm", "folb", "--mu", "1,1.0"], "mu = ['1', '1.0']: should be different"),
         (["--algorithm", "folb", "--mu", "1,x"], "mu = 'x': should be a finite number"),
-        (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "1,5"], "report_seeds = [1, 5]: should not have seeds of the search"),
+        (
+            ["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "1,5"],
+            "report_seeds = [1, 5]: should not have seeds",
+        ),
         (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
         (["--algorithm", "flob", "--mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
         (["--algorithm", "folb", "--nu", "1,2"], "unrecognized arguments: --nu 1,2"),

@@ -62,8 +62,9 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     _check_update(update, state.params, algorithm.selection.K)
     updated = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
     params, memory = algorithm.server.apply(state.memory, round, update)
+    tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
     shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.update(round)
-    _check_memory(round, shared, own)
+    tree.check_like("memory: what update(round) returns", (shared, own), (state.shared, round.own))
     average = algorithm.average.update(state.average, params)
     own = jax.vmap(tree.where)(updated & (round.times > 0), own, round.own)
     following = tree.where(updated, State(params, memory, shared, average), state._replace(devices=()))
@@ -76,13 +77,6 @@ def _check_update(update: Update, params: Params, K: int) -> None:
     if delta != jax.tree.map(jnp.shape, params) or weights != (K,):
         expected = f"should be an update of the shapes of the model, and weights of shape ({K},)"
         raise InputError("rule: shapes", (delta, weights), expected)
-
-
-def _check_memory(round: Round, shared: Any, own: Any) -> None:
-    """A memory keeps its shapes from round to round."""
-    before, after = (jax.tree.map(jnp.shape, pair) for pair in ((round.shared, round.own), (shared, own)))
-    if before != after:
-        raise InputError("memory: shapes after update(round)", after, f"should be {before}, as before the round")
 
 
 Chosen = tuple[Multiset, Multiset | None]  # S_1, and S_2 of Algorithm 2
@@ -101,10 +95,8 @@ def shifts(algorithm: Algorithm, state: State, own: Any) -> Params | None:
     if memory is None or memory.shift is None:
         return None
     found = jax.vmap(memory.shift, in_axes=(None, 0), axis_size=algorithm.selection.K)(state.shared, own)
-    shapes = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], found)
-    wanted = jax.tree.map(jnp.shape, state.params)
-    if shapes != wanted:
-        raise InputError("memory: shapes of shift(shared, own)", shapes, f"should be {wanted}, as the model's")
+    wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
+    tree.check_like("memory: what shift(shared, own) returns, stacked", found, wanted)
     return found
 
 

@@ -110,8 +110,9 @@ def drawing(how: Selection, known: Known) -> Draw:
     N = len(known.size)
     if jnp.shape(found) != (N,):
         raise InputError("sampling: shape", jnp.shape(found), f"should be ({N},): a chance for each device")
-    # a chance that is negative or not a number counts as 0
-    return from_distribution(_proportional(jnp.where(found > 0, found, 0.0)), known)
+    # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
+    chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)
+    return from_distribution(_proportional(chances), known)
 
 
 def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Draw:

@@ -101,7 +101,7 @@ def upload(wanted: str | Upload) -> Upload:
     if not isinstance(wanted, Upload):
         return UPLOADS[choose("uploads", wanted, UPLOADS)]
     own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA
-    taken = (*UPLOADS, DELTA.name, "second", "metrics")
+    taken = (*UPLOADS, DELTA.name, "second", "step", "metrics")  # names that mean something else in a message
     if own and (wanted.name in taken or not wanted.name.isidentifier()):
         raise InputError("uploads", wanted.name, f"should be a word, but not one of {', '.join(taken)}")
     for need in wanted.needs:

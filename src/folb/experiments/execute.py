@@ -18,6 +18,7 @@ from folb import atomic
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
 from folb.experiments.plan import Plan, plan
+from folb.experiments.settings import naming_own_files
 from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
@@ -216,19 +217,20 @@ def _perform(
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
-    return simulation(
-        planned.federation,
-        planned.model,
-        planned.algorithms,
-        rounds=experiment.rounds,
-        seeds=experiment.seeds,
-        system=planned.system,
-        objective=experiment.objective,
-        evaluate_every=experiment.evaluate_every,
-        record=("weights", "gamma") if experiment.records else (),
-        accelerators=accelerators,
-        stream=planned.stream,
-    )
+    with naming_own_files():
+        return simulation(
+            planned.federation,
+            planned.model,
+            planned.algorithms,
+            rounds=experiment.rounds,
+            seeds=experiment.seeds,
+            system=planned.system,
+            objective=experiment.objective,
+            evaluate_every=experiment.evaluate_every,
+            record=("weights", "gamma") if experiment.records else (),
+            accelerators=accelerators,
+            stream=planned.stream,
+        )
 
 
 def place(planned: Plan) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import math
 import sys
+import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -123,3 +125,20 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     if not callable(function):
         raise InputError(field, spec, f"{path} has no function {name!r}")
     return function
+
+
+@contextlib.contextmanager
+def naming_own_files() -> Iterator[None]:
+    """Turn an error that arose in a user's own file into an `InputError` that names the file and the line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        own = [(f.f_code.co_filename, line) for f, line in frames if f.f_globals.get("__name__", "").startswith(OWN)]
+        if not own:
+            raise
+        file, line = own[-1]
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(file, f"line {line}", f"fails: {type(error).__name__}: {reason}") from error

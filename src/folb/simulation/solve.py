@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from folb.core import tree
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
-from folb.errors import InputError
 from folb.models import Model
 from folb.simulation import parallel
 from folb.simulation.samples import Samples
@@ -178,17 +178,10 @@ def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, set
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
     move, following = solver.step.apply(g, state, settings.lr, **settings.numbers)
-    check_like("local_step: shapes of the move", move, w)
-    check_like("local_step: shapes of the state", following, state)
+    tree.check_like("local_step: the move", move, w)
+    tree.check_like("local_step: the state after a step", following, state)
     w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
     return w, jax.tree.map(lambda new, old: jnp.where(active, new, old), following, state)
-
-
-def check_like(field: str, found: Any, wanted: Any) -> None:
-    """Raise unless both are trees of the same shapes: others would be broadcast without an error."""
-    shapes, expected = (jax.tree.map(jnp.shape, what) for what in (found, wanted))
-    if shapes != expected:
-        raise InputError(field, shapes, f"should be {expected}")
 
 
 def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
