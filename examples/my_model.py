@@ -1,4 +1,4 @@
-"""A model of one's own as three functions, here around an Equinox module; Flax modules fit in the same way.
+"""Your own model as three functions, here around an Equinox module; Flax modules work in the same way.
 
 folb compare synthetic_1_1 --model examples/my_model.py:mlp --set width=32
 """

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., 2020) as a file of one's own: control variates, which the server remembers.
+"""SCAFFOLD (Karimireddy et al., 2020) as your own file: control variates, which the server remembers.
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/scaffold.py:scaffold --set scaffold.option=1,2
 """
@@ -13,7 +13,7 @@ from folb import tree
 
 
 def start(params: object) -> tuple[object, object]:
-    """c of the server, and c_k of a device that was not met: both 0."""
+    """c of the server, and c_k of a new device: both 0."""
     zero = jax.tree.map(jnp.zeros_like, params)
     return zero, zero
 

@@ -11,12 +11,12 @@ import pytest
 # Flower would report home
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
-# Most of the tests' time is XLA's, which compiles programs that run for milliseconds. So it is told not to optimize,
-# and what one process compiled, the other workers and the commands that the tests start read from one directory.
-# It is empty when the tests start and gone when they end. All this stands here since it must come before jax.
+# Most of the tests' time goes to XLA, which compiles programs that run for milliseconds. So it does not optimize, and
+# the workers, and the commands that the tests start, share compiled programs in one directory. It is empty when the
+# tests start and removed when they end. All this is here because it must run before jax is imported.
 _QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 _CACHE = None
-if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers have all of it from the process that starts them
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit all of it from the process that starts them
     _CACHE = tempfile.mkdtemp(prefix="folb-tests-")
     os.environ |= {
         "XLA_FLAGS": f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".strip(),
@@ -24,13 +24,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers have all of it from t
         "JAX_COMPILATION_CACHE_DIR": os.path.join(_CACHE, "folb", "compiled"),  # where the command line looks, too
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        # JAX does not write its files at one stroke: who reads half of one compiles for himself, and need not say so
+        # JAX does not write its files atomically: who reads half a file compiles again, and should not warn
         "PYTHONWARNINGS": ",".join(
             filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:Error reading persistent compilation cache entry"])
         ),
     }
 
-# a process that was started in the background is deaf to Ctrl-C, and so would be those that the tests start
+# a process that was started in the background ignores Ctrl-C, and so would the processes that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -39,7 +39,7 @@ def pytest_unconfigure(config):
         shutil.rmtree(_CACHE, ignore_errors=True)
 
 
-# The files that take longest, the longest first, so that the workers, who take whole files, end at about the same time
+# The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = ("deployment", "conformance", "store", "cli", "flower", "parallel", "attacks", "stream", "reproduce", "tune")
 
 
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_make_parametrize_id(config, val, argname):
-    """Name bytes by their argument: a gzip file holds the time it was made, and two workers would not agree on it."""
+    """Name bytes by their argument: a gzip file contains the time when it was made, which differs between workers."""
     return argname if isinstance(val, bytes) else None
 
 

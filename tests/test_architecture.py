@@ -98,3 +98,24 @@ def test_a_device_loads_neither_the_simulator_nor_jax():
 
 def test_a_server_loads_neither_the_simulator_nor_the_datasets():
     assert loaded("import folb.flower.strategy, folb.flower.two_phase, folb.core.algorithms") <= SERVER | {"jax"}
+
+
+def spoken(source: str) -> list[str]:
+    """The calls in a file that print, or end the process."""
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [call for call in calls if call in ("print", "exit", "sys.exit", "os._exit", "sys.stdout.write")]
+
+
+@pytest.mark.parametrize("module", [name for name in sources() if not name.startswith("cli.")])
+def test_the_command_line_alone_prints_and_exits(module):
+    assert spoken(sources()[module]) == []
+
+
+def test_what_prints_or_exits_is_found():
+    assert spoken("def f():\n    print(1)\n    os._exit(2)") == ["print", "os._exit"]
+
+
+def test_the_command_line_loads_nothing_of_weight():
+    assert loaded("import folb.cli.main") == {"cli", "errors"}
+    code = "import folb.cli.main as m, sys; m.parser(); print({'rich', 'numpy', 'jax'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

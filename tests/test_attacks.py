@@ -1,4 +1,4 @@
-"""What attackers report, and what `folb attack` says it bought them."""
+"""What attackers report, and what `folb attack` says they gained."""
 
 import json
 
@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from folb import algorithms, simulate
+from folb.cli import tables
 from folb.cli.main import main
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
@@ -100,7 +101,7 @@ def test_many_attacks_are_one_program():
 
 @pytest.fixture(scope="module")
 def document():
-    """A small table; the attacks on (18), two programs more, are left to the slow test."""
+    """A small table; the slow test has the attacks on (18), which need two more programs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attack, "GAMMA", {})
         printed = []
@@ -148,7 +149,7 @@ def test_the_table():
     ]
     console = Console(width=160)
     with console.capture() as shown:
-        console.print(attack.table(outcomes))
+        console.print(tables.outcomes(outcomes))
     lines = shown.get().splitlines()
     assert lines[1].split() == ["attack", *["share", "worst", "negated", "accuracy"] * 3]
     assert "not finite" in lines[2] and "60.0 ± 14.1 %" in lines[2] and "0.46" in lines[2] and "5 %" in lines[2]
@@ -161,7 +162,7 @@ def test_the_table():
         (["--attackers", "3"], "attackers = 3: should be a whole number from 1 to 2"),
         (["--set", "cap=0.5"], "cap = 0.5: should be at least 1"),
         (["--set", "cap=2,3"], "cap = [2.0, 3.0]: should be one value"),
-        (["--set", "guarded=true"], "guarded = True: should be left alone: both are measured"),
+        (["--set", "guarded=true"], "guarded = True: should not be set: both are measured"),
         (["--set", "caps=2"], "set = 'caps': did you mean 'cap'?"),
         (["--rounds", "0"], "rounds = 0: should be at least 1"),
     ],
@@ -205,7 +206,7 @@ def test_attacks_on_gamma():
 
 
 def test_an_algorithm_under_no_attack_is_itself():
-    """To rounding: the program is another."""
+    """Up to rounding: it is another program."""
     federation = synthetic(devices=5, sizes=30)
     model = logistic(federation.shape, federation.classes)
     algorithm = algorithms.folb(K=4)

@@ -15,7 +15,6 @@ import rundirectory
 
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import plan
 from folb.report import live, page
 from folb.report.payload import view
 from folb.store import directory as store
@@ -122,7 +121,7 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
         "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, target=0.4, records=True, set=tiny
     )
     path = tmp_path / "run"
-    execute.perform(path, plan(experiment), False, lambda *_: None)
+    execute.execute(experiment, directory=path)
     results = json.loads((path / "results.json").read_bytes())["runs"]
     tab = visit(report(tmp_path / "report.html", path))
     expect(tab.locator(".state")).to_have_text("finished")
@@ -180,7 +179,7 @@ def test_series_can_be_hidden(address, visit):
     button.press("Enter")
     expect(button).to_have_attribute("aria-pressed", "true")
     expect(charts(tab).first.locator("path.line")).to_have_count(3)
-    for name in NAMES:  # none at all is no error
+    for name in NAMES:  # no value at all is not an error
         tab.get_by_role("button", name=name).click()
     expect(charts(tab).first.locator("path.line")).to_have_count(0)
 
@@ -520,7 +519,7 @@ def test_it_survives_a_restart_of_the_server(home, served, visit):
     expect(state).to_have_text("interrupted, 45 of 180 rounds")
     expect(status).to_be_hidden()
     refused = [text for text in visit.complaints if "ERR_CONNECTION_REFUSED" in text]
-    assert refused == visit.complaints  # what the browser itself says of a server that is away
+    assert refused == visit.complaints  # what the browser itself says if the server is gone
     visit.complaints.clear()
 
 
@@ -529,7 +528,7 @@ def test_it_survives_a_restart_of_the_run(home, served, visit):
     tab = visit(served("a-1")[0])
     state = tab.locator(".state")
     expect(state).to_have_text("finished")
-    # begun anew: other rounds, and another time of beginning
+    # restarted: other rounds, and another start time
     begun = {"done": 2, "rounds": 30, "finished": False, "started": "2026-02-03T04:05:06+00:00"}
     other = rundirectory.write(Path(f"{home}-new"), "a-1", **begun)
     shutil.copytree(other, path, dirs_exist_ok=True)
@@ -537,7 +536,7 @@ def test_it_survives_a_restart_of_the_run(home, served, visit):
     expect(state).to_have_text("interrupted, 18 of 270 rounds")
     charts(tab).first.press("End")
     expect(tab.locator(".readout caption").first).to_have_text("round 2")
-    # cut back to what was sound, and gone on with
+    # cut back to what was sound, and resumed
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines(path) if line["round"] == 1))
     expect(state).to_have_text("interrupted, 9 of 270 rounds")
     rundirectory.append(path, 2, 3)

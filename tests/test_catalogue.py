@@ -69,7 +69,7 @@ def test_info_counts_what_the_federation_has(store, tmp_path, capsys):
     assert found["devices"] == "7"
     assert found["samples"] == "700: 630 to train on, 70 to test on"
     assert found["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
-    assert found["classes"] == "10, of which a device has 10.0 on average"
+    assert found["classes"] == "10; a device has 10.0 of them on average"
     assert found["defaults"] == "model logistic, lr 0.03, and mu 1 for fedprox"
     federation = data.load("mnist", devices=7, partition="iid")
     assert federation.labels().sum(axis=1).tolist() == [100] * 7
@@ -87,7 +87,7 @@ def test_info_shows_uneven_sizes_and_labels(tmp_path, capsys):
     assert facts(out)["defaults"].startswith("model logistic, lr 0.01")
     histogram = out.split("\n\n")[1].splitlines()[1:]
     assert sum(int(line.split()[-1]) for line in histogram) == 3
-    assert "device 0      |█ | 2\n" in out and "device 2      |▁█| 100\n" in out  # the least there is shows
+    assert "device 0      |█ | 2\n" in out and "device 2      |▁█| 100\n" in out  # the smallest value shows
 
 
 def test_info_draws_into_a_file_or_a_directory(store, tmp_path, capsys):
@@ -199,7 +199,7 @@ def test_every_dataset_has_defaults_and_settings_that_text_can_give():
     assert set(data.DEFAULTS) < set(data.DATASETS)
     for make in data.DATASETS.values():
         for name, setting in settings(make).items():
-            if not isinstance(setting.default, str):  # names of files are for the dataset to judge
+            if not isinstance(setting.default, str):  # the dataset checks names of files
                 assert read(name, setting.type, str(setting.default)) == setting.default
 
 

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: only from one that is whole, and that the same simulation left."""
+"""Resuming from a checkpoint: only from one that is complete and from the same simulation."""
 
 import jax
 import numpy as np
@@ -36,10 +36,10 @@ def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "load", lambda *args: taken.append(load(*args)) or taken[-1])
     whole = run(tmp_path, zeros, 6)
     assert taken.pop() is None
-    # more rounds of the same simulation go on; other numbers, another start or another loss do not
+    # more rounds of the same simulation resume; other numbers, another start or another loss do not
     assert len(run(tmp_path, zeros, 8).seconds) == 8 and taken.pop()[0] == 7
     run(tmp_path, zeros, 3)
-    assert taken.pop()[0] == 9  # has gone further than asked: played again from the start
+    assert taken.pop()[0] == 9  # the checkpoint is beyond the rounds asked for: played again from the start
     run(tmp_path, zeros, 6, lr=0.5)
     assert taken.pop() is None
     run(tmp_path, models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot"), 6)

@@ -1,4 +1,4 @@
-"""The command line from end to end: what it prints, what it writes, and how it refuses."""
+"""The command line from end to end: what it prints, what it writes, and its errors."""
 
 import json
 import os
@@ -216,7 +216,7 @@ def test_mistakes_in_own_files_are_named(option, name, message, tmp_path, capsys
 
 
 def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
-    """Neither --out, with or without --again, nor rm touches what folb did not write."""
+    """Neither --out (with or without --again) nor rm touches files that folb did not write."""
     for name in ("experiment.toml", "curves.png", "lock", "environment.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "checkpoints").mkdir()
@@ -224,7 +224,7 @@ def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
     before = sorted(path.name for path in tmp_path.iterdir())
     for again in ([], ["--again"]):
         code, _, err = folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path, *again)
-        assert code == 2 and "is no run of folb's; choose another directory" in err
+        assert code == 2 and "is not a run of folb; choose another directory" in err
     code, _, err = folb(capsys, "rm", tmp_path)
     assert code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -302,7 +302,7 @@ def test_the_same_experiment_is_not_run_twice(capsys, tmp_path):
     code, out, err = folb(capsys, *once)
     assert code == 0 and "finished already" not in err
     code, again, err = folb(capsys, *once, "--set", "lr=0.01")  # as it is by default
-    assert code == 0 and "is finished already; --again runs it anew" in err and again == out
+    assert code == 0 and "is finished already; --again runs it from the start" in err and again == out
     (run,) = (tmp_path / "runs").iterdir()
     before = (run / "rounds.jsonl").stat().st_mtime_ns, (run / "results.json").read_bytes()
     code, again, err = folb(capsys, *once, "--again")
@@ -324,7 +324,7 @@ def test_runs_are_listed_shown_and_removed(capsys, tmp_path):
     code, out, _ = folb(capsys, "rm", run.name)
     assert code == 0 and f"removed {run}" in out and os.listdir(run) == ["notes"]
     code, _, err = folb(capsys, "show", run.name)
-    assert code == 2 and "there is no such run" in err
+    assert code == 2 and "is not a run" in err
 
 
 def test_changed_files_are_not_gone_on_with(capsys, tmp_path):
@@ -334,7 +334,7 @@ def test_changed_files_are_not_gone_on_with(capsys, tmp_path):
     (tmp_path / "out" / "results.json").unlink()
     np.savez(tmp_path / "mine.npz", x=np.eye(8), y=np.arange(8) // 4, device=np.arange(8) % 2)
     code, _, err = folb(capsys, "resume", tmp_path / "out")
-    assert code == 2 and "are not what they were" in err
+    assert code == 2 and "files have changed" in err
 
 
 def test_unknown_dataset_and_command(capsys):

@@ -1,4 +1,4 @@
-"""The same algorithms on real Flower processes, on loopback: who is let in, what a kill costs, what is left."""
+"""The same algorithms on real Flower processes, on loopback: which nodes are admitted, what a kill costs."""
 
 import contextlib
 import http.client
@@ -99,7 +99,7 @@ def test_only_registered_keys_and_the_right_authority_are_let_in(deployed):
             retire(deployed, name)
         assert not said(deployed.processes[name], "SuperNode ID")
     assert deployed.online() == 4
-    # the very same node, once its key is known: it has been trying all the time
+    # the same node, once its key is known: it has kept trying
     deployed.register([home / "stranger.key.pub"])
     assert holds(lambda: said(deployed.processes["stranger"], "SuperNode ID"), LONG)
     assert deployed.online() == 5
@@ -213,7 +213,7 @@ def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
 @pytest.mark.slow
 @needs_flower
 def test_malformed_replies_of_every_kind_are_refused_alone(deployed, tmp_path):
-    """Three of the four nodes lie, in every round in another way; Flower itself stops some of it on the way."""
+    """Three of the four nodes lie, in a different way in every round; Flower itself stops some of these replies."""
     from malformed.kinds import KINDS
 
     settle(deployed)
@@ -245,7 +245,7 @@ def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(depl
     assert (first["devices"], first["lost_devices"], first["updated"]) == ([0, 1], [0], True)
     assert (second["devices"], second["lost_devices"], second["updated"]) == ([2, 3], [], True)
     assert first["seconds"] <= deadline + 3 and second["seconds"] <= deadline + 3
-    # its old registration has to lapse first: until then it is refused, and tries again
+    # its old registration has to expire first: until then it is rejected, and tries again
     settle(deployed)
     assert node.starts > 1
 
@@ -262,12 +262,12 @@ def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
         running.send_signal(signal.SIGINT)
         last = running.stderr.read()
         assert running.wait(LONG) == 130
-    assert "go on with: folb deploy demo --nodes 1 --rounds 1000" in last
+    assert "resume with: folb deploy demo --nodes 1 --rounds 1000" in last
     assert not started_in(tmp_path) and not list((tmp_path / "tmp").iterdir())
 
 
 def started_in(path):
-    """The processes that have this path in their environment, as Flower's have; not those that are being buried."""
+    """The processes that have this path in their environment, as Flower's do, unless they are already ending."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -328,7 +328,7 @@ def test_the_demo(tmp_path):
     subprocess.run(begun, capture_output=True, text=True, timeout=2 * LONG, check=True)
     command = [*begun[:-1], "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LONG, check=True)
-    assert "going on after round 1" in done.stderr
+    assert "resuming after round 1" in done.stderr
     assert [f"round {t} of 3: " in done.stderr for t in (1, 2, 3)] == [False, True, True]
     assert "final accuracy" in done.stdout and not started_in("folb-deploy-")
     left = {path.name for path in (tmp_path / "run").iterdir()}

@@ -136,7 +136,7 @@ def test_a_unit_of_work_costs_its_mini_batch_steps():
 
 
 def test_mu_pulls_towards_the_global_model():
-    """The proximal term leaves each device the nearer to w^t the larger mu, and at w^t as mu grows."""
+    """The larger mu, the nearer the proximal term keeps each device to w^t; for very large mu it stays at w^t."""
     params = on_device(random_params(1))
     moved = []
     for mu in (0.0, 0.1, 1.0, 5.0):
@@ -222,7 +222,7 @@ def test_gamma_is_its_definition():
     expected = [np.linalg.norm(a + 0.7 * d) / np.linalg.norm(g) for d, g, a in zip(delta, grad, after, strict=True)]
     args = stacked(*delta), stacked(*grad), stacked(*after)
     np.testing.assert_allclose(inexactness(0.7, *args, clamp=False), expected, rtol=1e-5)
-    assert max(expected) > 1 > min(expected)  # so that the clamp is seen to do something, and not too much
+    assert max(expected) > 1 > min(expected)  # so that the clamp has an effect, but not on everything
     np.testing.assert_allclose(inexactness(0.7, *args), np.minimum(expected, 1), rtol=1e-5)
 
 

@@ -14,7 +14,6 @@ from folb import atomic
 from folb.cli.main import main
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import plan
 from folb.report import export
 from folb.results import summary
 from folb.store import directory
@@ -27,7 +26,7 @@ def whole(tmp_path_factory):
     choices = {"rounds": 6, "seeds": 2, "evaluate_every": 2, "records": True, "set": settings}
     experiment = Experiment("synthetic_1_1", algorithms=["folb"], **choices)
     path = tmp_path_factory.mktemp("export") / "run"
-    execute.perform(path, plan(experiment), False, lambda i, first, part: None)
+    execute.execute(experiment, directory=path)
     return path
 
 
@@ -140,7 +139,7 @@ def test_unfinished_runs_are_exported_as_far_as_they_are(path, capsys):
     (path / directory.ROUNDS).unlink()
     assert exported(capsys, path, "csv") == ",".join(export.COLUMNS) + "\n"
     assert main(["export", str(path), "--format", "latex"]) == 2
-    assert "has no round that was evaluated yet" in capsys.readouterr().err
+    assert "has no evaluated round yet" in capsys.readouterr().err
 
 
 def test_a_file_is_written_whole_or_not_at_all(path, capsys, tmp_path, monkeypatch):

@@ -279,7 +279,7 @@ def test_a_gzip_bomb_is_not_unpacked_further_than_the_limit(folder, monkeypatch)
         (dict(images=WRITTEN.images / 255), "should be bytes, n x 28 x 28"),
         (dict(labels=WRITTEN.labels + 1), r"labels: y\[\d+\] = 62"),
         (dict(labels=WRITTEN.labels / 1), "should be 200 whole numbers"),
-        (dict(writer=WRITTEN.writer + 1), r"each with a writer 0 .. 4"),
+        (dict(writer=WRITTEN.writer + 1), r"each should have a writer 0 .. 4"),
         (dict(split=WRITTEN.split * 2), "should be 0 for train or 1 for test"),
         (dict(writer_ids=np.array([{}], dtype=object)), "without Python objects"),
     ],

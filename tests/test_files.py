@@ -1,4 +1,4 @@
-"""Finding, opening, unpacking, fetching and caching files; what is hostile or damaged ends in one error."""
+"""Finding, opening, unpacking, fetching and caching files; a hostile or damaged file gives one error."""
 
 import gzip
 import hashlib
@@ -259,7 +259,7 @@ class Server(ThreadingHTTPServer):
         self.ranges = []
 
     def handle_error(self, request, client_address):
-        """A client that hangs up early is what some tests are about."""
+        """In some tests the client hangs up early."""
 
     def url(self, path):
         return f"http://127.0.0.1:{self.server_port}/{path}"
@@ -312,7 +312,7 @@ def test_download_with_progress(data, server, path):
 
 
 def test_a_cut_download_is_resumed_where_it_stopped(data, server):
-    with pytest.raises(InputError, match=r"/cut = 400000: bytes came: should be 1000000"):
+    with pytest.raises(InputError, match=r"/cut = 400000: bytes received: should be 1000000"):
         fetch.download(server.url("cut"), data / "x.bin", sha256=SHA256)
     assert everything(data) == ["x.bin.part"]
     fetch.download(server.url("fine"), data / "x.bin", sha256=SHA256)

@@ -1,4 +1,4 @@
-"""The strategies on an in-process grid: equal to the simulator, and unharmed by what devices and nodes do."""
+"""The strategies on an in-process grid: equal to the simulator, and not harmed by what devices and nodes do."""
 
 import copy
 import dataclasses
@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ from folb.flower import (
     run_directory,
 )
 from folb.report import payload
-from folb.store import directory
+from folb.store import checkpoint, directory
 
 SIZES = [20, 35, 12, 27, 64, 31, 300, 45]
 WORK = system.uniform(high=4)
@@ -115,7 +116,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
-    """Devices that the system model lets drop out, too; but not of (9), whose weights a small S_2 makes huge."""
+    """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
     algorithm = ALGORITHMS[name](K=6, lr=0.05, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
@@ -290,7 +291,7 @@ def test_so_is_one_of_a_survey_and_of_the_first_phase(federation, model, name):
 
 
 def test_a_device_has_one_identity_at_a_time(federation, model):
-    """One that changes it, round after round, counts once, and leaves the others theirs."""
+    """A node that changes its identity in every round counts once, and the others keep theirs."""
     known = iter(range(100, 200))
 
     def tamper(partition, message, reply):
@@ -305,7 +306,7 @@ def test_a_device_has_one_identity_at_a_time(federation, model):
     identities = [member.identity for member in strategy.opened.members]
     assert len(identities) == len(set(identities)) == federation.N
     assert len({member.node for member in strategy.opened.members}) == federation.N
-    assert next(known) == 104  # asked anew in every round
+    assert next(known) == 104  # asked again in every round
 
 
 # faults --------------------------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def test_below_the_least_number_of_replies_a_round_is_abandoned(federation, mode
     assert same(models_seen[1], models_seen[2])
     assert not same(models_seen[2], models_seen[3])
     lines = directory.read(tmp_path / "run").rounds()[0]
-    assert lines[1]["abandoned"] == "1 usable replies, and 2 are needed" or "0 usable" in lines[1]["abandoned"]
+    assert lines[1]["abandoned"] == "1 usable replies, but 2 are needed" or "0 usable" in lines[1]["abandoned"]
     assert [line["updated"] for line in lines] == [True, False, True]
     assert lines[1]["lost"] == len(lines[1]["lost_devices"]) > 0
 
@@ -384,7 +385,7 @@ def test_rounds_abandoned_one_after_another_end_the_run(federation, model, tmp_p
     def strategy():
         return quick(algorithms.fedavg(K=4), max_abandoned=2, directory=tmp_path)
 
-    with pytest.raises(RuntimeError, match="2 rounds in a row were abandoned, the last since 0 usable replies"):
+    with pytest.raises(RuntimeError, match=r"2 rounds in a row were abandoned \(the last: 0 usable replies"):
         strategy().start(InProcessGrid(apps(federation, broken)), initial(model), num_rounds=50)
     assert directory.read(tmp_path).state == "interrupted"
     (first, _) = directory.read(tmp_path).rounds()[0]
@@ -409,7 +410,7 @@ def test_a_step_that_the_guard_must_shorten_is_told_once(federation, model, capl
     logger.addHandler(caplog.handler)
     try:
         quick(algorithms.folb(K=30)).start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
-        assert len({id(record) for record in caplog.records if "a smaller K suits so few" in record.message}) == 1
+        assert len({id(record) for record in caplog.records if "use a smaller K" in record.message}) == 1
         caplog.clear()
         quick(algorithms.folb(K=4, replacement=False)).start(InProcessGrid(apps(federation)), initial(model), 1)
         assert "a smaller K" not in caplog.text
@@ -418,7 +419,7 @@ def test_a_step_that_the_guard_must_shorten_is_told_once(federation, model, capl
 
 
 def test_a_refused_reply_raises_nobody_s_bound(federation, model):
-    """Three that send rubbish do not make a fourth's weight dearer: c / K, whatever is refused."""
+    """Three devices that send rubbish do not raise the bound of the fourth: c / K, whatever is rejected."""
 
     def tamper(partition, message, reply):
         if message.metadata.message_type == "train" and partition < 4:
@@ -460,8 +461,8 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     asked = [m for m in grid.sent if m.metadata.group_id == "1"]
     assert len(asked) == 6
     assert len(strategy.opened.usable) == 4
-    # the two that were not waited for in round 1 are heard of in round 2, and refused
-    assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply, of round 1"] * 2
+    # round 1 did not wait for these two: their replies come in round 2, and are rejected
+    assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply to round 1"] * 2
 
 
 @pytest.mark.parametrize("K, more, asked, closes", [(1, 1.3, 2, 1), (3, 1.3, 4, 3), (4, 1.3, 6, 4), (8, 1.3, 8, 8)])
@@ -502,7 +503,7 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
     result = strategy.start(Late(apps(federation), tamper=tamper), initial(model), num_rounds=2)
     reasons = [reason for _, reason in strategy.opened.noted]
     assert reasons.count("a repeated reply") == 2 * len(strategy.opened.usable) == 2 * federation.N
-    assert sum("a reply to no message of this round" in reason for reason in reasons) == 1
+    assert sum("a reply that answers no message of this round" in reason for reason in reasons) == 1
     once = quick(algorithms.folb(K=30))
     alone = once.start(
         InProcessGrid(
@@ -521,12 +522,12 @@ def test_the_order_of_arrival_changes_no_bit(federation, model):
     grid, start = InProcessGrid(apps(federation)), initial(model)
     messages = list(strategy.configure_train(1, start, ConfigRecord(), grid))
     received = list(grid.send_and_receive(messages))
-    opened, memory = strategy.opened, strategy.memory
+    opened, state = strategy.opened, strategy.state
     rng, ends = random.Random(0), set()
     for _ in range(1000):
         rng.shuffle(received)
         strategy.opened = dataclasses.replace(opened, usable={}, refused={}, looked_at=[], owners={})
-        strategy.memory = memory
+        strategy.state = state
         changed, _ = strategy.aggregate_train(1, received)
         ends.add(b"".join(array.data for array in changed.values()))
     assert len(received) == federation.N
@@ -602,7 +603,7 @@ def test_two_phases_refuse_a_draw_of_too_few(federation, model):
     grid = InProcessGrid(apps(federation), tamper=lose)
     strategy = TwoPhaseStrategy(algorithms.folb(K=30), **settings)
     result = strategy.start(grid, initial(model), 1)
-    assert strategy.opened.abandoned == "2 distinct devices answered, and a sum needs 3"
+    assert strategy.opened.abandoned == "2 distinct devices answered, but a sum needs 3"
     assert same(result.arrays, initial(model))
     assert not any(protocol.MEAN in m.content for m in grid.sent)  # the sum of two goes nowhere
 
@@ -620,10 +621,10 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "said"),
     [
-        (algorithms.fedavg(), {}, "sums are enough for no other"),
+        (algorithms.fedavg(), {}, "all others need more than sums"),
         (algorithms.folb(guarded=True), {}, "guarded = True"),
         (algorithms.folb(), {"guarded": True}, "guarded = True"),
-        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: is the guard's"),
+        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: belongs to the guard"),
         (algorithms.folb(server="fedexp"), {}, "needs the norm of each update"),
     ],
 )
@@ -677,10 +678,10 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
     ):
         assert main.main(command) == 0
     shown = capsys.readouterr().out
-    assert "device 6 refused: round is 99, and should be 3" in shown
+    assert "device 6 rejected: round is 99, and should be 3" in shown
     page = tmp_path / "report.html"
     assert main.main(["report", "mine", "-o", str(page), "--figures"]) == 0
-    assert "device 6 refused: round is 99" in page.read_text()
+    assert "device 6 rejected: round is 99" in page.read_text()
     assert main.main(["resume", "mine"]) == 2
     assert "flwr run" in capsys.readouterr().err
 
@@ -745,11 +746,11 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
     class KilledError(BaseException):
         pass
 
-    def run(directory):
-        strategy = plain(algorithms.fedavg(K=3), directory=directory)
+    def run(path):
+        strategy = plain(algorithms.fedavg(K=3), directory=path)
         return strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2).arrays
 
-    whole, left, begun = run(tmp_path / "whole"), None, run_directory.Book.__init__
+    whole, left, begun = run(tmp_path / "whole"), None, run_directory.RunRecord.__init__
 
     def mortal(call):
         def until(*arguments, **settings):
@@ -772,19 +773,19 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         monkeypatch.setattr(os, name, mortal(getattr(os, name)))
     killed = 0
     for point in range(1000):
-        place = tmp_path / str(point)
-        monkeypatch.setattr(run_directory.Book, "__init__", begin)
+        path = tmp_path / str(point)
+        monkeypatch.setattr(run_directory.RunRecord, "__init__", begin)
         try:
-            run(place)
+            run(path)
             break
         except KilledError:
             killed += 1
-        if directory.is_run(place) and directory.read(place).state == "finished":
+        if directory.is_run(path) and directory.read(path).state == "finished":
             break
         left = None
-        monkeypatch.setattr(run_directory.Book, "__init__", begun)
-        assert same(run(place), whole), point
-        assert [line["round"] for line in directory.read(place).rounds()[0]] == [1, 2], point
+        monkeypatch.setattr(run_directory.RunRecord, "__init__", begun)
+        assert same(run(path), whole), point
+        assert [line["round"] for line in directory.read(path).rounds()[0]] == [1, 2], point
     assert 15 < killed < 1000
 
 
@@ -799,6 +800,76 @@ def test_a_damaged_checkpoint_costs_a_round(federation, model, tmp_path):
     assert sorted(again.train_metrics_clientapp) == [4]
     assert same(again.arrays, whole)
     assert [line["round"] for line in directory.read(tmp_path).rounds()[0]] == [1, 2, 3, 4]
+
+
+def on_disk(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("damage", ["cut", "of fewer arrays", "gone", "gone with their folder"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_record_without_a_sound_checkpoint_is_not_emptied(federation, model, tmp_path, caplog, damage, finished):
+    algorithm, rounds = algorithms.fedavg(K=3), 5
+    plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), rounds)
+    if not finished:
+        (tmp_path / "results.json").unlink()
+    checkpoints = sorted((tmp_path / "checkpoints").iterdir())
+    assert len(checkpoints) == 3
+    for file in checkpoints:
+        if damage == "cut":
+            file.write_bytes(file.read_bytes()[:-40])
+        elif damage == "of fewer arrays":
+            mark = directory.read(tmp_path).environment["identity"]
+            checkpoint.save(file.parent, 0, mark, int(file.stem.partition("-")[2]), [np.zeros(3)])
+        else:
+            file.unlink()
+    if damage == "gone with their folder":
+        (tmp_path / "checkpoints").rmdir()
+    before = on_disk(tmp_path)
+    for _ in range(2):
+        with pytest.raises(InputError) as refused:
+            plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 7)
+        assert "has 5 recorded rounds, but no sound checkpoint" in str(refused.value)
+        assert str(tmp_path) in str(refused.value) and "move the directory away to start over" in str(refused.value)
+        assert on_disk(tmp_path) == before
+    assert ("has 1 arrays, but should have" in caplog.text) == (damage == "of fewer arrays")
+    # if it is put back, one checkpoint is enough; moving the directory away works, too
+    elsewhere = tmp_path.with_name("elsewhere")
+    tmp_path.rename(elsewhere)
+    try:
+        plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), rounds)
+        (elsewhere / "checkpoints").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "checkpoints" / checkpoints[-1].name, elsewhere / "checkpoints")
+        again = plain(algorithm, directory=elsewhere).start(InProcessGrid(apps(federation)), initial(model), 6)
+        assert sorted(again.train_metrics_clientapp) == [6]
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+def test_a_run_without_a_round_starts_again(federation, model, tmp_path):
+    """No checkpoint, for nothing was recorded yet."""
+
+    class KilledError(Exception):
+        pass
+
+    def kill(t, record):
+        raise KilledError
+
+    algorithm = algorithms.fedavg(K=3)
+    with pytest.raises(KilledError):
+        plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=kill)
+    assert directory.is_run(tmp_path) and not list((tmp_path / "checkpoints").iterdir())
+    plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 2)
+    assert len(directory.read(tmp_path).rounds()[0]) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"dataset": 5}, {"model": "\ud800"}])
+def test_what_a_record_cannot_hold_is_refused_before_it_is_begun(federation, model, tmp_path, wrong):
+    (field,) = wrong
+    with pytest.raises(InputError, match=f"^{field} = .*should be a text"):
+        strategy = plain(algorithms.fedavg(K=3), directory=tmp_path, **wrong)
+        strategy.start(InProcessGrid(apps(federation)), initial(model), 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_resumed_run_waits_for_the_devices_it_had(federation, model, tmp_path):

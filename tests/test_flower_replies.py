@@ -1,4 +1,4 @@
-"""Replies of every malformed kind, in every field: each refused alone, the round completed, the model finite."""
+"""Replies of every malformed kind, in every field: only that reply is rejected, the round ends, the model is finite."""
 
 import copy
 import logging
@@ -22,7 +22,7 @@ N, LIAR = 5, 2
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """A refusal is a line in the log; ten thousand are for nobody."""
+    """A rejected reply is a line in the log; nobody reads ten thousand."""
     logger = logging.getLogger("flwr")
     before, logger.disabled = logger.disabled, True
     yield
@@ -34,7 +34,7 @@ START = {name: np.full(shape, 0.1, np.float32) for name, shape in SHAPES.items()
 
 
 def round_with(spoil, **settings):
-    """A round in which one device's reply is spoilt, and what came of it."""
+    """A round in which one device's reply is spoilt, and its result."""
 
     def tamper(partition, message, reply):
         if message.metadata.message_type == "train" and partition == LIAR:
@@ -72,7 +72,7 @@ def test_there_are_kinds_enough():
 
 
 def test_the_model_is_what_it_would_be_without_the_liar():
-    """Refused is not asked: bit for bit."""
+    """A rejected device has the same effect as one that was not asked, bit for bit."""
     _, refused = round_with(KINDS["delta: not a number"], guarded=False)
     strategy = FederatedStrategy(
         algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), guarded=False, wait=0.0, deadline=0.01
@@ -90,7 +90,7 @@ def test_a_reason_goes_to_the_log_and_the_record(tmp_path, caplog):
         round_with(KINDS["grad: infinite"], directory=tmp_path)
     finally:
         logger.removeHandler(caplog.handler)
-    assert "round 1: refused: device 2: grad: weight is not finite" in caplog.text
+    assert "round 1: rejected: device 2: grad: weight is not finite" in caplog.text
     (line,) = directory.read(tmp_path).rounds()[0]
     assert line["refused"] == [[LIAR, "grad: weight is not finite"]]
     assert line["rejected_devices"] == [LIAR]
@@ -232,7 +232,7 @@ def test_no_generated_reply_spoils_the_model(name, count):
 
 
 def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():
-    """At the largest norm let in, every rule and server step stays within 32 bits."""
+    """At the largest norm accepted, every rule and server step stays within 32 bits."""
     for server in ("plain", "adam", "fedexp"):
         strategy = FederatedStrategy(
             algorithms.folb(K=5, server=server), guarded=False, system=system.fixed(work=1), wait=0.0, deadline=0.05

@@ -1,4 +1,4 @@
-"""Guarded aggregation against a literal loop, and what it promises of any reply."""
+"""Guarded aggregation against a literal loop, and its promises for any reply."""
 
 from functools import partial
 
@@ -175,7 +175,7 @@ def test_no_weight_above_the_bound_and_none_negative_at_any_scale(name, cap):
     longest = 3 * np.median(np.linalg.norm(r["delta"], axis=2), axis=1)
     assert np.all(np.linalg.norm(flat(update.delta), axis=1) < 10 * weights.sum(axis=1) * longest + 1e-6)
     took_part = np.mean(weights[:, 0] > 0)
-    assert 0.1 < took_part < 0.9  # the liar is sometimes believed, so the bound is put to the test
+    assert 0.1 < took_part < 0.9  # the liar is sometimes accepted, so the bound is tested
     if cap > 1:
         assert np.mean(np.isclose(weights[:, :1], bound)) > 0.1
 
@@ -215,7 +215,7 @@ BAD = {
 @every_rule
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_reply_is_refused_alone(name, bad):
-    """As if it had counted 0 times, but for K, which the refusal leaves."""
+    """As if it had counted 0 times, except that it still counts for K."""
     field, value = BAD[bad]
     r = honest(11, repeats=False)
     without = r | {"times": np.where(np.arange(K) == 4, 0.0, 1.0)}
@@ -266,7 +266,7 @@ def alike(seed):
 
 @every_rule
 def test_without_a_cap_it_is_the_rule_itself(name):
-    """Where gradients have one norm; elsewhere the reference is of clipped ones, and nearly the rule."""
+    """If all gradients have one norm; otherwise they are clipped in the reference, and it is nearly the rule."""
     r = alike(1)
     plain = RULES[name](for_rule(name, on_device(r)))
     step, weights = apply(name, r, K)
@@ -312,7 +312,7 @@ def test_where_few_are_left_the_step_is_shorter():
 
 
 def test_a_discount_beyond_every_inner_product_leaves_the_model():
-    """(18) as printed turns all updates round; guarded, it drops them."""
+    """(18) as printed reverses all updates; guarded, it drops them."""
     r = alike(5) | {"gamma": np.ones(K)}
     round = on_device(r)._replace(second=None)
     rule = Partial(rules.folb_hetero, psi=10.0)
@@ -334,7 +334,7 @@ def test_water_filling():
         assert filled.sum() == pytest.approx(min(total, most * np.count_nonzero(weights)), rel=1e-5)
         assert np.all(filled <= most * (1 + 1e-6))
         below = (weights > 0) & (filled < most * (1 - 1e-5))
-        if below.any():  # in proportion, and the others deserve more
+        if below.any():  # in proportion: the others get more
             level = filled[below] / weights[below]
             np.testing.assert_allclose(level, level[0], rtol=1e-4)
             assert np.all(weights[~below & (weights > 0)] * level[0] >= most * (1 - 1e-4))

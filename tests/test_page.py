@@ -33,7 +33,7 @@ def embedded(html):
 def test_table_is_that_of_folb_show_with_bytes_and_seconds_to_target(stored):
     (experiment,) = payload.view([stored])["experiments"]
     headings, rows = experiment["table"]["headings"], experiment["table"]["rows"]
-    shown = tables.table(stored.runs(), 0.7)
+    shown = tables.results(stored.runs(), 0.7)
     assert headings[2:4] == ["MB to 70 %", "simulated s to 70 %"]
     for column in shown.columns:
         assert [row[headings.index(column.header)] for row in rows] == list(column.cells)

@@ -87,11 +87,11 @@ def test_one_two_and_eight_accelerators_give_the_same_result(tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert [len(runs) for runs in found.values()] == [6, 6, 4, 4]
     for runs in found.values():
-        for alone, together in zip(found["one"], runs, strict=False):  # some are of the first alone
+        for alone, together in zip(found["one"], runs, strict=False):  # some belong to the first only
             assert together["devices"] == alone["devices"]
             for key in ("model", "train_loss", "test_accuracy"):
                 np.testing.assert_allclose(together[key], alone[key], rtol=0, atol=TOLERANCE)
-            # a ratio of gradients, of which some are next to nothing
+            # a ratio of gradients, and some are nearly 0
             np.testing.assert_allclose(together["gamma"], alone["gamma"], rtol=0, atol=1e-3)
 
 

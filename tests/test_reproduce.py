@@ -119,7 +119,7 @@ def test_a_model_that_learns_nothing_is_not_stable():
 
 
 def test_every_opponent_is_shown_and_counts():
-    """Ahead of one and behind the other is no win, and both are told."""
+    """Ahead of one and behind the other is not a win, and both are reported."""
     both = copy.deepcopy(WIN)
     both["algorithms"]["fedprox"] = copy.deepcopy(LOSS["algorithms"]["fedavg"])
     both["algorithms"]["fedprox"]["runs"]["rounds"] = [5, 6, 4, 5, 5]
@@ -236,7 +236,7 @@ def test_printed_numbers_and_the_nearest_reading():
 
 
 def test_the_interval_is_clustered_by_draw_and_repeats():
-    """Ten runs of each of three draws that differ: the runs of a draw are no independent evidence."""
+    """Ten runs of each of three draws that differ: the runs of one draw are not independent evidence."""
     values = np.repeat([0.0, 1.0, 2.0], 10) + np.random.default_rng(0).normal(0, 0.01, 30)
     by_draw, by_run = verdicts.interval(values, np.repeat([0, 1, 2], 10)), verdicts.interval(values, np.zeros(30))
     assert by_draw == verdicts.interval(values, np.repeat([0, 1, 2], 10))
@@ -345,7 +345,7 @@ def test_a_file_of_ones_own_is_checked(tmp_path, text, message):
         ({"at_least": -1.0}, "should be more than 0"),
         ({"at_most": 2.0}, "with the metric 'printed'"),
         ({"metric": "printed"}, "with the metric 'printed'"),
-        ({"metric": "value"}, "of a check for checks alone"),
+        ({"metric": "value"}, "should be a metric of checks for checks"),
         ({"than": {"amr": "a"}}, "key of than"),
         ({"keeping": {"rounds": 1.0}}, "key of keeping"),
         ({"under": ["simple"]}, "setting=value"),
@@ -427,7 +427,7 @@ def test_damaged_results_are_named(tmp_path, text):
 def test_results_with_a_run_missing_are_named(tmp_path):
     short = copy.deepcopy(WIN)
     short["algorithms"]["folb"]["runs"]["drops"].pop()
-    with pytest.raises(InputError, match="runs of folb that are not all there"):
+    with pytest.raises(InputError, match="has incomplete runs of folb"):
         stored(tmp_path, short)
 
 
@@ -455,7 +455,7 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     rebuild = ["reproduce", str(mine), "--pages-only", "--out", str(home)]
     assert main(rebuild) == 2 and "has no results to make pages from" in capsys.readouterr().err
     arms.keep(home, WIN)
-    assert main([*rebuild, "--only", "x"]) == 2 and "only = ['x']: chooses what is run" in capsys.readouterr().err
+    assert main([*rebuild, "--only", "x"]) == 2 and "only = ['x']: chooses what to run" in capsys.readouterr().err
     assert main(rebuild) == 0
     out, error = capsys.readouterr()
     assert "It needs fewer rounds." in out and "not tested here" in out and not error
@@ -476,7 +476,7 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
 
 @pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
 def test_a_picture_keeps_its_lines_apart(monkeypatch):
-    """Fig. 2 in fewer colours: every pixel of its six lines is still of its own."""
+    """Fig. 2 in fewer colours: every pixel of its six lines still has its own colour."""
     from matplotlib import colors
     from PIL import Image
 
@@ -600,20 +600,20 @@ def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
     """The runs of the first draw are kept, and the results are those of an arm left alone."""
     tiny.write_text(PLAIN)
 
-    perform, count = execute.perform, 0
+    ready, count = execute.ready, 0
 
     def interrupted(*arguments, **keywords):
         nonlocal count
         count += 1
         if count == 2:
             raise KeyboardInterrupt
-        return perform(*arguments, **keywords)
+        return ready(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "perform", interrupted)
+        patch.setattr(execute, "ready", interrupted)
         patch.setattr(sys, "argv", ["folb", "reproduce", str(tiny)])
         assert main() == 130
-    assert f"go on with: folb reproduce {tiny}" in capsys.readouterr().err
+    assert f"resume with: folb reproduce {tiny}" in capsys.readouterr().err
     assert len([path for path in directory.home().iterdir() if (path / "results.json").is_file()]) == 1
     assert main(["reproduce", str(tiny)]) == 0
     (path,) = (tiny.parent / "reproduction" / "results").iterdir()

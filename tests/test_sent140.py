@@ -235,7 +235,7 @@ def test_hostile_csv_files_are_refused(store, content, message):
 )
 def test_hostile_archives_are_refused(store, content):
     store(content, "sent140/trainingandtestdata.zip")
-    with pytest.raises(InputError, match=r"trainingandtestdata.zip = .*: should be an archive, whole"):
+    with pytest.raises(InputError, match=r"trainingandtestdata.zip = .*: should be a complete archive"):
         sent140()
 
 

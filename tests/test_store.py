@@ -1,4 +1,4 @@
-"""The run directory: it survives what can happen to a process and to a disk, and says what is in it."""
+"""The run directory: it survives failures of the process and of the disk, and says what is in it."""
 
 import errno
 import functools
@@ -26,8 +26,8 @@ from folb.store.recorder import Recorder
 TINY = {"sizes": [20, 30, 40], "K": 2}
 
 
-def ignore(i, first, part):
-    """Observe nothing."""
+def run(path, planned, observe=None):
+    return execute.carry_out(planned, directory=path, observe=observe)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def planned():
 def whole(planned, tmp_path_factory):
     """The directory of a run that was left alone."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    execute.perform(path, planned, False, ignore)
+    run(path, planned)
     return path
 
 
@@ -54,7 +54,7 @@ def often(monkeypatch):
 def heard(path, planned):
     """Run it, and tell what was observed: run, first round, number of rounds."""
     seen = []
-    execute.perform(path, planned, False, lambda i, first, part: seen.append((i, first, len(part.seconds))))
+    run(path, planned, lambda i, first, part: seen.append((i, first, len(part.seconds))))
     return seen
 
 
@@ -78,8 +78,8 @@ def test_a_run_directory_explains_itself(whole, planned):
     assert len(lines) * 400 + sum(60 * len(line["devices"]) for line in lines) > end  # as --help says
 
 
-def test_the_rounds_on_disk_are_those_of_the_run(whole, planned, tmp_path):
-    runs = execute.perform(tmp_path / "same", planned, False, ignore)
+def test_the_rounds_on_disk_are_those_of_the_run(whole, planned):
+    runs = execute.ready(planned).run()
     for live, kept in zip(runs, directory.read(whole).runs(), strict=True):
         assert (live.algorithm, live.parameters, live.seed) == (kept.algorithm, kept.parameters, kept.seed)
         for name in ("evaluated_rounds", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds", "updated"):
@@ -121,6 +121,48 @@ def test_changed_data_and_changed_files_are_other_experiments(tmp_path):
     assert identity(1 - labels, "one") != first
 
 
+SYSTEM = """
+from folb.core.system import Effort
+
+def own(*, work=2):
+    def effort(home, luck, cost):
+        return Effort(work + {more}, 1.0 * cost, luck[1] < 0)
+    return effort
+
+def failing(*, work=2):
+    return 1 / 0
+
+def empty():
+    return None
+"""
+
+
+def test_a_changed_system_of_one_s_own_is_another_experiment(tmp_path, monkeypatch):
+    def planned(spec, more=0):
+        (tmp_path / "mine.py").write_text(SYSTEM.format(more=more))
+        return plan(
+            Experiment("synthetic_1_1", algorithms=["fedavg"], system=spec, rounds=2, seeds=1, set={"sizes": [20, 30]})
+        )
+
+    first = planned(f"{tmp_path / 'mine.py'}:own")
+    assert planned(f"{tmp_path / 'mine.py'}:own", more=0).identity == first.identity
+    assert planned(f"{tmp_path / 'mine.py'}:own", more=1).identity != first.identity
+    monkeypatch.chdir(tmp_path)  # and it can be repeated from anywhere
+    assert planned("mine.py:own").identity == first.identity
+    assert planned("mine.py:own").experiment.system == f"{tmp_path / 'mine.py'}:own"
+    assert execute.run(first)[0].updated.all()
+
+
+def test_a_failing_system_of_one_s_own_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text(SYSTEM.format(more=0))
+    for name, said in (
+        ("failing", "fails: ZeroDivisionError"),
+        ("empty", r"should make a function \(home, luck, cost"),
+    ):
+        with pytest.raises(InputError, match=f"^{name} = .*{said}"):
+            plan(Experiment("synthetic_1_1", system=f"{tmp_path / 'mine.py'}:{name}", rounds=2, seeds=1))
+
+
 def test_the_experiment_file_is_the_whole_experiment(planned, whole):
     again = from_toml(whole / "experiment.toml")
     assert again == planned.experiment
@@ -145,7 +187,7 @@ def test_find_by_name_beginning_and_path(whole, monkeypatch):
 
 
 class Full:
-    """A disk on which the nth operation from now on finds no space, and all after it; a write gets half through."""
+    """A disk that is full from the nth operation on; a write then writes half of its bytes."""
 
     def __init__(self, patch, left):
         self.left = left
@@ -167,14 +209,14 @@ class Full:
 
 
 def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
-    """Whichever write fails, what is there can be read, and the run goes on from there to the same results."""
+    """Whichever write fails, what is there can be read, and the run resumes from there to the same results."""
     monkeypatch.setattr("folb.report.figures.curves", lambda *args, **options: b"a picture takes long to draw")
     path, n, resumed = tmp_path / "run", 0, 0
     while True:
         with pytest.MonkeyPatch.context() as patch:
             disk = Full(patch, n)
             try:
-                execute.perform(path, planned, False, ignore)
+                run(path, planned)
             except (OSError, InputError) as error:
                 assert getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
             if disk.left >= 0:
@@ -201,7 +243,7 @@ def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
 
 
 def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
-    """No damage is loaded in silence, and the one before is used instead."""
+    """A damaged checkpoint is never loaded without a warning, and the one before it is used instead."""
     tree = {"w": np.arange(60, dtype=np.float32).reshape(6, 10), "n": np.int32(3)}
     for t in (2, 3, 4, 5):
         checkpoint.save(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
@@ -232,9 +274,20 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
         caplog.clear()
         t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
         assert t == 4 and np.array_equal(loaded["w"], 4 * tree["w"])
-        assert "is damaged; going on from the one before" in caplog.text
+        assert "is damaged; trying the one before" in caplog.text
     last.write_bytes(content)
     assert checkpoint.load(tmp_path, 0, "mark", tree)[0] == 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_checkpoint_of_more_or_fewer_arrays_is_passed_over(tmp_path, caplog, count):
+    """As another version of folb may have left it."""
+    tree = {"w": np.arange(3.0), "n": np.int32(3)}
+    checkpoint.save(tmp_path, 0, "mark", 2, tree)
+    checkpoint.save(tmp_path, 0, "mark", 3, [np.zeros(2)] * count)
+    t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+    assert t == 2 and np.array_equal(loaded["w"], tree["w"])
+    assert f"0-000000003.checkpoint has {count} arrays, but should have 2; trying the one before" in caplog.text
 
 
 def interrupted(path, planned):
@@ -245,7 +298,7 @@ def interrupted(path, planned):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute.perform(path, planned, False, stop)
+        run(path, planned, stop)
     return path
 
 
@@ -258,14 +311,33 @@ def test_a_damaged_checkpoint_costs_a_chunk_and_no_result(planned, whole, often,
     assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_damaged_checkpoints_lose_no_recorded_round(planned, whole, often, tmp_path, gone):
+    """They are computed again to the same bits, and the record never gets shorter."""
+    path = interrupted(tmp_path / "run", planned)
+    for file in (path / directory.CHECKPOINTS).iterdir():
+        if gone:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-7])
+    recorded = (path / "rounds.jsonl").read_bytes()
+    sizes = []
+    execute.perform(path, planned, False, lambda *part: sizes.append((path / "rounds.jsonl").read_bytes()))
+    assert recorded and all(now.startswith(recorded) for now in sizes)
+    assert sorted((path / "rounds.jsonl").read_text().splitlines()) == sorted(
+        (whole / "rounds.jsonl").read_text().splitlines()
+    )
+    assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
 def test_a_run_of_other_accelerators_is_not_replaced(planned, often, tmp_path):
     path = interrupted(tmp_path / "run", planned)
     there = json.loads((path / "environment.json").read_bytes())
     for key, value in (("accelerators", 4), ("stream", True)):
         (path / "environment.json").write_text(json.dumps(there | {key: value}))
         before = sorted((path / directory.CHECKPOINTS).iterdir())
-        with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as this run began; --again"):
-            execute.perform(path, planned, False, ignore)
+        with pytest.raises(InputError, match=f"^{key} = .*should be {value}, as when it began; --again"):
+            run(path, planned)
         assert sorted((path / directory.CHECKPOINTS).iterdir()) == before and before
 
 
@@ -276,7 +348,7 @@ def test_rounds_of_another_version_are_said_not_to_count(planned, often, tmp_pat
     there = json.loads((path / "environment.json").read_bytes())
     (path / "environment.json").write_text(json.dumps(there | {"jax": "0.0.1"}))
     execute.prepare(path, planned)
-    assert "not gone on with, for they were made with jax 0.0.1, now" in caplog.text
+    assert "because its rounds were made with jax 0.0.1, now" in caplog.text
 
 
 def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, tmp_path):
@@ -296,13 +368,13 @@ def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, t
 
 def test_altered_lines_are_set_right(planned, whole, tmp_path):
     path = tmp_path / "run"
-    execute.perform(path, planned, False, ignore)
+    run(path, planned)
     lines = (path / "rounds.jsonl").read_bytes()
     altered = lines.replace(b'"round": 3, "test_accuracy": ', b'"round": 3, "test_accuracy": 0.123, "was": ')
     assert altered != lines
     (path / "rounds.jsonl").write_bytes(altered)
     (path / "results.json").unlink()
-    execute.perform(path, planned, False, ignore)
+    run(path, planned)
     assert sorted((path / "rounds.jsonl").read_bytes().splitlines()) == sorted(lines.splitlines())
 
 
@@ -325,7 +397,7 @@ def test_other_versions_start_over(planned, often, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute.perform(path, planned, False, stop)
+        run(path, planned, stop)
     environment = json.loads((path / "environment.json").read_text())
     atomic.replace(path / "environment.json", json.dumps(environment | {"jax": "0.0.1"}).encode())
     assert heard(path, planned)[0] == (0, 1, 1)
@@ -394,7 +466,7 @@ def wait_for_rounds(process, path, beyond):
 
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(long_results, tmp_path, kills):
-    """SIGKILL while it starts, computes and writes: each time it goes on, and ends with the same bits."""
+    """SIGKILL while it starts, computes and writes: each time it resumes, and ends with the same bits."""
     rng = random.Random(kills)
     path, farthest, rounds = tmp_path / "run", 0, ROUNDS * (1 + kills // 10)
     for kill in range(kills):
@@ -431,7 +503,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, 
         code, err = end(process)
         assert code == 130, err
         assert time.monotonic() - begun < 4  # a second or two, on a machine that has other things to do
-        assert f"go on with: folb resume {path}" in err
+        assert f"resume with: folb resume {path}" in err
         process = folb("resume", path)
         wait_for_rounds(process, path, size(path / "rounds.jsonl"))
     code, err = end(process)
@@ -469,5 +541,5 @@ def test_ctrl_c_does_not_wait_for_a_long_round(tmp_path):
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     code, err = end(process)
-    assert code == 130 and "go on with: folb resume" in err and "Traceback" not in err, err
+    assert code == 130 and "resume with: folb resume" in err and "Traceback" not in err, err
     assert time.monotonic() - begun < 4

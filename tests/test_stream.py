@@ -41,7 +41,7 @@ def referring():
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """An evaluation of several blocks, whose last reaches back."""
+    """An evaluation of several blocks; the last one reaches back."""
     monkeypatch.setattr(stream, "BLOCK", 30_000)
 
 
@@ -172,7 +172,7 @@ def test_streaming_is_for_what_does_not_fit(monkeypatch):
     assert simulator.streams(FEDERATION, None) is False and simulator.streams(FEDERATION, True) is True
     monkeypatch.setattr(simulator, "memory", lambda: 2 * FEDERATION.nbytes - 2)
     assert simulator.streams(FEDERATION, None) is True and simulator.streams(FEDERATION, False) is False
-    with pytest.raises(InputError, match=r"algorithms = 'fednu_norm': should be .* a survey reads all samples"):
+    with pytest.raises(InputError, match=r"algorithms = 'fednu_norm': should be .* neither a survey nor a memory"):
         simulate(FEDERATION, MODEL, algorithms.fednu_norm(K=2), rounds=1)
 
 
@@ -199,10 +199,10 @@ def test_a_saved_federation_is_mapped(tmp_path, capsys):
     for side in (mine.train, mine.test):
         assert isinstance(side.x, np.memmap)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
-    with pytest.raises(InputError, match="should not be there yet"):
+    with pytest.raises(InputError, match="should not exist yet"):
         FEDERATION.save(tmp_path / "mine")
     assert main.main(["data", "info", str(tmp_path / "mine")]) == 0
-    assert "mapped rather than read" in capsys.readouterr().out
+    assert "mapped, not read" in capsys.readouterr().out
 
 
 def test_a_federation_with_a_table_is_saved_as_models_see_it(tmp_path):
@@ -322,7 +322,7 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_the_command_line_streams(tmp_path, monkeypatch, capsys):
-    """It is the same experiment, in the same place; a resumed run goes on as it began."""
+    """It is the same experiment, in the same place; a resumed run keeps the choice it began with."""
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
     FEDERATION.save(tmp_path / "mine")
     command = ["compare", str(tmp_path / "mine"), "--algorithms", "fedavg", "--rounds", "2", "--seeds", "1", "--json"]
@@ -336,4 +336,4 @@ def test_the_command_line_streams(tmp_path, monkeypatch, capsys):
     assert main.main(["resume", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == streamed
     assert main.main([*command[:2], "--algorithms", "fednu_direct", "--stream"]) == 2
-    assert "a survey reads all samples" in capsys.readouterr().err
+    assert "neither a survey nor a memory" in capsys.readouterr().err

@@ -133,7 +133,7 @@ def test_about_one_reply_in_a_hundred_is_late_on_any_device():
 
 
 def test_slow_devices_are_lost():
-    """If T_c leaves no time, or the time left is short of one unit of work."""
+    """If T_c leaves no time, or less time than one unit of work takes."""
     slow_delay = many(system.deadline(tau=10.0, delay=3.0, delay_spread=0))  # T_c = 13.8
     assert slow_delay.lost.all()
     # T_c = 4.6 leaves 5.4 seconds; a unit of 6 steps at 1 a second does not fit, one of 5 does
@@ -218,7 +218,7 @@ def play():
 
 
 def test_a_round_without_a_reply_changes_nothing(play):
-    """Neither the model nor the memory of the server's step: the next round goes on as if it had not been."""
+    """Neither the model nor the memory of the server's step changes, and the next round is not affected."""
     play, start, state = play
     assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(start), jax.tree.leaves(state), strict=True))
     after, info = play(state, 2, 1.0)
@@ -281,5 +281,5 @@ def test_a_round_lasts_no_longer_than_its_deadline(played):
 
 
 def test_no_deadline_is_too_long():
-    """More work than a million units would not fit into 32 bits, let alone a lifetime."""
+    """More work than a million units would overflow 32 bits, and never end."""
     assert many(system.deadline(tau=1e30)).work.max() == system.MOST

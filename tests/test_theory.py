@@ -361,7 +361,7 @@ def plain_linear(rows) -> problems.Problem:
 
 
 def test_no_dissimilarity_at_a_stationary_point():
-    """Two devices that pull apart with equal force: grad f = 0, and no B serves."""
+    """Two devices with opposite gradients: grad f = 0, and there is no B."""
     found = theory.estimate(plain_linear([[1, 0, 0], [-1, 0, 0]]), jnp.zeros(3))
     assert np.isinf(found.B)
 
@@ -433,7 +433,7 @@ def test_audit_shows_the_factor_K_of_folb():
 
 
 def test_audit_says_when_there_is_no_bound(lines, constants):
-    """mu = 0, or a rule of which the paper says nothing, is bounded by infinity."""
+    """The bound is infinite if mu = 0, or if the paper has no bound for the rule."""
     by_samples = theory.audit(
         lines,
         algorithms.fedprox(mu=400.0, lr=0.0025, averaging="samples", **FULL),

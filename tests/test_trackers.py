@@ -20,7 +20,7 @@ MEASURES = ("test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds")
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """No server, no home directory but an empty one, and no network."""
+    """No server, an empty home directory, and no network."""
     for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_CACHE_DIR", "WANDB_ERROR_REPORTING"):
         monkeypatch.setenv(name, "")  # so that what is set is taken back
         monkeypatch.delenv(name)
@@ -92,7 +92,7 @@ def read_wandb(path):
 
 
 def wandb_records(content):
-    """The file is LevelDB's log: blocks of 32 KiB, and in them records, of which the longer ones are in pieces."""
+    """The file is LevelDB's log: blocks of 32 KiB with records in them; longer records are in pieces."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     at, record = 7, b""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from folb import algorithms, data, models
+from folb.cli import tables
 from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import execute, tune
@@ -54,7 +55,7 @@ def search(*points):
 def test_points_rank_by_the_median_round_of_arrival_then_by_loss():
     _, points = search(
         [arriving(None, 0.5), arriving(None, 0.5), arriving(1, 0.5)],  # mu = 0: the median never arrives
-        [arriving(3, 2.0), arriving(None, 2.0), arriving(4, 2.0)],  # 1: arrives in 4; who never does comes last
+        [arriving(3, 2.0), arriving(None, 2.0), arriving(4, 2.0)],  # 1: in 4; "never" comes last
         [arriving(3, 9.0), arriving(3, 9.0), arriving(5, 9.0)],  # 2: in 3, whatever the loss
         [arriving(4, 1.0), arriving(4, 2.0), arriving(4, 2.0)],  # 3: in 4, and with less loss than 1
         [arriving(None, 0.4), arriving(None, 0.4), arriving(None, 0.4)],  # 4: not even with one seed, as 0 does
@@ -74,7 +75,7 @@ def test_equal_points_share_a_rank_and_the_first_of_them_wins():
     assert [point.rank for point in points] == [1, 1, 3, 4]
     assert points[0].algorithm.origin.settings["mu"] == 1.0
     assert tune.verdict(planned, points, [3, 4]) == (
-        "folb mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; on seeds 3, 4:"
+        "folb mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; results on seeds 3, 4:"
     )
 
 
@@ -83,7 +84,7 @@ def test_divergence_in_any_seed_is_last_whatever_came_before_it(bad):
     diverged = [arriving(1, 0.1), arriving(1, 0.1), run(5 * [0.9], [0.1, 0.1, bad, 0.1, 0.1])]
     planned, points = search(diverged, [arriving(None, 9.0)] * 3, diverged)
     assert [(point.rank, point.diverged) for point in points] == [(1, False), (2, True), (2, True)]
-    rows = [list(column.cells) for column in tune.table(points, 0.7).columns]
+    rows = [list(column.cells) for column in tables.points(points, 0.7).columns]
     assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "")
     json.dumps(tune.document(planned_with_rounds(planned), points, [3], None), allow_nan=False)
     with pytest.raises(InputError, match="diverged at every point"):
@@ -125,10 +126,13 @@ def test_the_winner_has_the_best_values_and_all_else_as_it_was():
     ("options", "message"),
     [
         (["--algorithm", "folb", "--psi", "1,2"], "psi = ['1', '2']: is a setting of folb_hetero"),
-        (["--algorithm", "folb"], "grid = {}: should be values of some setting"),
+        (["--algorithm", "folb"], "grid = {}: should be several values of a setting"),
         (["--algorithm", "folb", "--mu", "1,1.0"], "mu = ['1', '1.0']: should be different"),
         (["--algorithm", "folb", "--mu", "1,x"], "mu = 'x': should be a finite number"),
-        (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "1,5"], "report_seeds = [1, 5]: should be others"),
+        (
+            ["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "1,5"],
+            "report_seeds = [1, 5]: should not have seeds",
+        ),
         (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
         (["--algorithm", "flob", "--mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
         (["--algorithm", "folb", "--nu", "1,2"], "unrecognized arguments: --nu 1,2"),
@@ -175,11 +179,11 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
     # there are two run directories, and asked again, nothing runs
     monkeypatch.setenv("FOLB_RUNS", str(home))
     assert len(directory.listed()) == 2
-    monkeypatch.setattr(execute, "perform", None)
+    monkeypatch.setattr(execute, "ready", None)
     assert found(capsys, *SEARCH) == document
     assert main(SEARCH) == 0
     out = capsys.readouterr().out
-    assert "folb lr=0.1: chosen on seeds 0, 1; on seeds 2, 3:" in out and "diverged" in out
+    assert "folb lr=0.1: chosen on seeds 0, 1; results on seeds 2, 3:" in out and "diverged" in out
 
 
 def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
@@ -190,21 +194,21 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
-    perform = execute.perform
+    carry_out = execute.carry_out
 
-    def interrupted(path, planned, again, observe, accelerators):
+    def interrupted(planned, *, observe, **options):
         def stop(i, first, part):
             observe(i, first, part)
             if i == 5:  # the last of the stacked runs
                 raise KeyboardInterrupt
 
-        return perform(path, planned, again, stop, accelerators)
+        return carry_out(planned, observe=stop, **options)
 
-    monkeypatch.setattr(execute, "perform", interrupted)
+    monkeypatch.setattr(execute, "carry_out", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
-    assert f"go on with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
-    monkeypatch.setattr(execute, "perform", perform)
+    assert f"resume with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
+    monkeypatch.setattr(execute, "carry_out", carry_out)
     loaded, load = [], checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert found(capsys, *SEARCH) == whole[1]
@@ -266,7 +270,7 @@ def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     [(models.mlp, (60,), float), (models.cnn, (28, 28), float), (models.char_lstm, (80,), int)],
 )
 def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
-    """The estimate is for half of the memory; the compiler tells what each run more really takes."""
+    """The estimate is for half of the memory; the compiler says how much each further run really takes."""
     n = 60
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)

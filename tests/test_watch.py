@@ -1,4 +1,4 @@
-"""`folb watch` as a server: who is answered, with what headers, and what is new after a cursor."""
+"""`folb watch` as a server: which requests get an answer, with what headers, and what is new after a cursor."""
 
 import http.client
 import json

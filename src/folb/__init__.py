@@ -5,6 +5,7 @@ The names below load on first use, so that `import folb` costs nothing and `folb
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from folb.core.upload import Upload as Upload
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
+    from folb.experiments.execute import execute as execute
+    from folb.experiments.execute import resume as resume
+    from folb.experiments.experiment import Experiment as Experiment
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
@@ -44,6 +48,7 @@ _NAMES = {
     "Algorithm": "core.algorithm",
     "Average": "core.average",
     "DeviceMemory": "core.memory",
+    "Experiment": "experiments.experiment",
     "Federation": "data.federation",
     "InputError": "errors",
     "Known": "core.selection",
@@ -56,8 +61,10 @@ _NAMES = {
     "Update": "core.rules",
     "Upload": "core.upload",
     "compose": "core.algorithm",
+    "execute": "experiments.execute",
     "named": "core.algorithm",
     "plot": "report.figures",
+    "resume": "experiments.execute",
     "simulate": "simulation.simulate",
     "weighted": "core.rules",
 }
@@ -86,3 +93,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Moved:
+    """Says where a module is that used to be at the top: `import folb.rules` finds none."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        own = name.removeprefix("folb.")
+        if name != own and _MODULES.get(own, own) != own:
+            advice = f"import folb.{_MODULES[own]}, or use `from folb import {own}`"
+            raise ModuleNotFoundError(f"No module named {name!r}: it has moved; {advice}", name=name)
+
+
+sys.meta_path.append(_Moved)

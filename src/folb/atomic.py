@@ -1,4 +1,4 @@
-"""Writing so that neither a crash nor a full disk leaves half a file behind."""
+"""Write files so that neither a crash nor a full disk leaves half a file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from folb.errors import InputError
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Make `content` the file's content, whole or not at all: under another name, flushed, renamed into place.
+    """Write `content` to the file, whole or not at all: write to a temporary name, flush, rename.
 
-    That name is always the same, so that what a killed process left is overwritten by the next.
+    The temporary name is always the same: the next process overwrites what a killed one left.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -35,7 +35,7 @@ def replace(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A directory to fill, which takes the name `path` when all in it is flushed; else nothing is left of it."""
+    """A directory to fill. It gets the name `path` when all its files are flushed; after an error it is removed."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     directory(part)
@@ -57,14 +57,14 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write(handle: int, content: bytes) -> None:
-    """All of `content`: the system may take it in pieces."""
+    """Write all of `content`: the system may take it in pieces."""
     left = memoryview(content)
     while left:
         left = left[os.write(handle, left) :]
 
 
 def _flush_directory(path: Path) -> None:
-    """Make a rename last; systems that cannot open a directory do so by themselves."""
+    """Make a rename permanent. Systems that cannot open a directory do this by themselves."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -74,7 +74,7 @@ def _flush_directory(path: Path) -> None:
 
 
 def directory(path: Path) -> None:
-    """Make the directory if need be, and see that a file can be written into it."""
+    """Create the directory if it is missing, and check that a file can be written to it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

@@ -21,16 +21,16 @@ class InputError(ValueError):
 
 
 def check(field: str, value: Any, holds: Any, expected: str) -> None:
-    """Raise unless `holds`, or holds(value), which text or None may not even be asked.
+    """Raise unless `holds` is true or, if it is a function, holds(value). A TypeError in it counts as false.
 
-    A value traced by jax (as under `vmap`) cannot be checked and passes.
+    A value that jax traces (as under `vmap`) cannot be checked, and passes.
     """
     if callable(holds):
         try:
             holds = holds(value)
         except TypeError:
             holds = False
-    jax = sys.modules.get("jax")  # nothing is traced without it, and it takes a second to load
+    jax = sys.modules.get("jax")  # without jax nothing is traced, and loading it takes a second
     if jax is not None and isinstance(holds, jax.core.Tracer):
         return
     if not holds:
@@ -38,7 +38,7 @@ def check(field: str, value: Any, holds: Any, expected: str) -> None:
 
 
 def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None:
-    """Raise unless `value` is a whole number from `low` to `high`; a seed may be as large as the default."""
+    """Raise unless `value` is a whole number from `low` to `high`. The default is the largest seed."""
     if not (isinstance(value, Integral) and low <= int(value) <= high):
         raise InputError(field, value, f"should be a whole number from {low} to {high}")
 

@@ -8,7 +8,7 @@ from folb.flower import Device, client_app, from_torch
 
 
 def make(context: Context) -> Device:
-    """The device that a node stands for."""
+    """The device of a node."""
     shared, k = federation(context.run_config["partitions"]), context.node_config["partition-id"]
     rows = slice(shared.train.start[k], shared.train.start[k] + shared.train.size[k])
     x, y = images(shared, shared.train.x[rows]), shared.train.y[rows].astype("int64")

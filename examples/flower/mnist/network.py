@@ -1,4 +1,4 @@
-"""The CNN, and how the images are shared out over the devices."""
+"""The CNN, and the split of the images over the devices."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ def network() -> nn.Module:
 
 
 def federation(partitions: int) -> data.Federation:
-    """MNIST, a different mixture of digits on each device; `folb data fetch mnist` gets the files."""
+    """MNIST, with a different mixture of digits on each device; `folb data fetch mnist` downloads the files."""
     return data.load("mnist", partition="dirichlet", alpha=0.5, devices=partitions)
 
 
 def images(federation: data.Federation, x: Any) -> Any:
-    """Bytes as the network takes them: [n, 1, 28, 28], standardised."""
+    """Bytes in the form that the network needs: [n, 1, 28, 28], standardised."""
     assert federation.expand is not None
     return federation.expand(federation.table, x)[:, None]

@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the rounds, and leave the model beside their record."""
+    """Run the rounds, and save the model beside their record."""
     settings = context.run_config
     torch.manual_seed(settings["seed"])
     model, shared = network(), federation(settings["partitions"])

@@ -8,7 +8,7 @@ from folb.flower import Device, client_app
 
 
 def gradient(params, x, y):
-    """Of the mean cross-entropy of a batch."""
+    """The gradient of the mean cross-entropy of a batch."""
     scores = x @ params["weight"] + params["bias"]
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -17,7 +17,7 @@ def gradient(params, x, y):
 
 
 def make(context: Context) -> Device:
-    """The device that a node stands for."""
+    """The device of a node."""
     k, devices = context.node_config["partition-id"], context.node_config["num-partitions"]
     train = data.load("synthetic_1_1", devices=devices).train
     rows = slice(train.start[k], train.start[k] + train.size[k])

@@ -14,9 +14,9 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the rounds, and leave the model beside their record."""
+    """Run the rounds, and save the model beside their record."""
     settings = context.run_config
-    federation = data.load("synthetic_1_1", devices=settings["devices"])  # for the evaluation alone
+    federation = data.load("synthetic_1_1", devices=settings["devices"])  # only for the evaluation
     train, test = federation.train, federation.test
 
     def evaluate(t: int, record: ArrayRecord) -> MetricRecord:

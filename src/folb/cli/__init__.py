@@ -1,1 +1,1 @@
-"""The command line: it parses, shows and exits. Only what a command needs is imported."""
+"""The command line: it parses, shows and exits. Each command imports only what it needs."""

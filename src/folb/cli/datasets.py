@@ -1,142 +1,54 @@
-"""`folb data`: which datasets there are, what is in one, and how its files are got."""
+"""`folb data`: the datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import argparse
 from typing import Any
 
-import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-from folb import atomic, data
-from folb.data import femnist, fetch, mnist, sent140, shakespeare, source_files
-from folb.data.federation import Federation
-from folb.errors import InputError, choose
-from folb.experiments.settings import first_line, read, settings
-from folb.typing import NDArray
-
-RAW_FILES = {
-    "mnist": mnist.raw_files,
-    "femnist": femnist.raw_files,
-    "shakespeare": shakespeare.raw_files,
-    "sent140": sent140.raw_files,
-}
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
-BARS = " ▁▂▃▄▅▆▇█"
+from folb.cli import options as common
 
 
-def show() -> None:
-    """Print each dataset, and whether its files are there."""
-    rows = {name: (_state(name), first_line(make)) for name, make in data.DATASETS.items()}
-    _print_table(rows)
-    print(f"\ndata directory: {source_files.directory()}")
+def add(commands: Any) -> None:
+    """`folb data list`, `info`, `fetch` and `path`."""
+    about = commands.add_parser("data", help="list, describe and download datasets")
+    actions = about.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="list the datasets, and whether their files are here").set_defaults(handle=_list)
+    info = actions.add_parser("info", help="show the devices, samples, sizes and labels of a dataset")
+    info.add_argument("dataset", metavar="NAME", help=common.DATASET)
+    info.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of `folb list`")
+    info.add_argument("--out", metavar="PATH", help="draw sizes and labels by device into this file or directory")
+    info.set_defaults(handle=_info)
+    fetch = actions.add_parser("fetch", help="download a dataset's files")
+    fetch.add_argument("dataset", metavar="NAME", help="mnist, femnist, shakespeare, sent140 or glove")
+    fetch.set_defaults(handle=_fetch)
+    actions.add_parser("path", help="print the data directory").set_defaults(handle=_path)
 
 
-def _state(name: str) -> str:
-    if name not in RAW_FILES:
-        return "generated"
-    try:
-        folders = {path.parent for path in RAW_FILES[name]()}
-    except InputError:
-        return f"absent from {source_files.directory() / name}: folb data fetch {name}"
-    return f"present in {', '.join(sorted(map(str, folders)))}"
+def _list(options: argparse.Namespace) -> None:
+    from folb.cli import dataset_facts
+
+    dataset_facts.show()
 
 
-def load(name: str, given: Mapping[str, Any]) -> Federation:
-    """The dataset with settings from the command line, KEY or NAME.KEY, which are text."""
-    known = settings(data.constructor(name))
-    own = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
-    for key, value in given.items():
-        if isinstance(value, Mapping):
-            choose("set", key.lower(), [name.lower()])
-            own |= value
-    return data.load(name, **{k: read(k, known[k].type, value) if k in known else value for k, value in own.items()})
+def _info(options: argparse.Namespace) -> None:
+    from folb.cli import dataset_facts
+
+    path = None if options.out is None else dataset_facts.picture(options.dataset, options.out)
+    federation = dataset_facts.load(options.dataset, common.settings(options.set))
+    dataset_facts.describe(options.dataset, federation)
+    if path is not None:
+        dataset_facts.draw(federation, path)
+        print(f"\nwritten to {path}")
 
 
-def describe(name: str, federation: Federation) -> None:
-    """Print a federation's counts, and its sizes and labels as histograms."""
-    labels = federation.labels()
-    size = labels.sum(axis=1)
-    usual = data.defaults(name)
-    rows = {
-        "dataset": first_line(data.constructor(name)),
-        "note": federation.note,
-        "devices": f"{federation.N:,}",
-        "samples": f"{size.sum():,}: {len(federation.train.y):,} to train on, {len(federation.test.y):,} to test on",
-        "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
-        "classes": f"{federation.classes}, of which a device has {(labels > 0).sum(axis=1).mean():.1f} on average",
-        "majority": _majority(federation),
-        "input": " x ".join(map(str, federation.shape)),
-        "defaults": f"model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox",
-    }
-    _print_table({fact: (value,) for fact, value in rows.items() if value})
-    print("\ndevices by number of samples")
-    for line in _size_histogram(size):
-        print(f"  {line}")
-    print(f"\nlabels 0 .. {federation.classes - 1} of all devices, and of some from the smallest to the largest")
-    some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
-    for who, counts in [("all", labels.sum(axis=0)), *((f"device {k}", labels[k]) for k in some)]:
-        print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
+def _fetch(options: argparse.Namespace) -> None:
+    from folb.cli import dataset_facts
+
+    for path in dataset_facts.get(options.dataset):
+        print(path)
 
 
-def _majority(federation: Federation) -> str:
-    """The accuracy of a model that knows the commonest label and nothing else."""
-    counts = np.bincount(federation.test.y, minlength=1)
-    share = counts.max() / max(counts.sum(), 1)
-    return f"label {counts.argmax()} is {100 * share:.1f} % of the test samples"
+def _path(options: argparse.Namespace) -> None:
+    from folb.data import source_files
 
-
-def _size_histogram(size: NDArray, bins: int = 10) -> Iterator[str]:
-    edges = np.unique(np.geomspace(size.min(), size.max() + 1, bins + 1).round().astype(int))
-    counts, _ = np.histogram(size, edges)
-    width = len(f"{edges[-1]:,}")
-    for low, high, count in zip(edges, edges[1:] - 1, counts, strict=False):
-        bar = "█" * int(np.ceil(40 * count / counts.max()))
-        yield f"{low:>{width},} - {high:>{width},} {bar} {count:,}"
-
-
-def _bars(counts: NDArray) -> str:
-    """A character for each label, as high as its share; the least there is of a label shows."""
-    heights = np.ceil((len(BARS) - 1) * counts / max(counts.max(), 1)).astype(int)
-    return "".join(BARS[height] for height in heights)
-
-
-def picture(name: str, out: str) -> Path:
-    """Where the picture of a dataset goes: a file, or NAME.png in a directory."""
-    path = Path(out)
-    if not out or (path.suffix and path.suffix.lower() not in PICTURES and not path.is_dir()):
-        raise InputError("out", out, f"should be a directory, or a file that ends in {', '.join(PICTURES)}")
-    if path.suffix.lower() not in PICTURES:
-        path = path / f"{Path(name).name}.png"
-    return path
-
-
-def draw(federation: Federation, path: Path) -> None:
-    """Draw a federation into a file."""
-    from folb.report.figures import portrait
-
-    atomic.directory(path.parent)
-    atomic.replace(path, portrait(federation, path.suffix.lstrip(".").lower()))
-
-
-def get(name: str) -> list[Path]:
-    """Fetch a dataset's files, under a progress bar on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
-
-        def advance(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file)
-            bar.update(tasks[file], completed=done, total=total)
-
-        return fetch.fetch(name.lower(), advance)
-
-
-def _print_table(rows: Mapping[str, tuple[str, ...]]) -> None:
-    lines = [(heading, *values) for heading, values in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    print(source_files.directory())

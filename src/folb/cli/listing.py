@@ -2,57 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from folb.core.algorithms import ALGORITHMS
-from folb.core.server_step import SERVERS
-from folb.core.system import SYSTEMS
-from folb.data import DATASETS, defaults
-from folb.experiments.plan import common_settings
-from folb.experiments.settings import Setting, first_line, settings
-from folb.models import MODELS
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def show(console: Console) -> None:
-    """Print all of them."""
-    for title, registry in (
-        ("Algorithms", ALGORITHMS),
-        ("Datasets", DATASETS),
-        ("Models", MODELS),
-        ("System models", SYSTEMS),
-    ):
-        _section(console, title, registry)
-        if registry is ALGORITHMS:
-            console.print("  [bold]every algorithm[/bold]", highlight=False)
-            _settings(console, common_settings())
-            console.print("  [bold]server[/bold]  the server's step", highlight=False)
-            for name, make in SERVERS.items():
-                console.print(f"      {name}: {first_line(make)}", highlight=False, markup=False)
-            console.print()
+def add(commands: Any) -> None:
+    """`folb list`."""
+    listing = commands.add_parser(
+        "list", help="list algorithms, datasets, models and system models, with their settings"
+    )
+    listing.set_defaults(handle=_list)
 
 
-def _section(console: Console, title: str, registry: Mapping[str, Callable[..., Any]]) -> None:
+def _list(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.core.algorithms import ALGORITHMS
+    from folb.core.server_step import SERVERS
+    from folb.core.system import SYSTEMS
+    from folb.data import DATASETS
+    from folb.experiments.plan import common_settings
+    from folb.experiments.settings import first_line
+    from folb.models import MODELS
+
+    console = tables.console()
+    _section(console, "Algorithms", ALGORITHMS)
+    console.print("  [bold]every algorithm[/bold]", highlight=False)
+    tables.show(tables.settings(common_settings()))
+    console.print("  [bold]server[/bold]  the server's step", highlight=False)
+    for name, make in SERVERS.items():
+        tables.say(f"      {name}: {first_line(make)}")
+    console.print()
+    _section(console, "Datasets", DATASETS, _usual)
+    _section(console, "Models", MODELS)
+    _section(console, "System models", SYSTEMS)
+
+
+def _usual(dataset: str) -> str:
+    """The defaults of a dataset."""
+    from folb.data import defaults
+
+    usual = defaults(dataset)
+    return f"      with the model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox, unless set\n"
+
+
+def _section(
+    console: Console,
+    title: str,
+    registry: Mapping[str, Callable[..., Any]],
+    more: Callable[[str], str] = lambda name: "",
+) -> None:
+    from folb.cli import tables
+    from folb.experiments.settings import first_line, settings
+
     console.print(f"[bold underline]{title}[/bold underline]", highlight=False)
     for name, constructor in registry.items():
         console.print(f"  [bold]{name}[/bold]  ", end="", highlight=False)
-        console.print(first_line(constructor), highlight=False, markup=False)
-        if registry is DATASETS:
-            usual = defaults(name)
-            line = f"      with the model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox, unless set"
-            console.print(line, highlight=False)
-        _settings(console, settings(constructor))
+        tables.say(first_line(constructor))
+        console.print(more(name), end="", highlight=False, markup=False)
+        if known := settings(constructor):
+            tables.show(tables.settings(known))
     console.print()
-
-
-def _settings(console: Console, known: Mapping[str, Setting]) -> None:
-    if not known:
-        return
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, setting in known.items():
-        choices = f" ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else ""
-        table.add_row(f"      {name}", f"= {setting.default}", setting.meaning + choices)
-    console.print(table, highlight=False, markup=False)

@@ -1,85 +1,185 @@
-"""`folb runs` and `folb show`: what runs there are, and one of them."""
+"""The commands for existing runs: `folb runs`, `show`, `export`, `report`, `watch` and `rm`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from folb.cli import tables
+from folb.cli import compare
+from folb.cli.options import RUN
 from folb.errors import InputError
-from folb.store import directory, lock
-from folb.store.directory import Stored
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from folb.store.directory import RunDirectory
+
+TROUBLE = 20  # the most lines of it that are shown
 
 
-TROUBLE = 20  # lines of it that are shown
+def add(commands: Any) -> None:
+    """All of these commands, and `folb resume`."""
+    listing = commands.add_parser("runs", help="list the runs: state, progress, best accuracy, start")
+    listing.set_defaults(handle=_runs)
+    show = commands.add_parser("show", help="show a run's results so far, its settings, and how to resume it")
+    show.add_argument("run", metavar="RUN", help=RUN)
+    show.set_defaults(handle=_show)
+    export = commands.add_parser("export", help="write a run's rounds as csv or parquet, or its table as latex")
+    export.add_argument("run", metavar="RUN", help=RUN)
+    export.add_argument("--format", required=True, choices=("csv", "parquet", "latex"))
+    export.add_argument("-o", "--output", metavar="FILE", help="the file to write (for csv and latex: standard output)")
+    export.set_defaults(handle=_export)
+    page = commands.add_parser("report", help="write one self-contained page about runs, to open in a browser")
+    page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
+    page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
+    page.add_argument(
+        "--figures", action="store_true", help="also write the curves of each run beside it, as png, svg and pdf"
+    )
+    page.set_defaults(handle=_report)
+    watch = commands.add_parser("watch", help="serve the same page live, on this machine only")
+    watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
+    watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any free port")
+    watch.set_defaults(handle=_watch)
+    compare.add_resume(commands)
+    remove = commands.add_parser("rm", help="remove runs")
+    remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
+    remove.set_defaults(handle=_remove)
 
 
-def runs(console: Console) -> None:
-    """Print a line for each run directory."""
-    from rich.table import Table
+def _runs(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.store import directory
 
     found = directory.listed()
-    if not found:
-        console.print(f"no runs in {directory.home()}", highlight=False, markup=False)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("run", "state", "rounds", "best", "started", "algorithms"):
-        table.add_column(heading, justify="right" if heading in ("rounds", "best") else "left", overflow="fold")
-    for path in found:
-        try:
-            table.add_row(*map(_escaped, _row(directory.read(path))))
-        except InputError as error:  # one that cannot be read does not hide the others
-            table.add_row(_escaped(path.name), "unreadable", "", "", "", _escaped(error))
-    console.print(table, highlight=False)
+    if found:
+        tables.show(tables.run_directories(map(_row, found)))
+    else:
+        tables.say(f"no runs in {directory.home()}")
 
 
-def _escaped(text: object) -> str:
-    from rich.markup import escape
+def _row(path: Path) -> tuple[str, ...]:
+    """A run as one row. A run that cannot be read does not hide the others."""
+    from folb.store import directory
 
-    return escape(str(text))
+    try:
+        stored = directory.read(path)
+        done, total, best = _progress(stored)
+        return (
+            stored.name,
+            stored.state,
+            f"{done:,} of {total:,}",
+            "" if best is None else f"{100 * best:.1f} %",
+            stored.environment["started"].replace("T", " ")[:16],
+            ", ".join(dict.fromkeys(run["name"] for run in stored.environment["runs"])),
+        )
+    except InputError as error:
+        return path.name, "unreadable", "", "", "", str(error)
 
 
-def _row(stored: Stored) -> tuple[str, ...]:
-    done, total, best = progress(stored)
-    return (
-        stored.name,
-        stored.state,
-        f"{done:,} of {total:,}",
-        "" if best is None else f"{100 * best:.1f} %",
-        stored.environment["started"].replace("T", " ")[:16],
-        ", ".join(dict.fromkeys(run["name"] for run in stored.environment["runs"])),
-    )
-
-
-def progress(stored: Stored) -> tuple[int, int, float | None]:
-    """Rounds done of all runs, rounds in all, and the best test accuracy so far."""
+def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
+    """Of all runs together: the rounds done, the number of rounds, and the best test accuracy so far."""
     lines, _ = stored.rounds()
     accuracies = [line["test_accuracy"] for line in lines if line.get("test_accuracy") is not None]
     return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], max(accuracies, default=None)
 
 
-def show(stored: Stored, console: Console) -> None:
-    """Print a run: its state, its results so far, the experiment, and how to go on."""
-    done, total, _ = progress(stored)
-    environment = stored.environment
-    lines = [
-        f"{stored.name}: {stored.state}, {done:,} of {total:,} rounds; {environment['device']}, "
-        f"folb {environment['folb']}, jax {environment['jax']}, started {environment['started']}",
-        environment["note"] and f"the data: {environment['note']}",
-    ]
-    if stored.state == "running" and (holder := lock.holder(stored.path)):
-        lines.append(f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}")
-    if stored.state == "interrupted":
-        lines.append(f"go on with: {stored.going}")
-    console.print("\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
-    begun = stored.begun()
-    if begun:
-        console.print(tables.table(begun, stored.experiment["target"], stored.clock), highlight=False)
-    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in directory.trouble(line)]
+def _show(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.store import directory
+    from folb.store.round_lines import trouble as trouble_of
+
+    stored = directory.read(directory.find(options.run))
+    tables.say("\n".join(_facts(stored)) + "\n")
+    if begun := stored.begun():
+        tables.show(tables.results(begun, stored.experiment["target"], stored.clock))
+    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in trouble_of(line)]
     if trouble:
-        console.print(f"\n{len(trouble):,} refused, failed or abandoned, the last:", highlight=False, markup=False)
-        console.print("\n".join(f"  {words}" for words in trouble[-TROUBLE:]), highlight=False, markup=False)
-    text = (stored.path / directory.EXPERIMENT).read_text(encoding="utf-8")
-    console.print("\n" + text, highlight=False, markup=False)
+        tables.say(f"\n{len(trouble):,} rejected, lost or abandoned, the last:")
+        tables.say("\n".join(f"  {words}" for words in trouble[-TROUBLE:]))
+    tables.say("\n" + stored.experiment_text)
+
+
+def _facts(stored: RunDirectory) -> Iterator[str]:
+    """A run's state, its data, and the process that runs it or the command that resumes it."""
+    from folb.store import lock
+
+    done, total, _ = _progress(stored)
+    environment = stored.environment
+    yield (
+        f"{stored.name}: {stored.state}, {done:,} of {total:,} rounds; {environment['device']}, "
+        f"folb {environment['folb']}, jax {environment['jax']}, started {environment['started']}"
+    )
+    if environment["note"]:
+        yield f"the data: {environment['note']}"
+    if stored.state == "running" and (holder := lock.holder(stored.path)):
+        yield f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}"
+    if stored.state == "interrupted":
+        yield f"resume with: {stored.resume_command}"
+
+
+def _export(options: argparse.Namespace) -> None:
+    from folb import atomic
+    from folb.report.export import FORMATS
+    from folb.store import directory
+
+    stored = directory.read(directory.find(options.run))
+    if options.output is None and options.format == "parquet":
+        raise InputError("output", options.output, "should be a file to write parquet to: -o FILE")
+    content = FORMATS[options.format](stored)
+    if options.output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        atomic.output(Path(options.output), content)
+    except OSError as error:
+        raise InputError("output", options.output, f"cannot be written: {error.strerror}") from error
+    print(f"written to {options.output}", file=sys.stderr)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from folb import atomic
+    from folb.report import page, payload
+    from folb.store import directory
+
+    stored = [directory.read(directory.find(name)) for name in dict.fromkeys(options.run)]
+    path = Path(options.output)
+    atomic.output(path, page.render(payload.view(stored)).encode())
+    print(path)
+    if options.figures:
+        for name, drawn in _pictures(stored):
+            atomic.output(path.parent / name, drawn)
+            print(path.parent / name)
+
+
+def _pictures(stored: list[RunDirectory]) -> Iterator[tuple[str, bytes]]:
+    """The name and the content of each picture."""
+    from folb.report import payload
+    from folb.report.figures import curves
+
+    for n, one in enumerate(stored, start=1):
+        runs = [run for run in one.runs() if len(run.evaluated_rounds)]
+        about = payload.described(one)
+        stem = one.name if [other.name for other in stored].count(one.name) == 1 else f"{one.name}-{n}"
+        for form in ("png", "svg", "pdf") if runs else ():
+            yield (
+                f"{stem}.{form}",
+                curves(runs, form, target=about["target"], title=about["title"], note=about["note"]),
+            )
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from folb.report import live
+
+    def announce(line: str) -> None:
+        print(line, flush=True)  # the reader of a pipe waits for the address
+
+    live.serve(options.run, live.PORT if options.port is None else options.port, announce=announce)
+
+
+def _remove(options: argparse.Namespace) -> None:
+    from folb.store import directory
+
+    for path in dict.fromkeys(directory.find(name) for name in options.run):
+        directory.remove(path)
+        print(f"removed {path}")

@@ -1,28 +1,141 @@
-"""Results as tables for a terminal."""
+"""What commands show on standard output: tables, and lines of text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from folb.results.run import Run
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from folb.results import summary as results_of
 
-from folb.results.summary import headings, rows
+if TYPE_CHECKING:  # these need jax
+    from folb.experiments.attack import Outcome
+    from folb.experiments.plan import Plan
+    from folb.experiments.settings import Setting
+    from folb.experiments.tune import Point
+    from folb.paper.pages import Page
+    from folb.results.run import Run
 
 
-def table(runs: Sequence[Run], target: float, clock: str = "simulated s") -> Table:
+class Output(Console):
+    """Standard output. Its reader may go away, as `head` does."""
+
+    def on_broken_pipe(self) -> None:
+        """Tell `main`, which knows that it is not an error; rich would exit with 1."""
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """Standard output as it is now."""
+    return Output(width=None if sys.stdout.isatty() else 160)
+
+
+def show(table: Table) -> None:
+    """Print a table."""
+    console().print(table, highlight=False)
+
+
+def say(text: str) -> None:
+    """Print text as it is."""
+    console().print(text, highlight=False, markup=False)
+
+
+def summary(planned: Plan) -> str:
+    """What is compared, in a line."""
+    federation, experiment = planned.federation, planned.experiment
+    note = f" ({federation.note})" if federation.note else ""
+    seeds = len(experiment.seeds)
+    return (
+        f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
+        f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
+        f"{experiment.rounds} rounds; {seeds} seed{'s' * (seeds > 1)}\n"
+    )
+
+
+def _plain(*headings: str, left: Iterable[str]) -> Table:
+    """A table without lines. All columns hold numbers, except those in `left`."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    return table
+
+
+def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> Table:
     """One line for each algorithm: medians and means over the seeds."""
-    from rich.markup import escape
-    from rich.table import Table
+    first, *others = results_of.headings(target, clock)
+    table = _plain(first, *others, left=[first])
+    for row in results_of.rows(runs, target):
+        table.add_row(*map(escape, row))
+    return table
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    first, *others = headings(target, clock)
-    shown.add_column(first)
-    for heading in others:
-        shown.add_column(heading, justify="right")
-    for row in rows(runs, target):
-        shown.add_row(*map(escape, row))
-    return shown
+
+def points(points: Sequence[Point], target: float) -> Table:
+    """The points of a line search, by rank."""
+    measured = (f"rounds to {100 * target:g} %", "final training loss", "final accuracy")
+    table = _plain("rank", "algorithm", *measured, left=["algorithm"])
+    for point in points:
+        found = (results_of.arrival(point.reached), f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
+        table.add_row(str(point.rank), escape(point.label), *(("diverged", "", "") if point.diverged else found))
+    return table
+
+
+def outcomes(outcomes: Sequence[Outcome]) -> Table:
+    """A line for each attack, with plain FOLB, guarded FOLB and FedAvg."""
+    whose = [f"{who}\n{what}" for who in ("plain", "guarded", "fedavg") for what in ATTACKED]
+    table = _plain("\nattack", *whose, left=["\nattack"])
+    for i in range(0, len(outcomes), 3):
+        cells = [outcomes[i].attack]
+        for one in outcomes[i : i + 3]:
+            cells += [*map(_number, (one.share, one.worst)), f"{100 * one.negated:.0f} %", _accuracy(one.accuracy)]
+        table.add_row(*cells)
+    return table
+
+
+ATTACKED = ("share", "worst", "negated", "accuracy")
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def _accuracy(accuracy: Sequence[float]) -> str:
+    """The mean over the seeds, or "not finite" if any model is not finite."""
+    if not all(map(math.isfinite, accuracy)):
+        return "not finite"
+    return f"{100 * mean(accuracy):.1f}{results_of.spread(accuracy)} %"
+
+
+def verdicts(pages: Sequence[Page]) -> Table:
+    """The verdict of each claim of the paper."""
+    table = Table("where", "claim", "verdict", "effect [95 % interval]", pad_edge=False, show_lines=True)
+    table.header_style = "bold"
+    for page in pages:
+        for verdict in page.verdicts:
+            table.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
+    return table
+
+
+def run_directories(rows: Iterable[Sequence[str]]) -> Table:
+    """A line for each run directory."""
+    headings = ("run", "state", "rounds", "best", "started", "algorithms")
+    table = _plain(*headings, left=set(headings) - {"rounds", "best"})
+    for column in table.columns:
+        column.overflow = "fold"  # a cut name is useless
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def settings(known: Mapping[str, Setting]) -> Table:
+    """A line for each setting."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, setting in known.items():
+        choices = f" ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else ""
+        table.add_row(*map(escape, (f"      {name}", f"= {setting.default}", setting.meaning + choices)))
+    return table

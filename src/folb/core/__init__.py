@@ -1,1 +1,1 @@
-"""What a federated algorithm is made of, and the algorithms: pure functions that both carriers run."""
+"""The parts of a federated algorithm, and the algorithms: pure functions that both carriers run."""

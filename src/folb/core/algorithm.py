@@ -1,7 +1,7 @@
-"""The record of an algorithm, and what puts one together.
+"""The record of an algorithm, and `compose`, which builds one.
 
-The keywords of a constructor are its settings, on the command line as in Python; the numbers among them (mu,
-psi, lr, server_lr) are leaves of the record, so `jax.vmap` sweeps them.
+The keywords of a constructor are its settings, on the command line and in Python. The numbers among them (mu, psi, lr,
+server_lr) are leaves of the record, so `jax.vmap` can sweep them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from folb.errors import InputError, check, check_whole, choose
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The name and the settings an algorithm was made with, for the record alone.
+    """The name and the settings that an algorithm was made with, only for the record.
 
-    They ride along in the static part of a pytree, where unequal values would mean separate programs. All are
-    equal here: FedAvg, and FedProx with any mu, run as one.
+    They are in the static part of a pytree, where unequal values would mean separate programs. So all origins are
+    equal: FedAvg, and FedProx with any mu, share one program.
     """
 
     name: str = "unnamed"
@@ -56,8 +56,8 @@ class Algorithm:
     solver: Solver
     rule: Rule
     server: ServerStep
-    uploads: tuple[Upload, ...] = ()  # what its devices send beside their update
-    memory: DeviceMemory | None = None  # what the server remembers of devices
+    uploads: tuple[Upload, ...] = ()  # what its devices send besides their update
+    memory: DeviceMemory | None = None  # what the server remembers about devices
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
@@ -68,7 +68,7 @@ class Algorithm:
         return self.origin.name
 
     def sends(self, name: str) -> bool:
-        """Whether the upload of that name is among those that its devices send."""
+        """Whether its devices send the upload of that name."""
         return any(upload.name == name for upload in self.uploads)
 
 
@@ -88,7 +88,7 @@ class Common(TypedDict, total=False):
     beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
     eps: Annotated[float | None, "eps of adam, yogi and fedexp; by default 0.001"]
     average: Annotated[Literal["ema", "last_two"] | None, "evaluate and keep an average of the server's models"]
-    average_rate: Annotated[float | None, "rate of average=ema: the weight of the models before; by default 0.7"]
+    average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.7"]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -114,13 +114,13 @@ def compose(
     average_rate: Any = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
-    """Put an algorithm together, checking every setting.
+    """Build an algorithm from its parts, and check every setting.
 
-    Each part is one of `folb list` by its name, or a value of one's own: a `Sampling`, a `LocalStep`, some `Upload`s, a
+    Each part is a name from `folb list`, or your own object: a `Sampling`, a `LocalStep`, some `Upload`s, a
     `DeviceMemory`, a rule, a `ServerStep`, an `Average`. "second" among the uploads draws S_2 of Algorithm 2, whose
-    devices send their gradients alone.
+    devices send only their gradients.
     """
-    check_whole("K", K, 1, 10**4)  # beyond it, a round's K x K table of repeats is no small thing
+    check_whole("K", K, 1, 10**4)  # a round has a K x K table of repeats, which would get too large
     check_whole("batch", batch, 1, 10**6)
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
         if not isinstance(flag, bool):
@@ -154,7 +154,7 @@ def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Uplo
             continue
         found = upload(one)
         if found.name in seen:
-            raise InputError("uploads", found.name, "is there twice")
+            raise InputError("uploads", found.name, "is listed twice")
         seen.add(found.name)
         if "mean" in found.needs:
             raise InputError("uploads", found.name, "needs 'mean', which only a run of two phases sends")
@@ -165,7 +165,7 @@ Constructor = TypeVar("Constructor", bound=Callable[..., Algorithm])
 
 
 def named(constructor: Constructor) -> Constructor:
-    """Give what `constructor` makes its name and a record of its settings."""
+    """Give the algorithms of `constructor` its name, and a record of their settings."""
 
     parameters = inspect.signature(constructor).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}

@@ -28,16 +28,16 @@ Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K
 Sampling = Annotated[Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples"]
 
 
-Mu = Annotated[float, "weight of the proximal term (3); 0 makes local work that of FedAvg"]
+Mu = Annotated[float, "weight of the proximal term (3); with 0, local work is as in FedAvg"]
 
 
 Psi = Annotated[float, "discount for inexact local work (18)"]
 
 
-Guarded = Annotated[bool, "bound every device's weight, whatever it reports, and never turn an update round"]
+Guarded = Annotated[bool, "bound every device's weight, whatever it reports, and never reverse an update"]
 
 
-Cap = Annotated[float, "c of the bound c/K on a device's weight, where guarded"]
+Cap = Annotated[float, "c of the bound c/K on a device's weight, if guarded"]
 
 
 NaiveRule = Annotated[Literal["mean", "signed"], "aggregation: (2) or (5)"]
@@ -77,7 +77,7 @@ def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Co
 
 @_listed
 def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Common]) -> Algorithm:
-    """FedNu with P_k proportional to ||grad F_k||, the stand-in for (7) of Sec. III-D."""
+    """FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D."""
     uploads = ("grad",) if rule == "signed" else ()
     return compose(_naive(rule), mu=mu, sampling="norm", uploads=uploads, **common)
 
@@ -125,7 +125,7 @@ def folb_never_flip(
     cap: Cap = 2.0,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """(18) with a discount that shrinks a weight to zero and never past it."""
+    """(18) with a discount that shrinks a weight to zero at most, and never changes its sign."""
     return _guarded(_hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, **common), guarded, cap)
 
 

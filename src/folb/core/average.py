@@ -1,6 +1,6 @@
 """The model that is evaluated and kept: the server's own, or an average of its models.
 
-An average costs nothing on the wire, and smooths a model that swings from round to round.
+An average sends no extra bytes, and smooths a model that swings from round to round.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ def _server_model(memory: Any, params: Params) -> Params:
 
 
 def server_model() -> Average:
-    """The server's model as it is."""
+    """The server's model itself."""
     return Average(Partial(_nothing), Partial(_nothing), Partial(_server_model))
+
+
+def is_server_model(average: Average) -> bool:
+    """Whether it is the server's model as it is."""
+    return getattr(average.model, "func", None) is _server_model
 
 
 def _ema_init(params: Params) -> tuple[Params, Any]:
@@ -79,11 +84,11 @@ AVERAGES: dict[str, Callable[..., Average]] = {"ema": ema, "last_two": last_two}
 
 
 def average(wanted: str | Average | None, rate: Any = None) -> Average:
-    """An average by its name, or one's own; None is the server's model."""
+    """An average by its name, or your own; None is the server's model."""
     if isinstance(wanted, Average):
         return wanted
     if rate is not None and wanted != "ema":
-        raise InputError("average_rate", rate, f"is the rate of average=ema, and average is {wanted}")
+        raise InputError("average_rate", rate, f"is only for average=ema; average is {wanted}")
     if wanted is None:
         return server_model()
     make = AVERAGES[choose("average", wanted, AVERAGES)]

@@ -1,19 +1,19 @@
-"""Guarded aggregation: a rule's weights, bounded whatever a device reports.
+"""Guarded aggregation: a rule's weights are bounded, whatever a device reports.
 
-FOLB weighs a reply by <grad F_k, grad_1 f>, so a device that inflates its gradient buys both the reference
-grad_1 f and its own weight. A guarded rule is the rule itself on a round that has been screened, its weights bounded:
+FOLB weighs a reply by <grad F_k, grad_1 f>, so a device that inflates its gradient pulls the reference grad_1 f its way
+and raises its own weight. A guarded rule screens the round, applies the rule, and bounds its weights:
 
-1. a reply with a value that is not finite, or a norm that is not, is refused;
-2. so is one whose update does not descend on its own gradient, <Delta_k, -grad F_k> > 0;
+1. a reply with a value or a norm that is not finite is rejected;
+2. a reply whose update does not descend on its own gradient, <Delta_k, -grad F_k> > 0, is rejected too;
 3. gamma_k is clamped to [0, 1];
 4. the norm of Delta_k is clipped to 3 times the median;
-5. the reference is the mean (10) of gradients clipped to their median norm, p_k / P_k to its median;
-6. negative weights are dropped, not turned round;
+5. the reference is the mean (10) of gradients clipped to their median norm, with p_k / P_k clipped to its median;
+6. negative weights are dropped: no update is reversed;
 7. no weight exceeds cap / K, by water-filling.
 
-K is what arrived, refused or not, each as often as it was drawn: a refusal raises nobody's bound. The bound is one
-device's, however often it was drawn. Where fewer than K / cap devices are left their weights add up to less than 1:
-the step is shorter, and the bound holds.
+K counts all replies that arrived, rejected or not, each as often as its device was drawn: rejecting a reply does not
+raise the bound of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are
+left, their weights add up to less than 1: the step is shorter, and the bound still holds.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from folb.typing import Params
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
 
-REACH = 3.0  # an update may have this many times the median norm
-SMALLEST = 1e-30  # a vector without a larger entry is taken for 0
-LARGEST = 1e6  # median norms that a gradient counts for, at most: with any bound on weights, as good as infinitely many
+REACH = 3.0  # an update's norm may be this many times the median
+SMALLEST = 1e-30  # a vector without a larger entry counts as 0
+LARGEST = 1e6  # longest gradient, in median norms: weights are bounded, so a longer one would change nothing
 
 
 def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
-    """The algorithm with its rule guarded, and a server step that sees the replies as the rule did.
+    """The algorithm with a guarded rule, and a server step that sees the same screened replies.
 
-    One that is guarded already keeps its own cap. One whose rule uses no gradients of its devices (FedAvg, FedProx,
-    most of FedNu) comes back as it is: a gradient buys nothing in it. A number of samples does where they are what
-    averages or draws go by, and so does what a survey is told: no guard checks those.
+    An algorithm that is already guarded keeps its cap. One whose rule uses no gradients of its devices (FedAvg,
+    FedProx, most of FedNu) is returned unchanged: a false gradient has no effect on it. Two lies can have an effect,
+    and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
     check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if not algorithm.sends("grad") or is_guarded(algorithm):
@@ -61,16 +61,16 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
 
 
 def is_guarded(algorithm: Algorithm) -> bool:
-    """Whether the algorithm's rule is a guarded one."""
+    """Whether the algorithm's rule is guarded."""
     return getattr(algorithm.rule, "func", None) is _guarded
 
 
 def guarded(rule: Rule, cap: Any = 2.0) -> Rule:
     """`rule` on screened rounds, with weights of at least 0 and at most cap / K.
 
-    With cap = 1 every device that counts has 1/K, as in the mean (2) where all were drawn once and none is refused;
-    from cap = K on only the screening is left. (9), whose
-    weights are not normalised, keeps its scale ||grad_1 f||^2 / ||grad_2 f||^2, but of clipped gradients.
+    With cap = 1 every device that counts has weight 1/K: the mean (2), if each was drawn once and none is rejected.
+    With cap >= K only the screening has an effect. The weights of (9) are not normalised: they keep the scale
+    ||grad_1 f||^2 / ||grad_2 f||^2, computed from clipped gradients.
     """
     return Partial(_guarded, rule=rule if isinstance(rule, Partial) else Partial(rule), cap=cap)
 
@@ -94,16 +94,16 @@ def _screening(memory: DeviceMemory | None) -> DeviceMemory | None:
 
 
 def _update_screened(round: Round, *, update: Any) -> tuple[Any, Any]:
-    """A device whose reply is refused keeps its memory."""
+    """A device whose reply is rejected keeps its memory."""
     sound = screened(round)
     shared, own = update(sound)
     return shared, jax.vmap(tree.where)(sound.times > 0, own, round.own)
 
 
 def screened(round: Round) -> Round:
-    """The round after steps 1 to 5: a reply that was refused counts 0 times.
+    """The round after steps 1 to 5: a rejected reply counts 0 times.
 
-    Gradients are in units of their median norm, in which nothing overflows; FOLB's weights do not depend on it.
+    Gradients are in units of their median norm, so that nothing overflows; FOLB's weights do not depend on the unit.
     """
     if round.grad is None:
         raise InputError("uploads", (), "a guarded rule needs the devices' gradients: should have 'grad'")
@@ -127,14 +127,14 @@ def screened(round: Round) -> Round:
         reference=gradient_estimate(
             _scaled(grad.direction, jnp.minimum(length, 1.0)),
             times,
-            jnp.minimum(round.correction, median(round.correction, counted)),  # p_k is what the device says it has
+            jnp.minimum(round.correction, median(round.correction, counted)),  # p_k is the device's own claim
         ),
         second=None if round.second is None else _screened_second(round.second, unit),
     )
 
 
 def _screened_second(second: Gradients, unit: Array) -> Gradients:
-    """S_2's gradients, clipped to their own median norm, in S_1's unit. It sends no update to hold them against."""
+    """S_2's gradients, clipped to their own median norm, in S_1's unit. S_2 sends no updates to check them against."""
     grad = _polar(second.grad, second.times > 0)
     counted = jnp.isfinite(grad.norm) & (grad.norm > 0)
     length = jnp.minimum(grad.norm, median(grad.norm, counted))
@@ -148,12 +148,12 @@ def _screened_second(second: Gradients, unit: Array) -> Gradients:
 class Polar(NamedTuple):
     """The entries of a stack as norms and directions."""
 
-    norm: Array  # not finite where a value of the entry is not, or where it does not fit
-    direction: Params  # 0 where there is none
+    norm: Array  # not finite if a value of the entry is not, or if the norm overflows
+    direction: Params  # 0 for an entry that has none
 
 
 def _polar(stack: Params, wanted: Array) -> Polar:
-    """Each entry divided by its largest value before it is squared: squares of 1e20 do not fit into 32 bits."""
+    """Each entry is divided by its largest value before it is squared: the square of 1e20 overflows 32 bits."""
     finite = jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf), axis=_inner(leaf)), stack)
     fine = wanted & jax.tree.reduce(jnp.logical_and, finite)
     kept = jax.tree.map(lambda leaf: jnp.where(_over(fine, leaf), leaf, 0), stack)
@@ -178,25 +178,26 @@ def _inner(leaf: Array) -> tuple[int, ...]:
 
 
 def _over(values: Array, leaf: Array) -> Array:
-    """A value for each entry of a stack, in the shape of a leaf of it."""
+    """One value per entry of a stack, shaped to broadcast over a leaf."""
     return values.reshape((-1,) + (1,) * (leaf.ndim - 1))
 
 
 def median(values: Array, counted: Array) -> Array:
-    """The middle of those counted, each device once; of two the smaller, for one liar in two could raise their mean."""
+    """The median of the counted values, each device once. Of two, the smaller: a liar could raise their mean."""
     ordered = jnp.sort(jnp.where(counted, values, jnp.inf))
     n = jnp.sum(counted)
     return jnp.where(n > 0, ordered[jnp.maximum(n - 1, 0) // 2], 0.0)
 
 
 def water_filled(weights: Array, most: Array | float, total: Array | float) -> Array:
-    """min(level * weights, most), the level being such that they add up to `total`.
+    """min(level * weights, most), with the level that makes them add up to `total`.
 
-    What one device may not have goes to the others in proportion. Where even all at `most` add up to less, all are.
+    What exceeds `most` goes to the other devices in proportion. If even all at `most` add up to less than `total`, all
+    are at `most`.
     """
     weights = fraction(weights, jnp.max(weights))
     ordered = jnp.sort(weights, descending=True)
-    rest = jnp.cumsum(ordered[::-1])[::-1]  # of the j-th largest and all after it, the smallest added first
+    rest = jnp.cumsum(ordered[::-1])[::-1]  # sum of the j-th largest and all after it; the smallest are added first
     level = fraction(total - jnp.arange(len(weights)) * most, rest)  # if the largest j are at `most`
     fits = (level * ordered <= most * (1 + 1e-6)) & (rest > 0)
     filled = jnp.minimum(level[jnp.argmax(fits)] * weights, most)

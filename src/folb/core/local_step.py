@@ -1,9 +1,9 @@
 """The step of a device's solver, on h_k of (3).
 
-A step is a function (g, state, lr, *, numbers) -> (move, state). `g` is the gradient of h_k at the device's model, the
-proximal term and the server's shift included; the device adds `move` to its model. `state` begins with init(params) in
-every round, so that a device keeps nothing from one round to the next. Written with `folb.core.vector`, a step runs in
-the simulator and on a real device alike.
+A step is a function (g, state, lr, *, numbers) -> (move, state). `g` is the gradient of h_k at the device's model, with
+the proximal term and the server's shift. The device adds `move` to its model. `state` starts as init(params) in every
+round: a device keeps nothing between rounds. A step that is written with `folb.core.vector` runs both in the simulator
+and on a real device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def no_state(params: Params) -> tuple[()]:
 
 @dataclass(frozen=True)
 class LocalStep:
-    """A step, the state that it begins a round with, and its numbers, which can be swept."""
+    """A step, its state at the start of a round, and its numbers, which can be swept."""
 
     apply: Callable[..., tuple[Params, Any]]
     init: Callable[[Params], Any] = no_state
@@ -33,7 +33,7 @@ class LocalStep:
 
     @property
     def name(self) -> str:
-        """What a device knows it by."""
+        """The name by which a device knows it."""
         return self.apply.__name__
 
     def __call__(self, g: Params, state: Any, lr: Any) -> tuple[Params, Any]:
@@ -50,7 +50,7 @@ LOCAL_STEPS: dict[str, LocalStep] = {"sgd": LocalStep(sgd)}
 
 
 def local_step(step: str | LocalStep | Callable[..., Any]) -> LocalStep:
-    """A step by its name, or one's own; a function alone has no state."""
+    """A step by its name, or your own; a plain function has no state."""
     if isinstance(step, str):
         if step not in LOCAL_STEPS:
             raise InputError("local_step", step, f"should be one of {', '.join(LOCAL_STEPS)}, or a LocalStep")

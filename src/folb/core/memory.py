@@ -1,8 +1,8 @@
-"""What the server remembers of devices, by their identity.
+"""What the server remembers about each device.
 
-Devices keep nothing from one round to the next. The server gathers the memory of a round's devices, sends them what
-follows from it as a linear term, h_k(w) + <shift_k, w>, and updates it when the round closes. A device whose reply was
-lost or refused keeps the memory that it had.
+Devices keep nothing between rounds. The server gathers the memory of a round's devices, sends each of them a linear
+term computed from it, h_k(w) + <shift_k, w>, and updates the memory when the round closes. If a reply is lost or
+rejected, the memory of its device does not change.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from folb.typing import Params
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A memory of devices: what it starts as, how a round changes it, and what of it a device is sent.
+    """A memory of devices: how it starts, how a round changes it, and what a device is sent.
 
-    init(params) -> (shared, own): the server's part, and that of a device which was not met before.
-    update(round) -> (shared, own): both after the round. `round.own` is stacked over the slots, and so is the answer;
-    slots without a usable reply (`round.times` is 0) are left as they were, whatever is answered for them.
+    init(params) -> (shared, own): the server's part, and the part of a device that was not met before.
+    update(round) -> (shared, own): both after the round. `round.own` and the result are stacked over the slots. Slots
+    without a usable reply (`round.times` is 0) keep their memory, whatever the result says.
     shift(shared, own) -> a tree of the model's shape, for one device; None sends nothing.
     """
 
@@ -38,7 +38,7 @@ class DeviceMemory:
 
 
 def device_memory(wanted: DeviceMemory | None) -> DeviceMemory | None:
-    """The memory with functions that compile, checked."""
+    """The memory, checked, with functions that can be compiled."""
     if wanted is None:
         return None
     if not isinstance(wanted, DeviceMemory):
@@ -51,10 +51,10 @@ def device_memory(wanted: DeviceMemory | None) -> DeviceMemory | None:
 
 
 class Rows(NamedTuple):
-    """The memory of all devices, as rows: one for each device, or for many devices one for each that was met.
+    """The memory of all devices: a row for each device or, if there are many, for each device that was met.
 
-    `place` [N] is then the row of each device, and -1 for one that was not met, whose memory is `first`; `met` counts
-    the rows in use.
+    In the second case `place` [N] is the row of each device, or -1 if it was not met: its memory is then `first`. `met`
+    counts the rows in use.
     """
 
     rows: Any
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
 
 
 def empty(own: Any, N: int, most: int) -> Rows:
-    """Rows for N devices, of which at most `most` will be met; `own` is the memory of one that was not."""
+    """Rows for N devices, if at most `most` of them will be met; `own` is the memory of a device not met yet."""
     count = min(N, most)
     rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), own)
     if count == N:
@@ -86,7 +86,7 @@ def gathered(memory: Rows, device: Array) -> Any:
 
 
 def scattered(memory: Rows, device: Array, changed: Array, values: Any) -> Rows:
-    """The memory with new values for those of `device` that `changed`, each of them once."""
+    """The memory with new values for the devices that `changed`; each occurs once."""
     nowhere = 2**31 - 1  # out of bounds: not written
     if memory.place is None or memory.met is None:
         to = jnp.where(changed, device, nowhere)

@@ -1,8 +1,8 @@
 """All randomness of a run: a pure function of (seed, round, device).
 
-One block cipher call, Threefry with the key (seed, round), answers for any number of devices at once; chains
-of derived keys would cost several times the compilation. Anyone who knows the seed can replay any round of
-any device, in the simulator or on the device itself.
+One call of a block cipher, Threefry with the key (seed, round), serves any number of devices at once; chains of derived
+keys would take several times as long to compile. Anyone who knows the seed can replay any round of any device, in the
+simulator or on the device itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.random import threefry_2x32
 
-SERVER = 0xFFFFFFFF  # the server's own draws, where a device's number would stand
-HOME = 0  # the round of what belongs to a device for good; rounds proper begin with 1
+SERVER = 0xFFFFFFFF  # in place of a device's number: the server's own draws
+HOME = 0  # in place of a round: what a device keeps for good; rounds begin with 1
 
 
 def words(seed: Array | int, t: Array | int, who: Array | int, n: int) -> Array:
@@ -28,7 +28,7 @@ def words(seed: Array | int, t: Array | int, who: Array | int, n: int) -> Array:
 def below(n: Array | int, words: Array) -> Array:
     """Random words as whole numbers from 0 to n - 1, n < 2^31: floor(word n / 2^32), in halves of 16 bits.
 
-    All bits of a word count: from the 23 of a number between 0 and 1 not every one of ten million rows could come.
+    All bits of a word count: a number between 0 and 1 has 23 bits, too few to reach each of ten million rows.
     """
     n = jnp.asarray(n, jnp.uint32)
     low, high = words & 0xFFFF, words >> 16

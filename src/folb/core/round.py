@@ -1,4 +1,4 @@
-"""A round as both carriers have it: the draw of its devices, what they manage, and its close.
+"""The parts of a round that both carriers share: the draw of its devices, their effort, and its close.
 
 All randomness is a pure function of (seed, round, device), so any round can be replayed alone.
 """
@@ -23,7 +23,7 @@ from folb.typing import Params
 
 
 class State(NamedTuple):
-    """All that a run needs to resume. What an algorithm does not have is ()."""
+    """All that a run needs to resume. A part that an algorithm does not have is ()."""
 
     params: Params
     memory: Any  # the server step's
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
-    """The state before the first round, and the memory of a device that was not met; the carrier keeps devices'."""
+    """The state before the first round, and the first memory of a device. The carrier stores the devices' memory."""
     shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.init(params)
     return State(params, algorithm.server.init(params), shared, algorithm.average.init(params)), own
 
@@ -55,15 +55,16 @@ class Closed(NamedTuple):
 def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     """Aggregate a round and take the server's step.
 
-    A round without a usable reply leaves the model, and every memory, as they were.
+    A round without a usable reply changes neither the model nor any memory.
     """
     round = round._replace(shared=state.shared)
     update = algorithm.rule(round)
     _check_update(update, state.params, algorithm.selection.K)
     updated = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
     params, memory = algorithm.server.apply(state.memory, round, update)
+    tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
     shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.update(round)
-    _check_memory(round, shared, own)
+    tree.check_like("memory: what update(round) returns", (shared, own), (state.shared, round.own))
     average = algorithm.average.update(state.average, params)
     own = jax.vmap(tree.where)(updated & (round.times > 0), own, round.own)
     following = tree.where(updated, State(params, memory, shared, average), state._replace(devices=()))
@@ -71,18 +72,11 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:
-    """Shapes are known before anything runs: a rule that got them wrong is told so, rather than broadcast."""
+    """Wrong shapes would be broadcast without an error. Shapes are known before anything runs, so check them."""
     delta, weights = jax.tree.map(jnp.shape, tuple(update))
     if delta != jax.tree.map(jnp.shape, params) or weights != (K,):
         expected = f"should be an update of the shapes of the model, and weights of shape ({K},)"
         raise InputError("rule: shapes", (delta, weights), expected)
-
-
-def _check_memory(round: Round, shared: Any, own: Any) -> None:
-    """A memory keeps its shapes from round to round."""
-    before, after = (jax.tree.map(jnp.shape, pair) for pair in ((round.shared, round.own), (shared, own)))
-    if before != after:
-        raise InputError("memory: shapes after update(round)", after, f"should be {before}, as before the round")
 
 
 Chosen = tuple[Multiset, Multiset | None]  # S_1, and S_2 of Algorithm 2
@@ -96,20 +90,18 @@ def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) ->
 
 
 def shifts(algorithm: Algorithm, state: State, own: Any) -> Params | None:
-    """The linear term that each device is sent, stacked as `own` is; None where nothing is sent."""
+    """The linear term that each device is sent, stacked like `own`; None if nothing is sent."""
     memory = algorithm.memory
     if memory is None or memory.shift is None:
         return None
     found = jax.vmap(memory.shift, in_axes=(None, 0), axis_size=algorithm.selection.K)(state.shared, own)
-    shapes = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], found)
-    wanted = jax.tree.map(jnp.shape, state.params)
-    if shapes != wanted:
-        raise InputError("memory: shapes of shift(shared, own)", shapes, f"should be {wanted}, as the model's")
+    wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
+    tree.check_like("memory: what shift(shared, own) returns, stacked", found, wanted)
     return found
 
 
 def upload_shape(upload: Upload, params: Params) -> Any:
-    """What an upload of one device is like, for a model of that shape: nothing is computed."""
+    """The shape of one device's upload, for a model like `params`. Nothing is computed."""
     number = jax.ShapeDtypeStruct((), jnp.float32)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
     known = {name: number if name in ("loss", "mu") else like for name in upload.needs}
@@ -122,7 +114,7 @@ def upload_shape(upload: Upload, params: Params) -> Any:
 def managed(
     system: System, solver: Solver, size: Array, who: Array, seed: Array | int, t: Array | int
 ) -> tuple[Array, Effort]:
-    """Of devices `who` with `size` samples, the random words for their batches, and what they manage in round t."""
+    """For devices `who` with `size` samples: random words for their batches, and their effort in round t."""
     home = randomness.uniform(randomness.words(seed, randomness.HOME, who, 2))
     words = randomness.words(seed, t, who, 4)
     return words[:, :2], jax.vmap(system)(home, randomness.uniform(words[:, 2:]), unit_cost(solver, size))

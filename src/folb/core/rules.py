@@ -1,8 +1,8 @@
 """Aggregation: one function for each rule of the paper.
 
-A rule sees the whole `Round`, all replies stacked, and gives the `Update` of the server's model. A device
-drawn m times into the multiset works once and counts m times; one that was lost counts 0 times. So the
-paper's K is the sum of `times`, and its sums over k in S are sums weighted by `times`.
+A rule sees the whole `Round`, all replies stacked, and returns the `Update` of the server's model. A device drawn m
+times into the multiset works once and counts m times; one that was lost counts 0 times. So the paper's K is the sum of
+`times`, and its sums over k in S are sums weighted by `times`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class Round(NamedTuple):
     params: Params  # w^t, not stacked
     times: Array  # times in the multiset, 0 for a slot without a usable reply
     size: Array  # n_k
-    correction: Array  # p_k / P_k: brings what was drawn from P to the objective (1)
+    correction: Array  # p_k / P_k: corrects a mean over draws from P to the objective (1)
     delta: Params  # w_k - w^t
     grad: Params | None = None  # grad F_k(w^t)
     gamma: Array | None = None
-    inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, where a survey of all devices gave it
+    inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, if there was a survey of all devices
     second: Gradients | None = None  # what S_2 sent, for (9)
-    reference: Params | None = None  # grad_1 f(w^t), where it is to be another than (10) of `grad`
-    device: Array | None = None  # whose replies these are; no rule's business, but an attack's
-    K: Array | None = None  # what arrived, where that is more than `times` has: replies that were refused before
+    reference: Params | None = None  # grad_1 f(w^t), if it should differ from (10) of `grad`
+    device: Array | None = None  # whose replies these are: for attacks, not for rules
+    K: Array | None = None  # replies that arrived, if more than `times` counts: some were rejected before
     sent: Mapping[str, Any] = {}  # further uploads, by name
     t: Array | int | None = None  # the number of the round
     N: Array | int | None = None  # how many devices there are
     steps: Array | None = None  # mini-batch steps of each slot's device, or steps of a full gradient
     lr: Array | float | None = None  # size of those steps
     shared: Any = ()  # the server's part of the memory of devices
-    own: Any = ()  # that of each slot's device, stacked
+    own: Any = ()  # the part of each slot's device, stacked
 
 
 class Gradients(NamedTuple):
@@ -72,15 +72,15 @@ def weighted(round: Round, weights: Array) -> Update:
 
 
 def fraction(a: Array, b: Array) -> Array:
-    """a / b, and 0 where b vanishes: the rule then gives no update."""
+    """a / b, and 0 where b is 0: the rule then makes no update."""
     return jnp.where(b == 0, 0.0, a / jnp.where(b == 0, 1.0, b))
 
 
 def gradient_estimate(grad: Params, times: Array, correction: Array) -> Params:
     """(10): grad_i f(w^t) = 1/K sum_{k in S_i} grad F_k(w^t).
 
-    Drawn from P and meant for f = sum_k p_k F_k, each gradient is weighted by p_k / P_k, which is 1 when the
-    selection matches the objective (1). That is unbiased for draws with replacement, and for uniform ones without.
+    The draws are from P, but f = sum_k p_k F_k. So each gradient is weighted by p_k / P_k, which is 1 when the
+    selection matches the objective (1). This is unbiased for draws with replacement, and for uniform draws without.
     """
     return tree.combine(fraction(times * correction, jnp.sum(times)), grad)
 
@@ -109,7 +109,7 @@ def samples(round: Round) -> Update:
 def signed(round: Round) -> Update:
     """(5): w^{t+1} = w^t + 1/K sum_{k in S_t} sign(<grad f, grad F_k>) Delta w_k.
 
-    The inner product is the survey's where there was one, and otherwise estimated with (10).
+    The inner product comes from the survey, if there was one; otherwise it is estimated with (10).
     """
     inner = inner_products(round)[0] if round.inner is None else round.inner
     return weighted(round, fraction(round.times, jnp.sum(round.times)) * jnp.sign(inner))
@@ -118,7 +118,7 @@ def signed(round: Round) -> Update:
 def folb_two_set(round: Round) -> Update:
     """(9): weights <grad F_k, grad_1 f> / sum_{k' in S_2} <grad F_k', grad_2 f>.
 
-    They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2 when both sets are K strong.
+    They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2 when both sets have K members.
     """
     if round.second is None:
         raise InputError("uploads", (), "(9) needs the second set's gradients: should have 'grad' and 'second'")
@@ -137,14 +137,14 @@ def folb(round: Round) -> Update:
 def folb_hetero(round: Round, psi: Array | float) -> Update:
     """(18): weights I_k / sum |I_k'|, with I_k = <grad_1 f, grad F_k> - psi gamma_k ||grad_1 f||^2.
 
-    Exactly as printed: a discount larger than the inner product turns a device's update round.
+    Exactly as printed: a discount larger than the inner product reverses a device's update.
     """
     inner, discount = _discounted(round, psi)
     return weighted(round, _normalised(round, as_printed(inner, discount)))
 
 
 def folb_never_flip(round: Round, psi: Array | float) -> Update:
-    """(18), its discount shrinking |I_k| to zero and never past it, so that psi cannot flip a sign."""
+    """(18), but the discount shrinks |I_k| to zero at most, so that psi cannot flip a sign."""
     inner, discount = _discounted(round, psi)
     return weighted(round, _normalised(round, never_flipped(inner, discount)))
 

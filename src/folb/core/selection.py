@@ -1,6 +1,6 @@
 """Which devices a round asks: a multiset of K drawn from P_k^t (Algorithm 1), or a set without replacement.
 
-A sampling is a function of what the server knows: it gives the distribution P_k^t, or draws by itself.
+A sampling is a function of what the server knows: it returns the distribution P_k^t, or draws the devices itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ jax.tree_util.register_dataclass(Upload, data_fields=["numbers"], meta_fields=["
 
 
 class Known(NamedTuple):
-    """What the server knows when it draws the devices of round t: of all N devices, whether met before or not."""
+    """What the server knows about all N devices when it draws those of round t."""
 
     t: Array | int
     K: int
@@ -32,8 +32,8 @@ class Known(NamedTuple):
     start: Array  # device k owns rows start[k] : start[k] + size[k]
     size: Array  # n_k
     share: Array  # p_k of (1)
-    survey: Array | None = None  # what the survey asked for; of gradients, <grad f, grad F_k>
-    memory: Any = None  # of the devices, [N, ...] each, where the sampling asks for it
+    survey: Array | None = None  # the answers to the survey; for gradients, <grad f, grad F_k>
+    memory: Any = None  # of the devices, [N, ...] each, if the sampling asks for it
 
 
 class Draw(NamedTuple):
@@ -41,17 +41,17 @@ class Draw(NamedTuple):
 
     words: int  # random words that a draw takes
     devices: Callable[[Array], Multiset]
-    correction: Callable[[Array], Array]  # p_k / P_k of devices: what makes a mean over the draw one of (1)
-    inner: Array | None = None  # <grad f, grad F_k> of all N devices, where the selection (7) needed them
+    correction: Callable[[Array], Array]  # p_k / P_k of devices: corrects a mean over the draw to (1)
+    inner: Array | None = None  # <grad f, grad F_k> of all N devices, if the selection (7) needed them
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sampling:
-    """weigh(known) gives the chances of all N devices, in any scale, or a `Draw`.
+    """weigh(known) returns a chance for each of the N devices, in any scale, or a `Draw`.
 
     `survey` is an upload that all N devices are asked for before the draw. With `memory`, the sampling sees what the
-    server remembers of each device.
+    server remembers about each device.
     """
 
     weigh: Callable[[Known], Array | Draw]
@@ -71,7 +71,7 @@ class Selection:
 
     @property
     def ahead(self) -> bool:
-        """Whether the devices of a round are known before the rounds before it are played."""
+        """Whether the devices of a round can be drawn before earlier rounds are played."""
         return self.sampling.survey is None and not self.sampling.memory
 
 
@@ -83,12 +83,12 @@ class Multiset(NamedTuple):
 
 
 def lb_near_optimal(inner: Array) -> Array:
-    """(7): P_k proportional to |<grad f, grad F_k>|, and uniform where all vanish."""
+    """(7): P_k proportional to |<grad f, grad F_k>|, and uniform if all are 0."""
     return _proportional(jnp.abs(inner))
 
 
 def norm_proxy(norms: Array) -> Array:
-    """P_k proportional to ||grad F_k||, the Cauchy-Schwarz stand-in for (7) of Sec. III-D."""
+    """P_k proportional to ||grad F_k||, the Cauchy-Schwarz approximation of (7) in Sec. III-D."""
     return _proportional(norms)
 
 
@@ -110,8 +110,9 @@ def drawing(how: Selection, known: Known) -> Draw:
     N = len(known.size)
     if jnp.shape(found) != (N,):
         raise InputError("sampling: shape", jnp.shape(found), f"should be ({N},): a chance for each device")
-    # a chance that is negative or not a number is none
-    return from_distribution(_proportional(jnp.where(found > 0, found, 0.0)), known)
+    # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
+    chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)
+    return from_distribution(_proportional(chances), known)
 
 
 def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Draw:
@@ -126,7 +127,7 @@ def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Dra
 
 
 def _uniform(known: Known) -> Draw:
-    """P_k = 1/N, which is not written down: N may be a million."""
+    """P_k = 1/N, without an array of N chances: N may be a million."""
     N, K, replacement = len(known.size), known.K, known.replacement
     return Draw(
         K if replacement else 2,
@@ -137,7 +138,7 @@ def _uniform(known: Known) -> Draw:
 
 def _by_samples(known: Known) -> Draw:
     """P_k = n_k / n."""
-    samples = known.start[-1] + known.size[-1]  # of all devices, even where y is a window
+    samples = known.start[-1] + known.size[-1]  # of all devices, even if y holds only a window
     if not known.replacement:
         return from_distribution(known.size / samples, known)
     return Draw(
@@ -166,7 +167,7 @@ SAMPLINGS = {
 
 
 def sampling(wanted: str | Sampling | Callable[[Known], Any]) -> Sampling:
-    """A sampling by its name, or one's own; a function alone needs neither a survey nor a memory."""
+    """A sampling by its name, or your own; a plain function uses neither a survey nor a memory."""
     if isinstance(wanted, str):
         return SAMPLINGS[choose("sampling", wanted, SAMPLINGS)]
     made = wanted if isinstance(wanted, Sampling) else Sampling(wanted)
@@ -194,9 +195,9 @@ def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
 
 
 def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
-    """K of N devices, all alike, at a cost that does not grow with N.
+    """K of N devices with equal chances, at a cost that does not grow with N.
 
-    `words` are random: K of them, or without replacement two, the key of a permutation whose first K are taken.
+    `words` are random: K of them or, without replacement, two: the key of a permutation whose first K are taken.
     """
     if replacement:
         return _multiset(below(N, words))
@@ -204,7 +205,7 @@ def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
 
 
 def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multiset:
-    """Devices in proportion to their samples, with replacement: the owners of random rows, device k's from start[k]."""
+    """Devices in proportion to their samples, with replacement: owners of random rows. Device k's begin at start[k]."""
     return _multiset(jnp.searchsorted(start, below(samples, words), side="right") - 1)
 
 

@@ -1,7 +1,7 @@
-"""The server's step: what becomes of the model once a rule has weighed the round.
+"""The server's step: how the model changes after a rule has weighed the round.
 
 A step is a pair of pure functions, as in optax: `init(params) -> memory` and
-`apply(memory, round, update) -> (params, memory)`. Any of them goes with any rule.
+`apply(memory, round, update) -> (params, memory)`. Any step works with any rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import Partial
 
@@ -66,28 +65,32 @@ def _optax_apply(
 ) -> tuple[Params, Any]:
     downhill = jax.tree.map(jnp.negative, update.delta)
     step, memory = make(**numbers).update(downhill, memory, round.params)
-    return optax.apply_updates(round.params, step), memory
+    return tree.add(round.params, step), memory
 
 
-def _from_optax(make: Callable[..., Any], **numbers: Any) -> ServerStep:
+def _from_optax(name: str, **numbers: Any) -> ServerStep:
     """An optax optimiser fed with -Delta, the server's pseudo-gradient."""
-    make = Partial(make)  # a function inside a Partial must be a pytree: a Partial without arguments is one
+    import optax  # here, since it takes time to load and few algorithms need it
+
+    make = Partial(
+        getattr(optax, name)
+    )  # a function inside a Partial must be a pytree: a Partial without arguments is one
     return ServerStep(Partial(_optax_init, make=make, **numbers), Partial(_optax_apply, make=make, **numbers))
 
 
 def momentum(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
     """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
-    return _from_optax(optax.sgd, learning_rate=lr, momentum=beta)
+    return _from_optax("sgd", learning_rate=lr, momentum=beta)
 
 
 def adam(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
     """FedAdam (Reddi et al., 2021)."""
-    return _from_optax(optax.adam, learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+    return _from_optax("adam", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
 def yogi(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
     """FedYogi (Reddi et al., 2021)."""
-    return _from_optax(optax.yogi, learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+    return _from_optax("yogi", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
 SERVERS: dict[str, Callable[..., ServerStep]] = {
@@ -97,7 +100,7 @@ SERVERS: dict[str, Callable[..., ServerStep]] = {
     "yogi": yogi,
     "fedexp": fedexp,
 }
-SETTINGS = {"lr": "server_lr"}  # a number of a step as a setting: the devices have an lr of their own
+SETTINGS = {"lr": "server_lr"}  # the name as a setting: `lr` is the devices' step size
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "lr": (lambda lr: lr > 0, "should be more than 0"),
     "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
@@ -107,7 +110,7 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
-    """A step by its name, with those of its numbers that are not None; or one's own, which has its numbers."""
+    """A step by its name, with the numbers that are not None; or your own, which already has its numbers."""
     given = {name: value for name, value in numbers.items() if value is not None}
     for name, value in given.items():
         check(SETTINGS.get(name, name), value, *RANGES[name])
@@ -122,7 +125,7 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
     for name, value in given.items():
         if name not in known:
             owners = [other for other, step in SERVERS.items() if name in inspect.signature(step).parameters]
-            which = wanted if isinstance(wanted, str) else "one's own"
+            which = wanted if isinstance(wanted, str) else "your own"
             raise InputError(SETTINGS.get(name, name), value, f"is for server={', '.join(owners)}; server is {which}")
     return make(**given)
 

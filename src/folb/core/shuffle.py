@@ -1,10 +1,10 @@
 """Random permutations that are computed, not stored.
 
-Sorting random keys is the costliest thing a compiled round can do on a CPU, and the order of a device's
-samples would have to be kept for its largest possible size. Here the sample at position j of a shuffled pass
-is a keyed bijection of j, so any batch of any pass is a few integer operations away.
+Sorting random keys is the most expensive step of a compiled round on a CPU, and each device would need room for the
+order of the largest device's samples. Here the sample at position j of a shuffled pass is a keyed bijection of j, so
+any batch of any pass takes a few integer operations.
 
-The same function serves jax's arrays in the simulator and NumPy's on a real device, which need not have jax.
+The same function works on jax arrays in the simulator and on NumPy arrays on a real device, which may not have jax.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROUNDS = 16
 
 
 def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
-    """The element of 0 .. size-1 at `position` of pass `epoch`: over positions 0 .. size-1, a permutation.
+    """The element of 0 .. size-1 at `position` of pass `epoch`: a permutation of the positions 0 .. size-1.
 
-    A random rotation, then the swap-or-not shuffle (Hoang, Morris, Rogaway, 2012): each round pairs x with
-    c - x (mod size) and swaps the two or not by one random bit of the pair, so each round, and all of them
-    together, is one-to-one. `words` are two random 32-bit integers, the key; `size` is below 2^24.
+    A random rotation, then the swap-or-not shuffle (Hoang, Morris, Rogaway, 2012): each round pairs x with c - x (mod
+    size), and one random bit of the pair says whether to swap the two. So each round is one-to-one, and so are all
+    rounds together. `words` are two random 32-bit integers, the key; `size` is below 2^24.
     """
     xp: Any = words.__array_namespace__()
     size = xp.asarray(size, dtype=xp.uint32)
@@ -46,7 +46,7 @@ def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
 
 
 def _in_turn(f: Callable[..., Any], x: Any, drawn: tuple[Any, Any]) -> Any:
-    """f(… f(f(x, drawn_1), drawn_2) …): a plain loop on NumPy's arrays, and one that compiles soon on jax's."""
+    """f(… f(f(x, drawn_1), drawn_2) …): a plain loop for NumPy arrays, and a loop that compiles fast for jax arrays."""
     if isinstance(x, np.ndarray):
         for pair in zip(*drawn, strict=True):
             x = f(x, pair)

@@ -1,9 +1,9 @@
 """How much work a device manages in a round, when its reply arrives, and whether it does.
 
-A system model is a function (home, luck, cost) -> Effort for one device in one round. `home` and `luck` are
-two random numbers each, between 0 and 1: those of (seed, device), for what belongs to the device for good,
-such as its speed; and those of (seed, round, device). Neither depends on the algorithm, so every algorithm
-meets the same draws. `cost` is the number of mini-batch steps in one unit of work.
+A system model is a function (home, luck, cost) -> Effort for one device in one round. `home` and `luck` are two random
+numbers each, between 0 and 1. `home` depends on (seed, device) and is for what a device keeps for good, such as its
+speed; `luck` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm gets the same
+draws. `cost` is the number of mini-batch steps in one unit of work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Effort(NamedTuple):
 
 System = Callable[[Array, Array, Array], Effort]
 
-MOST = 10**6  # units of work: more would outlast anyone's patience, and 32 bits in mini-batch steps
+MOST = 10**6  # units of work: more would take far too long, and overflow 32 bits in mini-batch steps
 
 Rate = Annotated[float, "chance that a device drops out of a round"]
 
@@ -72,9 +72,9 @@ def deadline(
     delay_spread: Annotated[float, "sd of log mean delay over the devices"] = 0.5,
     dropout: Rate = 0.0,
 ) -> System:
-    """Sec. V: a device works for tau - T_k^c, T_k^c the 99th percentile of its exponential delay.
+    """Sec. V: a device works for tau - T_k^c, where T_k^c is the 99th percentile of its exponential delay.
 
-    Its reply is lost if the round's delay brings it in after tau, or if not one unit of work fits.
+    Its reply is lost if it arrives after tau, or if the time is too short for one unit of work.
     """
     for name, value in (("tau", tau), ("speed", speed), ("delay", delay)):
         check(name, value, lambda value: value > 0, "should be more than 0")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.errors import InputError
 from folb.typing import Params
 
 
@@ -55,6 +56,18 @@ def combine(weights: Array, stack: Params) -> Params:
 def where(condition: Array, a: Params, b: Params) -> Params:
     """a if the scalar `condition` holds, else b."""
     return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
+
+
+def check_like(field: str, found: Params, wanted: Params) -> None:
+    """Raise an `InputError` unless both have the same structure, shapes and types: jax would broadcast in silence."""
+
+    def kind(leaf: Any) -> str:
+        known = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)  # a number of Python's
+        return f"{known.dtype}{list(known.shape)}"
+
+    kinds, expected = (jax.tree.map(kind, tree) for tree in (found, wanted))
+    if kinds != expected:
+        raise InputError(field, kinds, f"should be {expected}")
 
 
 def size(a: Params) -> int:

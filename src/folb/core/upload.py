@@ -1,9 +1,9 @@
-"""What a device sends beside its update: named quantities, each a function of what the device has.
+"""What a device sends besides its update: named quantities, each a function of what the device has.
 
-The function's arguments name what it needs (KNOWN), and only that is computed; its keyword-only arguments are numbers,
-which can be swept. It answers with a number, an array, or a tree of arrays, such as one of the model's shape. Written
-with `folb.core.vector`, it runs in the simulator and on a real device alike. Its size in bytes follows from what it
-answers; on arrival the shapes are checked, and that no number is outside of `least` and `most`.
+The function's arguments name what it needs (KNOWN), and only that is computed. Its keyword-only arguments are numbers,
+which can be swept. It returns a number, an array, or a tree of arrays, for example of the model's shape. A function
+that is written with `folb.core.vector` runs both in the simulator and on a real device. The size in bytes follows from
+the result. The server checks the shapes, and that every number is between `least` and `most`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from folb.core.vector import each, namespace, norm
 from folb.errors import InputError, choose
 from folb.typing import Params
 
-LARGEST = 1e15  # norm of an upload: beyond it, products of two overflow 32 bits
+LARGEST = 1e15  # norm of an upload: the product of two larger ones overflows 32 bits
 
 KNOWN = {
     "params": "w^t, the model that the device was sent",
@@ -27,7 +27,7 @@ KNOWN = {
     "after": "grad F_k(w_k)",
     "loss": "F_k(w^t)",
     "mu": "the weight of the proximal term",
-    "mean": "the estimate (10) of grad f, which a server of two phases sends along",
+    "mean": "the estimate (10) of grad f, which a two-phase server sends with the model",
 }
 BEFORE_WORK = ("params", "grad", "loss", "mu")  # what a device has before it works: all that a survey can ask for
 
@@ -44,12 +44,12 @@ class Upload:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What of KNOWN it is computed from."""
+        """The names in KNOWN that it is computed from."""
         parameters = inspect.signature(self.compute).parameters.values()
         return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
     def __call__(self, known: Any) -> Any:
-        """The quantity, from known[name] of what it needs."""
+        """The quantity, computed from known[name] of each name that it needs."""
         return self.compute(*(known[name] for name in self.needs), **self.numbers)
 
 
@@ -81,7 +81,7 @@ def inexactness(delta: Params, grad: Params, after: Params, mu: Any) -> Any:
 
 
 def _gamma(delta: Params, grad: Params, after: Params, mu: Any, *, most: Any) -> Any:
-    """SGD may leave a larger gradient than it found; the paper takes gamma_k in [0, 1], where `most` is 1."""
+    """SGD may end with a larger gradient than it began with. The paper has gamma_k in [0, 1]: then `most` is 1."""
     found = inexactness(delta, grad, after, mu)
     return namespace(found).minimum(found, most)
 
@@ -97,13 +97,13 @@ UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS)}
 
 
 def upload(wanted: str | Upload) -> Upload:
-    """An upload by its name, or one's own, checked."""
+    """An upload by its name, or your own, checked."""
     if not isinstance(wanted, Upload):
         return UPLOADS[choose("uploads", wanted, UPLOADS)]
     own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA
-    taken = (*UPLOADS, DELTA.name, "second", "metrics")
+    taken = (*UPLOADS, DELTA.name, "second", "step", "metrics")  # names that mean something else in a message
     if own and (wanted.name in taken or not wanted.name.isidentifier()):
-        raise InputError("uploads", wanted.name, f"should be a word, and none of {', '.join(taken)}")
+        raise InputError("uploads", wanted.name, f"should be a word, but not one of {', '.join(taken)}")
     for need in wanted.needs:
         choose(f"what the upload {wanted.name} needs", need, KNOWN)
     return wanted

@@ -1,7 +1,7 @@
-"""Parameter trees as vectors, in whatever library their arrays are of.
+"""Parameter trees as vectors, whether their arrays are jax's or NumPy's.
 
-The simulator has trees of jax's arrays, a real device a dict of NumPy's. A local step or an upload that is written with
-these functions runs on both, and a device needs no jax for it.
+The simulator has trees of jax arrays; a real device has a dict of NumPy arrays. A local step or an upload that is
+written with these functions runs on both, and the device does not need jax.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from folb.typing import Params
 
 
 def each(f: Callable[..., Any], *trees: Params) -> Params:
-    """f of the arrays of some trees of one structure, array by array."""
+    """Apply f, array by array, to trees of one structure."""
     jax = sys.modules.get("jax")
     if jax is not None:
         return jax.tree.map(f, *trees)
@@ -38,7 +38,7 @@ def scaled(a: Params, factor: Any) -> Params:
 
 
 def zeros(a: Params) -> Params:
-    """A tree of that structure, of zeros."""
+    """A tree of zeros, with the structure of `a`."""
     return each(lambda value: namespace(value).zeros_like(value), a)
 
 

@@ -24,14 +24,14 @@ DATASETS: dict[str, Callable[..., Federation]] = {
 
 
 class Defaults(NamedTuple):
-    """What goes with a dataset unless something else is asked for."""
+    """What is used with a dataset by default."""
 
     model: str = "logistic"
     lr: float = 0.01  # of every algorithm
     mu: float = 1.0  # of FedProx
 
 
-DEFAULTS = {  # those of the public FedProx code
+DEFAULTS = {  # from the public FedProx code
     "mnist": Defaults("logistic", 0.03, 1.0),
     "femnist": Defaults("logistic", 0.003, 1.0),
     "shakespeare": Defaults("char_lstm", 0.8, 0.001),
@@ -53,11 +53,11 @@ def load(name: str | os.PathLike[str], **settings: object) -> Federation:
 
 
 def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
-    """What makes a federation; its keywords are the dataset's settings.
+    """A function that makes the federation; its keywords are the dataset's settings.
 
-    `name` is one of DATASETS (in any case), synthetic_A_B for any alpha and beta, the path of an .npz file,
-    that of a table (.csv, .csv.gz or .parquet), that of a LEAF directory or json file, or that of a directory of
-    .npy files, which are mapped rather than read.
+    `name` is one of DATASETS (in upper or lower case), synthetic_A_B for any alpha and beta, or a path: of an .npz
+    file, a table (.csv, .csv.gz or .parquet), a LEAF directory or json file, or a directory of .npy files, which are
+    mapped, not read.
     """
     name = os.fspath(name)
     known = name.lower()
@@ -73,7 +73,7 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
 
 
 def located(name: str) -> str:
-    """The name of a dataset, however it was typed, or the absolute path of a user's own."""
+    """The standard form of a dataset's name, or the absolute path of a user's own files."""
     known = name.lower()
     if known not in DATASETS and (numbers := _alpha_beta(known)):
         known = "synthetic_{:g}_{:g}".format(*numbers)

@@ -1,4 +1,4 @@
-"""Processed arrays, kept so that a dataset is parsed once. An entry is an npz file: zip's CRC tells damage."""
+"""Processed arrays, kept so that a dataset is parsed once. An entry is an npz file: zip's CRC detects damage."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 from folb.data import source_files
 from folb.typing import NDArray
 
-FORMAT = 1  # part of every key: raise it when the same recipe gives other arrays
+FORMAT = 1  # part of every key: increase it when the same recipe gives other arrays
 
 
 def directories() -> list[Path]:
-    """Where entries may lie: beside the data directory, else in the platform's cache directory."""
+    """Where entries may be: beside the data directory, or else in the platform's cache directory."""
     data, home = source_files.directory(), source_files.platform_cache() / "data"
     return list(dict.fromkeys(folder.with_name(folder.name + ".processed") for folder in (data, home)))
 
@@ -27,9 +27,9 @@ def directories() -> list[Path]:
 def cached(
     recipe: Mapping[str, Any], sources: Sequence[Path], build: Callable[[], dict[str, NDArray]]
 ) -> dict[str, NDArray]:
-    """The arrays of `build()`, from the cache where an entry for this recipe and these sources is sound.
+    """The arrays of `build()`, or of the cache if it has a sound entry for this recipe and these sources.
 
-    `recipe` is whatever else the arrays depend on, in JSON's types, with the dataset's name as "dataset".
+    `recipe` is everything else that the arrays depend on, in JSON's types; "dataset" is the dataset's name.
     """
     name = _name(recipe, sources)
     for folder in directories():
@@ -55,12 +55,12 @@ def _load(path: Path) -> dict[str, NDArray] | None:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as entry:
             return {name: entry[name] for name in entry.files}
-    except Exception:  # whatever a damaged file makes of the reader, the entry is to be built again
+    except Exception:  # a damaged file may raise anything; the entry is then built again
         return None
 
 
 def _store(path: Path, arrays: dict[str, NDArray]) -> bool:
-    """Write an entry under a passing name and rename it. A full disk costs the entry, not the run."""
+    """Write an entry under a temporary name and rename it. If the disk is full, only the entry is lost, not the run."""
     part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import numpy as np
 from folb.errors import InputError, check_whole
 from folb.typing import NDArray
 
-BLOCK = 1 << 26  # bytes of an array that may be mapped from a file, looked at at once
+BLOCK = 1 << 26  # bytes read at once from an array that may be mapped from a file
 
 HoldoutSeed = Annotated[
     int | None, "which random tenth of each device's samples to test on, if the data does not say; 0 if not set"
@@ -37,12 +37,11 @@ class Split:
 class Federation:
     """N devices with their training and test samples.
 
-    The samples of all devices lie end to end; padding each device to the size of the largest would cost
-    tens of times the memory on the power-law splits of practice.
+    The samples of all devices lie end to end; padding each device to the size of the largest would take tens of times
+    the memory on typical power-law splits.
 
-    Where samples share their content (windows of one text, words of one vocabulary), `x` holds references
-    into `table`, and `expand(table, x)` makes a batch of model inputs of them. `note` is a caveat that every
-    output repeats.
+    If samples share their content (windows of one text, words of one vocabulary), `x` holds references into `table`,
+    and `expand(table, x)` turns them into a batch of model inputs. `note` is a warning that every output repeats.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Federation:
 
     @cached_property
     def digest(self) -> str:
-        """What tells these samples from others: a SHA-256 over all of them."""
+        """A SHA-256 of all samples, which tells them from others."""
         digest = hashlib.sha256()
         sides = [array for side in (self.train, self.test) for array in (side.x, side.y, side.start, side.size)]
         for array in (*sides, *([] if self.table is None else [self.table])):
@@ -82,7 +81,7 @@ class Federation:
         return digest.hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the samples into a new directory that `data.load` maps, and does not read as a whole."""
+        """Write the samples into a new directory, which `data.load` maps and does not read as a whole."""
         from folb.data import mapped
 
         mapped.save(self, path)
@@ -109,10 +108,9 @@ class Federation:
     ) -> Federation:
         """Gather samples by device, and check them.
 
-        `device` names each sample's device, by strings or numbers; the devices are numbered in sorted order.
-        `split` says which samples are for testing: 1 or True against 0 or False, or "test" against "train".
-        Without it a tenth of every device's samples, drawn at random, is held out, and at least one is kept to
-        train on.
+        `device` names each sample's device, by strings or numbers; the devices are numbered in sorted order. `split`
+        says which samples are for testing: 1, True or "test"; the others have 0, False or "train". Without it, a random
+        tenth of every device's samples is held out; at least one sample is kept for training.
         """
         x = features(name, _array(f"{name}: x", x))
         y, device = _array(f"{name}: y", y), _array(f"{name}: device", device)
@@ -152,21 +150,21 @@ def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:
 
 
 def features(name: str, x: NDArray, first: int = 0) -> NDArray:
-    """x as models take it: float32, int32 or, as images have them, bytes; finite, and something in every sample.
+    """x as models take it: float32, int32 or bytes (images). Values should be finite, and no sample empty.
 
-    `first` is the number of its first sample, where x is but a part.
+    `first` is the number of its first sample, if x is only a part.
     """
     if x.dtype.kind not in "biuf":
         raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
     if x.ndim == 0 or 0 in x.shape[1:]:
-        raise InputError(f"{name}: shape of x", x.shape, "should be samples first, and numbers in every sample")
+        raise InputError(f"{name}: shape of x", x.shape, "should have samples first, and numbers in every sample")
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind in "iu":
         whole = x.astype(np.int32, copy=False)
         _check_each(name, "x", x, whole == x, "should fit into 32 bits", first)
         return whole
-    with np.errstate(over="ignore"):  # what is too large for 32 bits turns infinite, and is refused as such
+    with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which fails the check below
         single = x.astype(np.float32, copy=False)
     expected = "should be a finite number (no NaN, no infinity), in 32 bits"
     _check_each(name, "x", x, np.isfinite(single), expected, first)
@@ -174,22 +172,22 @@ def features(name: str, x: NDArray, first: int = 0) -> NDArray:
 
 
 def labels(name: str, y: NDArray, classes: int) -> NDArray:
-    """y as int32; floats will do if they are whole."""
+    """y as int32; floats are accepted if they are whole."""
     expected = f"should be a whole number from 0 to {classes - 1}"
     if y.dtype.kind not in "biuf":
         raise InputError(f"{name}: y", str(y.dtype), expected)
-    with np.errstate(invalid="ignore"):  # NaN compares false, and is refused
+    with np.errstate(invalid="ignore"):  # NaN compares false, and fails the check
         _check_each(name, "y", y, (y >= 0) & (y < classes) & (np.floor(y) == y), expected)
     return y.astype(np.int32)
 
 
 def starts(size: NDArray) -> NDArray:
-    """Where each device's rows begin, the devices' samples lying end to end."""
+    """Where each device's rows begin; the devices' samples lie end to end."""
     return (np.cumsum(size) - size).astype(np.int32)
 
 
 def most_classes(samples: int) -> int:
-    """More classes than samples is a mistake, not a task (unless there are few of either): ids taken for labels."""
+    """The most classes that are accepted. More than the samples (and than 100) are a mistake: ids, not labels."""
     return max(samples, 100)
 
 
@@ -197,7 +195,7 @@ def _array(field: str, values: Any) -> NDArray:
     try:
         return np.asarray(values)
     except ValueError:
-        raise InputError(field, values, "should be an array, its rows of one length") from None
+        raise InputError(field, values, "should be an array with rows of equal length") from None
 
 
 def check_one_per_sample(name: str, field: str, values: NDArray, x: NDArray) -> None:

@@ -26,7 +26,7 @@ from folb.typing import NDArray
 
 SIDE, CLASSES, WRITERS = 28, 62, 3550
 LOWER_A, LOWER_J = 36, 45
-LIMIT = 4_000_000_000  # bytes of one file, unpacked: several times the largest there is
+LIMIT = 4_000_000_000  # bytes of one file, unpacked: several times the largest known
 UNKNOWN = 2  # in the array `split`, beside 0 for train and 1 for test
 
 
@@ -35,19 +35,19 @@ def femnist(
     partition: Annotated[
         Literal["writer", "power_law", "fedprox"], "a device is a writer, has two classes, or is one of FedProx's a-j"
     ] = "writer",
-    devices: Annotated[int, "number of devices; of writers, the largest"] = 200,
+    devices: Annotated[int, "number of devices; of writers, those with the most images"] = 200,
     classes: Annotated[int, "classes per device, for power_law"] = 2,
     draw: Annotated[int, "which random draw of the partition and of the test samples"] = 0,
     source: Annotated[
-        Literal["any", "leaf", "parquet", "npz"], "which files to read; any: the first there are"
+        Literal["any", "leaf", "parquet", "npz"], "which files to read; any: the first kind found"
     ] = "any",
 ) -> Federation:
     """FEMNIST: handwritten digits and letters, by writer, by a power law, or as FedProx drew them.
 
-    - writer: LEAF's devices. The split is the files' own where they have one, else a tenth is for testing.
-    - power_law: the paper's other reading, `classes` of all 62 per device and sizes by a power law, as MNIST.
-    - fedprox: FedProx's own draw, the letters a-j alone, three per device and lognormal(4, 1) + 5 images. Its
-      script lets all devices share the first images of a letter, by an inverted test; ours share none.
+    - writer: LEAF's devices. The files' own split is used if they have one; otherwise a tenth is for testing.
+    - power_law: another reading of the paper: `classes` of all 62 per device, and sizes by a power law, as for MNIST.
+    - fedprox: FedProx's own draw: only the letters a-j, three per device, and lognormal(4, 1) + 5 images. In its script
+      an inverted test makes all devices share the first images of a letter; here they share none.
     """
     check_whole("draw", draw, 0)
     choose("partition", partition, ("writer", "power_law", "fedprox"))
@@ -92,12 +92,12 @@ class Images(NamedTuple):
 
 
 def raw_files() -> list[Path]:
-    """The files of the first form there is."""
+    """The files of the first form found."""
     return _found("any")[1]
 
 
 def _found(source: str) -> tuple[str, list[Path]]:
-    """The first form there are files of, and its files."""
+    """The first form that has files, and its files."""
     folder = source_files.directory() / "femnist"
     there = {
         "leaf": _leaf_files(folder),
@@ -121,7 +121,7 @@ def _leaf_files(folder: Path) -> list[Path]:
 
 def _stacked(parts: list[Images]) -> dict[str, NDArray]:
     x, y, writer, split = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if x.mean() < 127.5:  # ink covers the smaller part of an image, so this source has it the other way round
+    if x.mean() < 127.5:  # ink covers the smaller part of an image, so the colours of this source are inverted
         x = 255 - x
     ids, index = np.unique(writer, return_inverse=True)
     return {"x": x, "y": y.astype(np.uint8), "writer": index.astype(np.int32), "split": split, "ids": ids}
@@ -197,7 +197,7 @@ def _read_npz(paths: list[Path]) -> list[Images]:
         if values.shape != (len(x),) or not np.issubdtype(values.dtype, np.integer):
             raise InputError(f"{path}: {name}", (str(values.dtype), values.shape), f"should be {len(x)} whole numbers")
     if not len(x) or writer.min() < 0 or writer.max() >= len(ids):
-        raise InputError(f"{path}: writer", len(x), f"images, each with a writer 0 .. {len(ids) - 1}: should be so")
+        raise InputError(f"{path}: writer", len(x), f"images: each should have a writer 0 .. {len(ids) - 1}")
     if not np.isin(split, (0, 1)).all():
         raise InputError(f"{path}: split", int(split.max()), "should be 0 for train or 1 for test")
     return [Images(x, labels(f"{path}: labels", y, CLASSES), ids[writer], split.astype(np.uint8))]

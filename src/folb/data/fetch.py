@@ -1,4 +1,4 @@
-"""`folb data fetch`: the raw files from where they are published, checked, resumed, never half-written."""
+"""`folb data fetch`: download the published raw files, check them, resume, and never leave half a file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ BLOCK = 1 << 18
 
 
 class Source(NamedTuple):
-    """A published file: its path in the data directory, where it is, and its size and sha256 where published.
+    """A published file: its path in the data directory, its addresses, and its size and sha256 if published.
 
-    Of a zip archive with `members` (name in the archive -> name beside it), those are kept and the archive
-    is not.
+    Of a zip archive with `members` (name in the archive -> name beside it), only these members are kept.
     """
 
     path: str
@@ -104,7 +103,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
 def fetch(
     dataset: str, progress: Progress | None = None, sources: Mapping[str, tuple[Source, ...]] = SOURCES
 ) -> list[Path]:
-    """Get what the dataset needs and does not have, and say where its files are."""
+    """Download the files that the dataset needs and does not have, and return where all its files are."""
     choose("dataset", dataset, sources)
     root = source_files.directory()
     found: list[Path] = []
@@ -144,7 +143,7 @@ def download(
 ) -> None:
     """Download to `path`, through `path`.part, which is renamed when its size and checksum are right.
 
-    An earlier .part is gone on with where a checksum will tell whether the two pieces fit.
+    An earlier .part is resumed if there is a checksum to tell whether the two pieces fit.
     """
     part = path.with_name(path.name + ".part")
     begun = part.stat().st_size if sha256 is not None and part.exists() else 0
@@ -165,13 +164,13 @@ def download(
 
 
 def _receive(url: str, part: Path, begun: int, size: int | None, progress: Progress) -> None:
-    """Bring `part` from `begun` bytes to all there are; a server that cannot resume sends them anew."""
+    """Complete `part`, which has `begun` bytes; a server that cannot resume sends all bytes again."""
     headers = {"User-Agent": "folb"} | ({"Range": f"bytes={begun}-"} if begun else {})
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if begun and error.code == 416:  # nothing lies beyond what is here: the checksum will judge it
+        if begun and error.code == 416:  # there are no further bytes: the checksum will decide
             return
         raise
     with response:
@@ -190,7 +189,7 @@ def _receive(url: str, part: Path, begun: int, size: int | None, progress: Progr
                 if total is not None and done > total:
                     break
     if total is not None and done != total:
-        raise InputError(url, done, f"bytes came: should be {total}")
+        raise InputError(url, done, f"bytes received: should be {total}")
 
 
 def _sha256(path: Path) -> str:

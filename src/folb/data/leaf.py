@@ -22,9 +22,9 @@ LIMIT = 4_000_000_000  # bytes of one file, unpacked: ten times the largest that
 
 
 def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> Federation:
-    """LEAF json: a directory with train/ and test/, or files without the two, of which a tenth is held out.
+    """LEAF json: a directory with train/ and test/, or files without these, where a tenth is held out.
 
-    Devices are numbered in the order in which the files, sorted by name, list the users to train on.
+    Devices are numbered in the order of the users in the training files, which are sorted by name.
     """
     return Federation.from_arrays(os.fspath(path), *_arrays(Path(path)), holdout_seed=holdout_seed)
 
@@ -38,7 +38,7 @@ class User(NamedTuple):
 
 
 def _arrays(path: Path) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
-    """x, y, device and, where the layout has the two sides, split."""
+    """x, y, device and, if there are train/ and test/, split."""
     sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
     if len(sides) == 1:
         raise InputError(f"{path}: sub-directories", sides, "should be both train and test, or neither")
@@ -64,7 +64,7 @@ def _arrays(path: Path) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file itself, or the json files of a directory; hidden ones are some archiver's leavings."""
+    """The file itself, or the json files of a directory; hidden files, which archivers leave, are skipped."""
     if not os.path.isdir(path):
         return [path]
     try:
@@ -77,7 +77,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def users(paths: Iterable[Path]) -> Iterator[tuple[str, User]]:
-    """The users of some files by name, each of whom is in one file only."""
+    """The users of some files, by name; each should be in one file only."""
     seen: dict[str, str] = {}
     for path in paths:
         for name, user in _users(path):
@@ -104,7 +104,7 @@ def _users(file: Path) -> Iterator[tuple[str, User]]:
         where = f"{file}: user {name!r:.80}"
         if name not in user_data:
             raise InputError(f"{where}: user_data", None, "is missing, or the user is listed twice")
-        # taken out, so that a user listed twice shows, and one that is not listed
+        # removed, so that users listed twice or not at all are found
         yield name, _user(where, user_data.pop(name), n)
     if user_data:
         raise InputError(f"{file}: users", next(iter(user_data)), "is in user_data, and should be listed in users too")
@@ -135,7 +135,7 @@ def _get(where: str, content: dict[str, Any], field: str, kind: type) -> Any:
 
 
 def _numbers(where: str, field: str, data: dict[str, Any]) -> NDArray:
-    """A field that `_compact` made an array, or what kept it from becoming one."""
+    """A field that `_compact` made an array, or an error that says why it could not."""
     if field in data and isinstance(data[field], np.ndarray):
         return data[field]
     first = None
@@ -154,7 +154,7 @@ def _parse(file: Path) -> Any:
     content = source_files.content(file, limit=LIMIT)
     try:
         text = content.decode("utf-8-sig")
-        del content  # the text is as large again
+        del content  # the text takes as much memory again
         return json.loads(text, object_pairs_hook=partial(_compact, file))
     except InputError:
         raise
@@ -165,22 +165,22 @@ def _parse(file: Path) -> Any:
 
 
 def _compact(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A json object, as soon as it is read: its x and y become arrays, for lists take ten times the memory."""
+    """Make x and y of a json object arrays as soon as it is read: lists take ten times the memory."""
     content = dict(pairs)
-    if len(content) < len(pairs):  # Python would keep the last of the two and say nothing
+    if len(content) < len(pairs):  # Python would keep the last one without an error
         repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise InputError(f"{file}: key", repeated, "should not be repeated in one object")
     for field in ("x", "y"):
         array = _as_numbers(content.get(field))
         if array is not None and array.ndim > 0:
-            # what turns infinite here is refused by `features`, which can name the place
+            # a value that becomes infinite here fails in `features`, which can name the place
             with np.errstate(over="ignore"):
                 content[field] = array.astype(np.float32) if field == "x" else array
     return content
 
 
 def _as_numbers(values: Any) -> NDArray | None:
-    """`values` as an array of numbers, or None if it is not that; the strings and nulls of json are not."""
+    """`values` as an array of numbers, or None if they are not numbers, such as json's strings and nulls."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError, MemoryError):

@@ -1,7 +1,7 @@
-"""Samples in a directory of numpy files that are mapped rather than read: train/ and test/, each x, y and device.npy.
+"""Samples in a directory of numpy files that are mapped, not read: train/ and test/, each with x, y and device.npy.
 
-The samples of a side lie in the order of their devices, so that they are used as they lie there, however many.
-`federation.json`, where there is one, says how many classes there are, and a note.
+The samples of a side are in the order of their devices, so that any number of them can be used in place.
+`federation.json`, if there is one, has the number of classes and a note.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from folb.errors import InputError
 from folb.typing import NDArray
 
 ABOUT = "federation.json"
-TYPES = ("float32", "int32", "uint8")  # what models take as it is
+TYPES = ("float32", "int32", "uint8")  # what models take without a conversion
 
 
 def is_mapped(path: str | os.PathLike[str]) -> bool:
@@ -28,7 +28,7 @@ def is_mapped(path: str | os.PathLike[str]) -> bool:
 
 
 def load(path: str | os.PathLike[str]) -> Federation:
-    """A directory with train/ and test/, each with x.npy, y.npy and device.npy, mapped rather than read."""
+    """A directory with train/ and test/, each with x.npy, y.npy and device.npy, which are mapped, not read."""
     path = Path(path)
     about = _about(path / ABOUT)
     train, test = _side(path / "train"), _side(path / "test")
@@ -77,22 +77,22 @@ class Side(NamedTuple):
 def _side(path: Path) -> Side:
     x, y, device = (_array(path / f"{name}.npy") for name in ("x", "y", "device"))
     if x.dtype not in TYPES or not x.flags.c_contiguous:
-        expected = f"should be {', '.join(TYPES)} in C order: mapped as it is, it cannot be converted"
+        expected = f"should be {', '.join(TYPES)} in C order: a mapped array cannot be converted"
         raise InputError(f"{path}: type of x", f"{x.dtype.str}{'' if x.flags.c_contiguous else ', Fortran'}", expected)
     if x.ndim == 0:
-        raise InputError(f"{path}: shape of x", x.shape, "should be samples first, and numbers in every sample")
+        raise InputError(f"{path}: shape of x", x.shape, "should have samples first, and numbers in every sample")
     for first, block in blocks(x):
         features(str(path), block, first)
     for field, values in (("y", y), ("device", device)):
         check_one_per_sample(str(path), field, values, x)
     if len(x) >= 2**31:
-        raise InputError(f"{path}: len(x)", len(x), "should be less than 2^31, for samples are numbered in 32 bits")
+        raise InputError(f"{path}: len(x)", len(x), "should be less than 2^31: samples are numbered in 32 bits")
     if device.dtype.kind not in "iuU":
         raise InputError(f"{path}: device", str(device.dtype), "should be whole numbers or strings")
     down = np.flatnonzero(device[1:] < device[:-1])
     if len(down):
         i = int(down[0]) + 1
-        expected = f"should not come after {device[i - 1].item()!r}: samples lie in the order of their devices"
+        expected = f"should not come after {device[i - 1].item()!r}: samples should be in the order of their devices"
         raise InputError(f"{path}: device[{i}]", device[i].item(), expected)
     fresh = np.ones(len(device), bool)
     fresh[1:] = device[1:] != device[:-1]
@@ -105,7 +105,7 @@ def _array(path: Path) -> NDArray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InputError(str(path), error.strerror or str(error), "should be a readable .npy file") from None
-    except Exception as error:  # the parser raises whatever it stumbles on in a damaged file
+    except Exception as error:  # in a damaged file the parser may raise anything
         raise InputError(str(path), str(error), "should be an undamaged .npy, without Python objects") from None
     if not isinstance(array, np.ndarray):
         raise InputError(str(path), type(array).__name__, "should be a single array")
@@ -130,10 +130,10 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def save(federation: Federation, path: str | os.PathLike[str]) -> None:
-    """Write a federation as a new directory, whole or not at all; samples that refer to a table are written out."""
+    """Write a federation as a new directory, whole or not at all; references into a table become samples."""
     path = Path(path)
     if path.exists():
-        raise InputError("path", str(path), "should not be there yet")
+        raise InputError("path", str(path), "should not exist yet")
     with atomic.whole(path) as part:
         for name, side in (("train", federation.train), ("test", federation.test)):
             (part / name).mkdir()

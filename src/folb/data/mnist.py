@@ -33,11 +33,10 @@ def mnist(
 ) -> Federation:
     """MNIST, 1,000 devices with two digits each and sizes by a power law, as in FedProx.
 
-    Device k has the digits (k + j) mod 10, five images of each and then lognormal(0, 2) proportions; a tenth
-    of each device's images is for testing. A device has 69 images on average. FedProx reports an sd of 106;
-    its recipe gives more, by the draw (docs/datasets.md). Pixels are standardised over all
-    images, and those that never change are 0. The federation holds bytes, and `standardised` makes inputs of
-    them.
+    Device k has the digits (k + j) mod 10: five images of each, and more in lognormal(0, 2) proportions. A tenth of
+    each device's images is for testing. A device has 69 images on average. FedProx reports an sd of 106; its recipe
+    gives more, depending on the draw (docs/datasets.md). Pixels are standardised over all images; pixels that never
+    change are 0. The federation holds bytes, which `standardised` turns into inputs.
     """
     check_whole("draw", draw, 0)
     sources = raw_files()
@@ -60,12 +59,12 @@ def mnist(
 
 
 def standardised(table: Any, x: Any) -> Any:
-    """Bytes to inputs: each pixel less its mean, over its sd; `table` has the means and the sds' inverses."""
+    """Bytes to inputs: each pixel minus its mean, divided by its sd; `table` has the means and the inverse sds."""
     return (x - table[0]) * table[1]
 
 
 def raw_files() -> list[Path]:
-    """The idx files, each packed or plain, and under either name it is known by."""
+    """The idx files: each packed or plain, under either of its two names."""
     names = [f"{part}-{kind}-ubyte" for part in PARTS for kind in ("images-idx3", "labels-idx1")]
     return [source_files.raw("mnist", f"{name}.gz", name, name.replace("-idx", ".idx")) for name in names]
 

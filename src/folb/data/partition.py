@@ -1,6 +1,6 @@
 """Partitioners: which device each sample goes to, as a pure function of the labels and a seed.
 
-All give an array of device numbers 0 .. devices-1, one per sample; -1 marks a sample that no device has.
+All return an array of device numbers 0 .. devices-1, one per sample; -1 marks a sample that no device has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from folb.typing import NDArray
 def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDArray:
     """A device for each id (a writer, a role, a user) with at least `least` samples, in the order of the ids.
 
-    `devices` keeps only so many, those with the most samples.
+    `devices` keeps only that many, those with the most samples.
     """
     ids = _one_dimensional("ids", ids)
     check("least", least, least >= 1, "should be at least 1")
@@ -46,7 +46,7 @@ def power_law(
 ) -> NDArray:
     """FedProx's recipe for MNIST: classes as in `classes_per_device`, `least` samples of each to begin with.
 
-    What is left of a class goes to its devices in proportion to lognormal(0, `sigma`) draws, rounded down.
+    The rest of a class goes to its devices in proportion to lognormal(0, `sigma`) draws, rounded down.
     """
     check("sigma", sigma, 0 <= sigma < np.inf, "should be a finite number of at least 0")
 
@@ -62,9 +62,9 @@ def lognormal(
 ) -> NDArray:
     """FedProx's recipe for FEMNIST: classes as in `classes_per_device`, lognormal(`mean`, `sigma`) + `more` samples.
 
-    A device has as many of each of its classes, and at least 2. FedProx's script starts every device at the
-    first image of a class, by an inverted test; here no two devices share a sample, and where a class is too
-    small for what its devices would have, all of them get less in proportion.
+    A device has the same number of samples of each of its classes, at least 2. In FedProx's script an inverted test
+    starts every device at the first image of a class. Here no two devices share a sample; if a class is too small for
+    its devices, all of them get less in proportion.
     """
     check("mean", mean, np.isfinite(mean), "should be a finite number")
     check("sigma", sigma, 0 <= sigma < np.inf, "should be a finite number of at least 0")
@@ -100,7 +100,7 @@ def dirichlet(labels: NDArray, seed: int, *, devices: int, alpha: float, least: 
 
 
 def iid(labels: NDArray, seed: int, *, devices: int) -> NDArray:
-    """All samples shared out at random, the sizes as equal as can be."""
+    """All samples, shared out at random in sizes as equal as possible."""
     labels = _labels(labels, seed, devices)
     return np.random.default_rng([seed, 4]).permutation(len(labels)) % devices
 
@@ -113,11 +113,11 @@ def _deal(
     least: int,
     counts: Callable[[np.random.Generator, NDArray, int], NDArray],
 ) -> NDArray:
-    """Device k has the classes k, k+1, … (mod C), of a class's n samples counts(rng, devices that have it, n)."""
+    """Device k has the classes k, k+1, … (mod C). counts(rng, devices, n) shares out a class's n samples."""
     labels = _labels(labels, seed, devices)
     check("least", least, least >= 1, "should be at least 1")
     present = np.unique(labels)
-    check("classes", classes, 1 <= classes <= len(present), f"should be between 1 and the {len(present)} there are")
+    check("classes", classes, 1 <= classes <= len(present), f"should be between 1 and the {len(present)} in the data")
     rng = np.random.default_rng([seed, 2])
     device = np.full(len(labels), -1)
     holds = (np.arange(devices)[:, None] + np.arange(classes)) % len(present)

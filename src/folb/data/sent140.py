@@ -1,7 +1,6 @@
 """Sentiment140 (Go et al.): the sentiment of tweets by user, their words as frozen GloVe vectors.
 
-A sample is the numbers of its words, and the words' vectors are the federation's table: they are neither
-trained nor sent.
+A sample has the numbers of its words. The words' vectors are the federation's table: they are neither trained nor sent.
 """
 
 from __future__ import annotations
@@ -37,18 +36,20 @@ TOKEN = re.compile(r"[\w']+|[.,!?;]")  # LEAF's and FedProx's
 
 def sent140(
     *,
-    min_tweets: Annotated[int | None, "fewest tweets of a user; 30 unless given, 5 where the file is a sample"] = None,
+    min_tweets: Annotated[int | None, "fewest tweets of a user; by default 30, or 5 if the file is a sample"] = None,
     devices: Annotated[int | Literal["all"], "number of users drawn at random, or 'all' of them"] = "all",
     words: Annotated[int, "words of a tweet that the model sees: the first ones"] = 25,
     case: Annotated[Literal["lower", "keep"], "case of the words; GloVe 6B knows lower case only"] = "lower",
-    glove: Annotated[str | None, "a file of GloVe vectors; the longest glove.6B there is unless given"] = None,
+    glove: Annotated[
+        str | None, "a file of GloVe vectors; by default the glove.6B file with the longest vectors"
+    ] = None,
     draw: Annotated[int, "which random draw of users, and of the fifth of each one's tweets to test on"] = 0,
 ) -> Federation:
     """Tell happy tweets (1) from sad ones (0), a device for each user, 80/20 at random within each.
 
-    Words are split as LEAF and FedProx do. They keep the case, which leaves one word in five without a vector;
-    in lower case it is one in eleven. Such a word is the zero vector, as with them, and so is what a short
-    tweet lacks at its end.
+    Words are split as in LEAF and FedProx. These keep the case, which leaves one word in five without a vector; in
+    lower case it is one in eleven. As in theirs, such a word is the zero vector, and zero vectors fill up a short
+    tweet.
     """
     check("min_tweets", min_tweets, min_tweets is None or min_tweets >= 2, "should be at least 2: to train and to test")
     check("words", words, words >= 1, "should be at least 1")
@@ -74,7 +75,7 @@ def sent140(
 
 
 def raw_files(glove: str | None = None) -> list[Path]:
-    """The tweets, all of them before a sample, and the word vectors."""
+    """The file of all tweets, or else of a sample, and the word vectors."""
     tweets = source_files.raw("sent140", TWEETS, TWEETS + ".gz", "trainingandtestdata.zip", SAMPLE, SAMPLE + ".gz")
     return [tweets, Path(glove) if glove else source_files.raw("glove", *GLOVE)]
 
@@ -108,10 +109,10 @@ def tweets(path: Path, keep: Iterable[Any] | None = None) -> Iterator[tuple[int,
 
 
 def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]:
-    """The numbers of those words that a GloVe file has, and their vectors.
+    """The numbers of the words that a GloVe file has, and their vectors.
 
-    The length of a vector is what the first line has. The vector of a word that is not asked for is only
-    counted, not read: the file may have a hundred times as many words as the tweets.
+    The first line sets the length of a vector. The vector of any other word is counted, but not parsed: the file may
+    have a hundred times as many words as the tweets.
     """
     found: dict[int, NDArray] = {}
     length = 0
@@ -121,7 +122,7 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
             count = values.count(b" ") + 1 if values else 0
             length = length or count
             if count > length and not _is_number(values.partition(b" ")[0]):
-                continue  # some of GloVe's words have spaces in them, as ". . ."; no token has
+                continue  # some of GloVe's words contain spaces, such as ". . ."; tokens do not
             if count != length or not count:
                 expected = f"should be {length}, as on line 1" if length else "should be at least 1"
                 raise _wrong(path, line_number, "numbers", count, expected)
@@ -155,7 +156,7 @@ def _is_number(value: bytes) -> bool:
 
 
 def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case: str) -> dict[str, NDArray]:
-    """The tweets of the users who have enough: x, y and user by tweet, the table, and what the note says."""
+    """The tweets of users with enough of them: x, y and user per tweet, the table, and numbers for the note."""
     numbers: dict[str, int] = {}
     owners, sentiments = array("i"), array("b")
     for sentiment, name, _ in tweets(path):
@@ -235,4 +236,4 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with zipfile.ZipFile(path) as archive, archive.open(TWEETS) as member:
             yield member
     except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(str(path), str(error), f"should be an archive, whole, with {TWEETS} in it") from error
+        raise InputError(str(path), str(error), f"should be a complete archive with {TWEETS} in it") from error

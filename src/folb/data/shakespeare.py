@@ -28,18 +28,20 @@ LARGEST = 1 << 26  # bytes; the complete works are 5.5 million
 def shakespeare(
     *,
     devices: Annotated[int | Literal["all"], "number of speaking roles, or 'all' of them"] = 143,
-    roles: Annotated[Literal["random", "largest"], "which roles, where not all"] = "random",
-    split: Annotated[Literal["time", "gap", "random"], "which four fifths of a role's windows train"] = "time",
+    roles: Annotated[Literal["random", "largest"], "which roles, if not all"] = "random",
+    split: Annotated[
+        Literal["time", "gap", "random"], "which four fifths of a role's windows are for training"
+    ] = "time",
     draw: Annotated[int, "which random draw of roles, and of windows for split=random"] = 0,
 ) -> Federation:
     """Predict the next character from 80, a device for each speaking role.
 
-    FedProx drew its 143 roles at random from all; so do we, in the order of the plays. A window is a training
+    As in FedProx, the 143 roles are drawn at random from all; they keep the order of the plays. A window is a training
     sample or a test sample, 80/20 within each role:
 
     - time: the first four fifths train and the rest test. No character to be predicted in the test was part
       of a training window; the inputs of a role's first 80 test windows reach back into the training text.
-    - gap: LEAF's layout, the same with the 79 windows between left out. The last label of the training text
+    - gap: LEAF's layout, as `time` but without the 79 windows in between. The last label of the training text
       is the first input character of the test, and nothing else is shared. Small roles have no test windows.
     - random: FedProx's layout. Windows overlap, so nearly every character to be predicted in the test was
       seen in training windows.
@@ -83,8 +85,8 @@ def expand(table: Any, x: Any) -> Any:
 def parse(text: str) -> dict[tuple[str, str], str]:
     """What each (play, role) says, in the layout of Project Gutenberg's posting of 1994 to 2011.
 
-    As in LEAF, a role with at most two lines, and a work with at most one role (the poems), is left out, and
-    so is a role too short for one window.
+    As in LEAF, roles with at most two lines, and works with at most one role (the poems), are left out. So are roles
+    too short for one window.
     """
     lines = text.splitlines()
     bylines = [i for i, line in enumerate(lines) if BYLINE in line]
@@ -102,7 +104,7 @@ def parse(text: str) -> dict[tuple[str, str], str]:
 def _speeches(lines: Sequence[str], flush: bool) -> dict[str, list[str]]:
     """The lines of each role: `  NAME. First line`, and further lines indented by four.
 
-    One play is set flush left. There any line goes on, up to a heading of an act or the copyright notice.
+    One play has no indent. There any line continues a speech, up to the heading of an act or the copyright notice.
     """
     indent = "" if flush else "  "
     opening = re.compile(indent + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")

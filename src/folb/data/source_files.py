@@ -1,4 +1,4 @@
-"""Where the datasets' raw files lie, and how they are opened: gz or plain, archives unpacked with care."""
+"""Where the datasets' raw files are, and how they are opened: gz or plain, and archives unpacked safely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def directory() -> Path:
 
 
 def platform_cache() -> Path:
-    """Where this platform keeps what can be had again."""
+    """Where this platform keeps files that can be made or downloaded again."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "folb"
     variable, usual = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
@@ -57,9 +57,9 @@ def missing(dataset: str, name: str) -> MissingError:
 
 
 def writable(folder: Path) -> bool:
-    """Whether files may be put in `folder` or, where there is none yet, in the nearest folder above it.
+    """Whether files may be put in `folder` or, if it does not exist, in the nearest folder above it.
 
-    A folder marked read-only is left alone by root too, whom the system would let in.
+    A folder marked read-only is read-only for root too, though the system would let root write.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -68,10 +68,9 @@ def writable(folder: Path) -> bool:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked where it is gzip, whatever its name.
+    """The bytes of a file, unpacked if it is gzip, whatever its name.
 
-    What goes wrong while it is being read (a cut or damaged file, text that is not utf-8) is an `InputError`
-    that names the file.
+    An error while reading (a cut or damaged file, text that is not utf-8) becomes an `InputError` that names the file.
     """
     try:
         with open(path, "rb") as file:
@@ -91,7 +90,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def content(path: Path, *, limit: int) -> bytearray:
-    """All bytes of a file, unpacked, where they are at most `limit`."""
+    """All bytes of a file, unpacked; an `InputError` if they are more than `limit`."""
     found = bytearray()
     with opened(path) as stream:
         while block := stream.read(1 << 20):
@@ -104,10 +103,10 @@ def content(path: Path, *, limit: int) -> bytearray:
 def arrays(
     path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, NDArray]:
-    """Arrays of an npz file, which may be bound to declare at most `limit` bytes. Python's objects are not read."""
+    """Arrays of an npz file that declares at most `limit` bytes, if there is a limit. Python objects are not read."""
     part = str(path)
     found: dict[str, NDArray] = {}
-    # The parsers of zip, deflate and npy raise whatever they stumble on in a damaged file: any of a dozen types.
+    # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)

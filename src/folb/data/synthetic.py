@@ -15,7 +15,7 @@ from folb.typing import NDArray
 
 FEATURES, CLASSES = 60, 10
 DEVIATION = np.arange(1, FEATURES + 1) ** -0.6  # of x: its covariance is diag(j^-1.2)
-MANY = 300_000  # devices that take long enough to say so
+MANY = 300_000  # from so many devices on, a warning says how long it takes
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ def synthetic(
     y = argmax(W_k x + b_k), x ~ N(v_k, diag(j^-1.2)), W_k and b_k ~ N(u_k, 1), u_k ~ N(0, alpha),
     v_k ~ N(B_k, 1), B_k ~ N(0, beta).
 
-    u_k adds the same to the scores of all classes, so by this recipe alpha changes no label: the devices' models
-    differ for every alpha, through the 1 of N(u_k, 1).
+    u_k adds the same number to the scores of all classes, so in this recipe alpha changes no label. The devices' models
+    differ for every alpha, because of the 1 in N(u_k, 1).
     """
     for field, value in (("alpha", alpha), ("beta", beta)):
         # far beyond the limit N(u_k, 1) rounds to u_k, and nothing is left to learn
@@ -117,7 +117,7 @@ def _gather(
     """All devices' samples, each written to its place as soon as it is drawn: there is no second copy."""
     counts = _sizes(sizes, published, devices, draw)
     if sum(counts) >= 2**31:
-        raise InputError("sizes", sum(counts), "should sum to less than 2^31, for samples are numbered in 32 bits")
+        raise InputError("sizes", sum(counts), "should sum to less than 2^31: samples are numbered in 32 bits")
     if len(counts) >= MANY:
         log.warning("%s: drawing %d devices takes about %.0f seconds", name, len(counts), len(counts) * 1e-4)
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.

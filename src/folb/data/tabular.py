@@ -19,7 +19,7 @@ from folb.errors import InputError
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
-SPLIT = "split"  # a column that need not be there, unless it was asked for by another name
+SPLIT = "split"  # an optional column, unless the user gives another name
 
 
 def load(
@@ -38,7 +38,7 @@ def load(
     columns = read(path, (device, label, split) if split != SPLIT else (device, label), split)
     features = [name for name in columns if name not in (device, label, split)]
     if not features:
-        raise InputError(str(path), list(columns), "should have at least one column of numbers beside these")
+        raise InputError(str(path), list(columns), "should have at least one column of numbers besides these")
     test = _marks(path, split, columns[split]) if split in columns else None
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
     y, classes = _classes(columns[label])
@@ -47,7 +47,7 @@ def load(
 
 
 def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, rows: int = 1 << 16) -> Iterator[Any]:
-    """The record batches of a parquet file: the columns it must have, or all. By pyarrow, which is optional."""
+    """The record batches of a parquet file: the columns it must have, or all. It needs pyarrow, which is optional."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
@@ -83,7 +83,7 @@ def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, ND
         text = (*needed, optional)
         kinds = np.dtype([(f"f{i}", object if name in text else np.float32) for i, name in enumerate(header)])
         try:
-            with warnings.catch_warnings(action="ignore"):  # that there are no rows is said below
+            with warnings.catch_warnings(action="ignore"):  # an error below reports that there are no rows
                 rows = np.loadtxt(lines, kinds, delimiter=",", quotechar='"', comments=None, ndmin=1)
         except UnicodeDecodeError:
             raise
@@ -108,12 +108,12 @@ def _text(values: NDArray) -> NDArray:
 def _numbers(path: Path, name: str, values: NDArray) -> NDArray:
     if not (np.issubdtype(values.dtype, np.number) or values.dtype == np.bool_):
         raise InputError(f"{path}: {name}", values[0], "should be a column of numbers")
-    with np.errstate(over="ignore"):  # too large for float32 is infinite, which no federation takes
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, which no federation accepts
         return values.astype(np.float32)
 
 
 def _classes(labels: NDArray) -> tuple[NDArray, int | None]:
-    """Labels as numbers. Names are numbered in their sorted order; numbers stay, for the federation to check."""
+    """Labels as numbers. Names are numbered in sorted order; numbers stay, and the federation checks them."""
     labels = _text(labels)
     if labels.dtype.kind != "U":
         return labels, None

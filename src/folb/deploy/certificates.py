@@ -1,6 +1,6 @@
-"""What a SuperLink and its SuperNodes know each other by: a certificate authority of one's own, and node keys.
+"""The credentials of a SuperLink and its SuperNodes: certificates of one's own authority, and node keys.
 
-`docs/deployment.md` has the same with `openssl` and `ssh-keygen`.
+`docs/deployment.md` does the same with `openssl` and `ssh-keygen`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
 
 
 def certificates(home: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Write ca.crt, server.pem and server.key, for a server that is reached as any of `hosts`.
+    """Write ca.crt, server.pem and server.key, for a server with the names `hosts`.
 
-    The authority's own key is not kept: it signs this one certificate, and no other.
+    The authority's own key is not kept: it signs only this certificate.
     """
     now = datetime.now(UTC)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -82,7 +82,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _keep(path: Path, secret: bytes) -> None:
-    """Write what its owner alone may read."""
+    """Write a file that only its owner may read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(secret)

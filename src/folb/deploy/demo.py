@@ -1,4 +1,4 @@
-"""`folb deploy demo`: a deployment on loopback, a few rounds of an algorithm, and the run directory they leave."""
+"""`folb deploy demo`: a deployment on loopback, a few rounds of an algorithm, and their run directory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,48 @@ from folb import atomic
 from folb.core.algorithms import ALGORITHMS
 from folb.deploy.superlink import HOST, START, Deployment, check_installed, holds, running
 from folb.errors import InputError, check_whole, choose
-from folb.store import directory
+from folb.store import directory as store
+from folb.store import lock
+from folb.store.directory import RunDirectory
 
-APP = Path(__file__).parent / "demo_app"  # that of examples/flower/synthetic
+APP = Path(__file__).parent / "demo_app"  # the app of examples/flower/synthetic
 DEADLINE = 60.0  # seconds that a round may take
-SLOW = 180.0  # seconds until the first round, and after the last, if the machine is very busy
+SLOW = 180.0  # seconds before the first round and after the last, on a very busy machine
 
 Tell = Callable[[str], None]
+OnStart = Callable[[Path, bool], None]
+
+
+def execute(
+    algorithm: str,
+    rounds: int,
+    nodes: int,
+    *,
+    directory: str | None = None,
+    again: bool = False,
+    on_start: OnStart,
+    tell: Tell,
+) -> RunDirectory:
+    """Run or resume the demo, unless its rounds are there already, and return its run directory.
+
+    `on_start` gets the directory and whether it is finished. `tell` gets a line for each event.
+    """
+    check(algorithm, rounds, nodes)
+    path = Path(directory) if directory else place(algorithm, nodes)
+    lock.check_free(path)
+    if again and store.is_run(path):
+        store.remove(path)
+    done = finished(path, rounds)
+    if not done:
+        check_place(path)
+    on_start(path, done)
+    if not done:
+        perform(path, algorithm, rounds, nodes, tell)
+    return store.read(path)
 
 
 def check(algorithm: str, rounds: int, nodes: int) -> None:
-    """Raise an `InputError` unless all is well with what is asked for, and Flower is there."""
+    """Raise an `InputError` unless the options are valid and Flower is installed."""
     choose("algorithm", algorithm, ALGORITHMS)
     check_whole("rounds", rounds, 1, 10**6)
     check_whole("nodes", nodes, 1, 64)
@@ -31,29 +62,29 @@ def check(algorithm: str, rounds: int, nodes: int) -> None:
 
 
 def place(algorithm: str, nodes: int) -> Path:
-    """The run directory, unless another is asked for."""
-    return directory.home() / f"deploy-{algorithm}-{nodes}"
+    """The default run directory."""
+    return store.home() / f"deploy-{algorithm}-{nodes}"
 
 
 def check_place(path: Path) -> None:
-    """Raise an `InputError` unless the run can be kept there: before Flower is started for nothing."""
-    if directory.is_run(path):
-        if not directory.read(path).deployed:
+    """Raise an `InputError` unless the run can be kept there, before Flower is started in vain."""
+    if store.is_run(path):
+        if not store.read(path).deployed:
             raise InputError("out", str(path), "holds a run of the simulator; choose another directory")
         return
     atomic.directory(path)
-    directory.check_own(path, again=False)
+    store.check_own(path, again=False)
 
 
 def finished(path: Path, rounds: int) -> bool:
-    """Whether the run directory has so many rounds, or more."""
-    if not directory.is_run(path) or directory.read(path).state != "finished":
+    """Whether the run directory has at least this many rounds."""
+    if not store.is_run(path) or store.read(path).state != "finished":
         return False
-    return len(directory.read(path).rounds()[0]) >= rounds
+    return len(store.read(path).rounds()[0]) >= rounds
 
 
 def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> None:
-    """Run the demo, or go on with it; what Flower wrote is left if it fails."""
+    """Run the demo, or resume it. If it fails, Flower's files stay."""
     home = Path(tempfile.mkdtemp(prefix="folb-deploy-"))
     config = {"algorithm": algorithm, "rounds": rounds, "k": nodes, "devices": nodes, "min-available-nodes": nodes}
     tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNode{'s' * (nodes > 1)}")
@@ -70,7 +101,7 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
         shutil.rmtree(home, ignore_errors=True)
         raise
     except Exception:
-        tell(f"it failed; {home} has what Flower wrote")
+        tell(f"it failed; Flower's logs are in {home}")
         raise
     shutil.rmtree(home, ignore_errors=True)
 
@@ -83,18 +114,18 @@ def _gather(deployment: Deployment, nodes: int) -> None:
 
 
 def _follow(deployment: Deployment, path: Path, config: dict[str, Any], tell: Tell) -> None:
-    """Submit the app, and tell each round as the run directory gets it."""
+    """Submit the app, and tell each round when the run directory has it."""
     rounds = config["rounds"]
-    before, offset = directory.read(path).rounds() if directory.is_run(path) else ([], 0)
+    before, offset = store.read(path).rounds() if store.is_run(path) else ([], 0)
     done = len(before)
     if done:
-        tell(f"going on after round {done}")
+        tell(f"resuming after round {done}")
     until = time.monotonic() + SLOW + rounds * 2 * DEADLINE
     submitted = deployment.run(APP, config)
     while True:
         over = submitted.code is not None or time.monotonic() > until  # before the last look
-        if directory.is_run(path):
-            lines, offset = directory.read(path).rounds(offset)
+        if store.is_run(path):
+            lines, offset = store.read(path).rounds(offset)
             for line in lines:
                 done = line["round"]
                 tell(_told(line, rounds))

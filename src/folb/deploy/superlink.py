@@ -1,6 +1,6 @@
-"""A Flower deployment on this machine alone: a SuperLink with TLS and node keys, and SuperNodes that are restarted.
+"""A Flower deployment on this machine only: a SuperLink with TLS and node keys, and SuperNodes that are restarted.
 
-Every process is one that a real deployment has, with the same options (docs/deployment.md). All of them end with the
+A real deployment has the same processes with the same options (docs/deployment.md). All of them end with the
 deployment, whatever ends it.
 """
 
@@ -31,17 +31,17 @@ from folb.errors import InputError
 HOST = "127.0.0.1"
 CONNECTION = "deploy"  # the SuperLink's name in Flower's config.toml
 
-# Flower neither phones home nor installs anything
+# keep Flower from sending telemetry and from installing anything
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until a message's process is started; otherwise 1
+BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until a message starts its process; otherwise 1
 
-START = 60.0  # seconds that a process may take until it answers
-STOP = 10.0  # seconds that processes may take to end by themselves
-PAUSE = 2.0  # seconds after which a node that has ended is started again
+START = 60.0  # seconds until a process must answer
+STOP = 10.0  # seconds in which processes may end by themselves
+PAUSE = 2.0  # seconds until an ended node is started again
 
 
 @dataclass
@@ -51,12 +51,12 @@ class Process:
     command: Callable[[], list[str]]
     environment: dict[str, str]
     log: Path
-    kept: bool = False  # started again whenever it ends
+    kept: bool = False  # start it again whenever it ends
     due: float = 0.0  # when
     starts: int = 0
 
     def start(self) -> None:
-        """Start it, out of reach of the terminal's Ctrl-C: it ends with the deployment."""
+        """Start it so that the terminal's Ctrl-C does not reach it: it ends with the deployment."""
         with open(self.log, "ab") as log:
             self.popen = subprocess.Popen(
                 self.command(),
@@ -91,7 +91,7 @@ class Deployment:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, name: str, command: Callable[[], list[str]], *, role: str = "", kept: bool = False) -> Process:
-        """Start a process; what is written to its log comes after what is there."""
+        """Start a process. It appends to its log."""
         process = Process(command, self.environment(role or name), self.home / f"{name}.log", kept)
         with self.lock:
             process.start()
@@ -99,13 +99,13 @@ class Deployment:
         return process
 
     def environment(self, role: str) -> dict[str, str]:
-        """Flower finds its own programs by PATH, and keeps an app's files for each role apart."""
+        """The environment of a role: Flower finds its programs by PATH, and each role keeps its own app files."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         return os.environ | QUIET | BRISK | {"PATH": path, "FLWR_HOME": str(self.home / role)}
 
     def superlink(self, *options: str) -> Process:
-        """Start the SuperLink, with the database of the one before, if there was one, and wait until it answers."""
-        kill_all(self.orphans)  # as systemd does: the old one's ServerApp would not leave the run directory
+        """Start the SuperLink with the database of an earlier one, if any, and wait until it answers."""
+        kill_all(self.orphans)  # as systemd does: the old ServerApp would keep the run directory
         check_free(self.port)
         command = [program("flower-superlink"), f"--host={HOST}", f"--port={self.port}"]
         command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
@@ -117,7 +117,7 @@ class Deployment:
         return process
 
     def healthy(self) -> bool:
-        """Whether the SuperLink answers, with the certificate that it should have."""
+        """Whether the SuperLink answers with the right certificate."""
         known = ssl.create_default_context(cafile=self.home / "ca.crt")
         connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=known)
         with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
@@ -126,17 +126,17 @@ class Deployment:
         return False
 
     def register(self, keys: Sequence[Path]) -> None:
-        """Tell the SuperLink nodes' public keys: it lets in no others."""
-        with ThreadPoolExecutor() as pool:  # a command spends seconds on its imports
+        """Register nodes' public keys with the SuperLink: it admits only these nodes."""
+        with ThreadPoolExecutor() as pool:  # each command spends seconds on its imports
             list(pool.map(lambda key: self.flwr("supernode", "register", str(key), CONNECTION), keys))
 
     def online(self) -> int:
-        """How many SuperNodes the SuperLink takes to be there."""
+        """How many SuperNodes are online, as the SuperLink sees it."""
         nodes = self.flwr("supernode", "list", CONNECTION)["nodes"]
         return sum(node["status"] == "online" for node in nodes)
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """What a command of Flower's answers."""
+        """The answer of a Flower command."""
         try:
             done = subprocess.run(
                 [program("flwr"), *arguments, "--format=json"],
@@ -156,10 +156,10 @@ class Deployment:
         raise InputError("flwr", " ".join(arguments[:2]), f"fails: {' '.join((done.stdout + done.stderr).split())}")
 
     def node(self, name: str, config: str, *options: str) -> Process:
-        """Start a SuperNode with a node config, and how it is let in; it is kept running."""
+        """Start a SuperNode with a node config and the options that admit it, and keep it running."""
 
         def command() -> list[str]:
-            own = [f"--host={HOST}", f"--port={free_port()}"]  # of its Runtime API, anew at each start
+            own = [f"--host={HOST}", f"--port={free_port()}"]  # of its Runtime API, chosen again at each start
             return [
                 program("flower-supernode"),
                 f"--superlink={HOST}:{self.port}",
@@ -172,7 +172,7 @@ class Deployment:
         return self.start(name, command, kept=True)
 
     def credentials(self, name: str) -> tuple[str, str]:
-        """How a node whose key is registered is let in."""
+        """The options that admit a node with a registered key."""
         return f"--root-certificates={self.home / 'ca.crt'}", f"--auth-supernode-private-key={self.home / name}.key"
 
     def run(self, app: Path, config: Mapping[str, object], *options: str) -> Process:
@@ -188,16 +188,16 @@ class Deployment:
         return "\n".join(["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]", *lines, ""])
 
     def kill(self, name: str) -> None:
-        """End a process at once, with no chance to say farewell. A node is started again."""
+        """Kill a process at once. A node is started again."""
         process = self.processes[name]
         self.orphans += descendants(process.popen.pid)
         process.popen.kill()
         process.popen.wait()
 
     def keep(self) -> None:
-        """Until the deployment ends, start nodes again when they end: the restart policy of a real one.
+        """Start ended nodes again until the deployment ends, like the restart policy of a real one.
 
-        To ask for the exit code also buries a process; Flower's children take one that is unburied to be alive.
+        Asking for the exit code also removes the zombie process, which Flower's children would take for a living one.
         """
         while not self.ending.wait(0.2):
             with self.lock:
@@ -209,7 +209,7 @@ class Deployment:
                         process.start()
 
     def end(self) -> None:
-        """End every process, the SuperLink after the others, and whatever they have started."""
+        """End every process and its children, the SuperLink last."""
         with self.lock:
             self.ending.set()
         here = [process for process in self.processes.values() if process.code is None]
@@ -222,7 +222,7 @@ class Deployment:
         for process in here:
             process.popen.kill()
             process.popen.wait()
-        # Flower's children leave when they see that their parent has left
+        # Flower's children end when they see that their parent has ended
         holds(lambda: not any(map(alive, children)), STOP)
         kill_all(children)
 
@@ -231,7 +231,7 @@ class Deployment:
 def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterator[Deployment]:
     """A SuperLink, and SuperNodes node0, node1, … with partitions 0, 1, …, until the context is left.
 
-    `options` are further ones of the SuperLink's.
+    `options` are further options of the SuperLink.
     """
     check_installed()
     from folb.deploy.certificates import certificates, node_key
@@ -260,7 +260,7 @@ def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterato
 
 
 def check_installed() -> None:
-    """Raise an `InputError` unless Flower is installed, beside the Python that runs this."""
+    """Raise an `InputError` unless Flower is installed next to this Python."""
     if find_spec("flwr") is None or not Path(program("flwr")).exists():
         raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
     if find_spec("jax") is None:
@@ -268,12 +268,12 @@ def check_installed() -> None:
 
 
 def ended(processes: Sequence[Process]) -> bool:
-    """Whether none of them runs."""
+    """Whether all of them have ended."""
     return all(process.code is not None for process in processes)
 
 
 def holds(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition, but no longer than so many seconds; whether it holds."""
+    """Wait at most `seconds` for a condition, and return whether it holds."""
     until = time.monotonic() + seconds
     while not (held := condition()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -281,19 +281,19 @@ def holds(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def program(name: str) -> str:
-    """One of Flower's programs, which are beside Python's."""
+    """The path of a Flower program, next to Python."""
     return str(Path(sys.executable).with_name(name))
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """A free port of this machine."""
     with socket.socket() as found:
         found.bind((HOST, 0))
         return int(found.getsockname()[1])
 
 
 def check_free(port: int) -> None:
-    """Raise an `InputError` if somebody listens at the port."""
+    """Raise an `InputError` if the port is in use."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -304,11 +304,11 @@ def check_free(port: int) -> None:
 
 
 Known = tuple[int, str]
-"""A process: its id, and when it began, which tells it from a later one with that id."""
+"""A process: its id and its start time, which tells it from a later process with the same id."""
 
 
 def descendants(pid: int) -> list[Known]:
-    """The children of a process, theirs, and so on; none are found on a system without /proc."""
+    """The children of a process, their children, and so on. Without /proc, none are found."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -324,7 +324,7 @@ def descendants(pid: int) -> list[Known]:
 
 
 def alive(child: Known) -> bool:
-    """Whether that very process is there, and not only waits to be buried."""
+    """Whether exactly this process runs, and is not a zombie."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{child[0]}/stat").read_text().rpartition(")")[2].split()
         return fields[19] == child[1] and fields[0] != "Z"
@@ -332,7 +332,7 @@ def alive(child: Known) -> bool:
 
 
 def kill_all(children: Sequence[Known]) -> None:
-    """End those processes that are still there, at once."""
+    """Kill the processes that still run."""
     for pid, _ in filter(alive, children):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -340,21 +340,21 @@ def kill_all(children: Sequence[Known]) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is done here as Ctrl-C does."""
+    """In this context, SIGTERM and SIGHUP act like Ctrl-C."""
     with handling({signal.SIGTERM: signal.default_int_handler, signal.SIGHUP: signal.default_int_handler}):
         yield
 
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Nothing interrupts what is done here, and is bounded."""
+    """In this context no signal interrupts; its work must take a bounded time."""
     with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Other handlers of signals for a while; the main thread alone has any."""
+    """Other signal handlers for this context. Only the main thread can set them."""
     mine = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if mine else {}
     try:

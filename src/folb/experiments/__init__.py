@@ -1,1 +1,1 @@
-"""Experiments: their settings, their plan, and carrying them out in a run directory."""
+"""Experiments: their settings, their plan, and their execution in a run directory."""

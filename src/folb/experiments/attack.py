@@ -1,15 +1,14 @@
-"""Devices that lie: what they report in place of their replies, and `folb attack`, which measures what it buys them.
+"""Devices that lie: what they report, and `folb attack`, which measures what they gain.
 
-An attack is a record of numbers, so that many of them, with many seeds, run as one program. The attackers know what
-the honest devices of the round reply, and send after them.
+An attack is a record of numbers, so that many attacks with many seeds run as one program. The attackers know the
+replies of the round's honest devices before they send their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,22 +24,19 @@ from folb.core.server_step import ServerStep
 from folb.errors import InputError, check_whole
 from folb.experiments.plan import Plan
 from folb.results.run import Run
-from folb.results.summary import finite, spread
+from folb.results.summary import finite
 from folb.simulation.simulate import Observe, simulate
 from folb.typing import Params
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 class Attack(NamedTuple):
-    """What the devices below `attackers` report; without further numbers, the truth."""
+    """What the devices with numbers below `attackers` report. By default they report the truth."""
 
     attackers: Any = 0
     update: Any = 1.0  # factor of the update
     gradient: Any = 1.0  # factor of the gradient
-    shared: Any = 0.0  # 1: along the mean of the honest, and of their own norm, in place of their own
-    grazing: Any = 0.0  # 1: what of the update goes against their gradient is taken out, so that it passes for descent
+    shared: Any = 0.0  # 1: send the honest mean, scaled to the norm of their own, instead of their own
+    grazing: Any = 0.0  # 1: turn the update until it just descends on their gradient, so that it passes the check
     gamma: Any = 0.0  # added to gamma
 
 
@@ -62,7 +58,7 @@ ATTACKS: dict[str, dict[str, float]] = {
     "mean reversed, grazing": REVERSED | {"gradient": 1e6, "grazing": 1.0},
 }
 COLLUDING = ("flipped, gradient x-100", "mean reversed", "mean reversed, grazing")
-GAMMA: dict[str, dict[str, float]] = {  # on (18): no other rule sees gamma
+GAMMA: dict[str, dict[str, float]] = {  # on (18): only this rule uses gamma
     "(18) none": {},
     "(18) flipped, gamma + 1000": FLIPPED | {"gamma": 1000.0},
     "(18) gamma NaN": {"gamma": np.nan},
@@ -70,7 +66,7 @@ GAMMA: dict[str, dict[str, float]] = {  # on (18): no other rule sees gamma
 
 
 def attacked(algorithm: Algorithm, attack: Attack) -> Algorithm:
-    """The algorithm with a server that sees of every round what `attack` makes of it."""
+    """The algorithm with a server that sees every round as `attack` changes it."""
     return replace(
         algorithm,
         rule=Partial(_deceived, rule=algorithm.rule, attack=attack),
@@ -113,13 +109,13 @@ def seen(attack: Attack, round: Round) -> Round:
 
 
 def _sides(attack: Attack, device: Array, times: Array) -> tuple[Array, Array]:
-    """The slots of attackers, and those of honest devices that replied."""
+    """The slots of attackers, and the slots of honest devices that replied."""
     liars = device < attack.attackers
     return liars, (times > 0) & ~liars
 
 
 def _told(attack: Attack, stack: Params, factor: Any, liars: Array, honest: Array) -> Params:
-    """`factor` times the liars' own entries, or times the mean of the honest brought to their norm."""
+    """The stack with the liars' entries replaced: `factor` times their own, or times the honest mean of their norm."""
     together = tree.combine(fraction(honest.astype(jnp.float32), jnp.sum(honest)), stack)
     length = jnp.where(attack.shared > 0, fraction(tree.norms(stack), tree.norm(together)), 0.0)
 
@@ -130,7 +126,7 @@ def _told(attack: Attack, stack: Params, factor: Any, liars: Array, honest: Arra
 
 
 def _grazing(delta: Params, grad: Params) -> Params:
-    """The update turned just so far that it descends on the gradient, by a hundredth of its norm."""
+    """The update, turned until it just descends on the gradient: by a hundredth of its norm."""
     norm = tree.norm(grad)
     down = jax.tree.map(lambda leaf: -fraction(leaf, norm), grad)
     along = tree.dot(delta, down)
@@ -138,7 +134,7 @@ def _grazing(delta: Params, grad: Params) -> Params:
 
 
 def _mixed(chosen: Array, a: Params, b: Params) -> Params:
-    """For each slot the entry of a where it is chosen, else that of b."""
+    """For each slot, the entry of a if the slot is chosen, else the entry of b."""
     return jax.vmap(tree.where)(chosen, a, b)
 
 
@@ -152,13 +148,13 @@ class Contest(NamedTuple):
 
 
 ALGORITHMS = ("folb", "folb_hetero", "fedavg")
-SETTINGS = {"psi": 1.0}  # with less, a lie about gamma buys little
+SETTINGS = {"psi": 1.0}  # with a smaller psi, a lie about gamma gains little
 
 
 def contests(planned: Plan, attackers: int | None = None) -> list[Contest]:
-    """Every attack on plain FOLB, guarded FOLB and FedAvg in turn; unless told, one device in ten attacks.
+    """Every attack on plain FOLB, guarded FOLB and FedAvg in turn. By default one device in ten attacks.
 
-    Attacks that gain by it come again from three times as many.
+    Attacks that gain from more attackers are repeated with three times as many.
     """
     found = {algorithm.name: algorithm for algorithm in planned.algorithms}
     for name in found:
@@ -166,7 +162,7 @@ def contests(planned: Plan, attackers: int | None = None) -> list[Contest]:
             if isinstance(value, list | tuple):
                 raise InputError(key, value, "should be one value")
     if any(map(is_guarded, planned.algorithms)):
-        raise InputError("guarded", True, "should be left alone: both are measured")
+        raise InputError("guarded", True, "should not be set: both are measured")
     N = planned.federation.N
     count = max(1, N // 10) if attackers is None else attackers
     check_whole("attackers", count, 1, N)
@@ -188,20 +184,20 @@ def cap(planned: Plan) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack came to against one algorithm, over the rounds of all seeds."""
+    """The effect of an attack on one algorithm, over the rounds of all seeds."""
 
     attack: str
     attackers: int
     algorithm: str
     guarded: bool
-    share: float  # the attackers' part of all absolute weight, in rounds that had any: the mean
+    share: float  # the attackers' part of all absolute weight: the mean over rounds with attackers
     worst: float  # the largest absolute weight that one attacking device got
     negated: float  # the part of honest updates with a negative weight
     accuracy: Sequence[float]  # the last, for each seed; NaN where the model is not finite
 
 
 def measure(planned: Plan, contests: Sequence[Contest], observe: Observe | None = None) -> list[Outcome]:
-    """Run all of them, those on one algorithm as one program."""
+    """Run all contests. Those on one algorithm run as one program."""
     experiment = planned.experiment
     runs = simulate(
         planned.federation,
@@ -220,7 +216,7 @@ def measure(planned: Plan, contests: Sequence[Contest], observe: Observe | None 
 
 
 def outcome(contest: Contest, runs: Sequence[Run]) -> Outcome:
-    """What the recorded weights say."""
+    """The outcome of a contest, from the recorded weights."""
     devices, times, weights = (
         np.concatenate(parts) for parts in zip(*((r.devices, r.times, r.records["weights"]) for r in runs), strict=True)
     )
@@ -242,34 +238,8 @@ def outcome(contest: Contest, runs: Sequence[Run]) -> Outcome:
     )
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each attack, and in it plain, guarded, FedAvg."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("\nattack")
-    for who in ("plain", "guarded", "fedavg"):
-        for heading in ("share", "worst", "negated", "accuracy"):
-            shown.add_column(f"{who}\n{heading}", justify="right")
-    for i in range(0, len(outcomes), 3):
-        cells = [outcomes[i].attack]
-        for one in outcomes[i : i + 3]:
-            cells += [*map(_number, (one.share, one.worst)), f"{100 * one.negated:.0f} %", _accuracy(one.accuracy)]
-        shown.add_row(*cells)
-    return shown
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if np.isfinite(value) else "-"
-
-
-def _accuracy(accuracy: Sequence[float]) -> str:
-    """The mean over the seeds; one model that is not finite is enough to say so."""
-    return f"{100 * mean(accuracy):.1f}{spread(accuracy)} %" if np.isfinite(accuracy).all() else "not finite"
-
-
 def document(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes as one JSON-ready document; what is not finite becomes null."""
+    """The outcomes as one JSON-ready document. Values that are not finite become null."""
     experiment, K = planned.experiment, planned.algorithms[0].selection.K
     return {
         "dataset": experiment.dataset,

@@ -1,4 +1,4 @@
-"""An experiment carried out in its run directory, from the start or from where it was interrupted."""
+"""`folb.execute` runs an experiment in its run directory, from the start or from where it was interrupted."""
 
 from __future__ import annotations
 
@@ -8,23 +8,229 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from folb import atomic
 from folb.errors import InputError
-from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.plan import Plan
-from folb.results import document
+from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
+from folb.experiments.plan import Plan, plan
+from folb.experiments.settings import naming_own_files
+from folb.report import trackers
+from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
-from folb.simulation.simulate import Observe, simulate
-from folb.store import directory, lock
+from folb.simulation.simulate import Observe, Simulation, simulation
+from folb.store import directory as store
+from folb.store import lock
+from folb.store.directory import RunDirectory
 from folb.store.environment import PROGRAM, about_runs, program
 from folb.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+    """What is about to happen to an experiment."""
+
+    plan: Plan
+    path: Path  # of its run directory
+    finished: bool  # the results are there already, and no round is run
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds all runs have together."""
+        return len(self.plan.algorithms) * len(self.plan.experiment.seeds) * self.plan.experiment.rounds
+
+
+OnStart = Callable[[Start], None]
+
+
+def execute(
+    experiment: Experiment | Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    accelerators: int | str = 1,
+    stream: bool | None = None,
+    track: str | None = None,
+    on_start: OnStart | None = None,
+    observe: Observe | None = None,
+) -> RunDirectory:
+    """Run an experiment and return its run directory, which has the results.
+
+    The same call resumes an experiment that was interrupted. If its results are there already, it returns at once.
+
+    `experiment` is an `Experiment`, a dict of its fields, or the path of an experiment file.
+    `directory` is the run directory. By default its name comes from the content of the experiment, and it is in the
+    directory that FOLB_RUNS names, else in `runs`.
+    `again` runs the experiment from the start, in place of what is there.
+    `accelerators`, `stream` and `observe` are explained at `simulate`. A resumed run also tells `observe` the rounds
+    that it had before, in one part.
+    `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
+    `on_start` is called once, before the first round, with the plan, the directory, and whether it is finished.
+
+    Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
+    together, all of them call it; only the first writes the directory and calls its callbacks.
+    """
+    return carry_out(
+        plan(_experiment(experiment), stream),
+        directory=directory,
+        again=again,
+        accelerators=accelerators,
+        track=track,
+        on_start=on_start,
+        observe=observe,
+    )
+
+
+def resume(
+    run: RunDirectory | str | os.PathLike[str],
+    *,
+    again: bool = False,
+    accelerators: int | str | None = None,
+    stream: bool | None = None,
+    track: str | None = None,
+    on_start: OnStart | None = None,
+    observe: Observe | None = None,
+) -> RunDirectory:
+    """Resume an interrupted run, and return its run directory.
+
+    `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
+    `accelerators` and `stream` are as when the run began. The others are explained at `execute`.
+    """
+    stored = run if isinstance(run, RunDirectory) else store.read(store.find(str(run)))
+    path, there = stored.path, stored.environment
+    if stored.deployed:
+        raise InputError(
+            "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
+        )
+    planned = plan(from_toml(path / store.EXPERIMENT), there.get("stream") if stream is None else stream)
+    if planned.identity != there["identity"] and not again:
+        changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
+        raise InputError("run", path.name, f"{changed}; --again runs it from the start")
+    return carry_out(
+        planned,
+        directory=path,
+        again=again,
+        accelerators=there.get("accelerators", 1) if accelerators is None else accelerators,
+        track=track,
+        on_start=on_start,
+        observe=observe,
+    )
+
+
+def _experiment(given: Experiment | Mapping[str, Any] | str | os.PathLike[str]) -> Experiment:
+    if isinstance(given, Experiment):
+        return given
+    if isinstance(given, Mapping):
+        return from_fields(given)
+    if isinstance(given, str | os.PathLike):
+        return from_toml(Path(given))
+    raise InputError("experiment", given, "should be an Experiment, a dict of its fields, or the path of a file")
+
+
+def carry_out(
+    planned: Plan,
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    accelerators: int | str = 1,
+    track: str | None = None,
+    on_start: OnStart | None = None,
+    observe: Observe | None = None,
+) -> RunDirectory:
+    """`execute` for a planned experiment."""
+    if directory is not None and not os.fspath(directory):
+        raise InputError("out", directory, "should be a directory to write to")
+    path = place(planned) if directory is None else Path(directory)
+    parallel.check_alike(planned.identity)
+    if not parallel.leads():
+        if parallel.shared(None):
+            ready(planned, accelerators).run()
+            parallel.shared(None)  # the first has written the results
+        return RunDirectory(path, environment(planned, accelerators))
+    start = Start(planned, path, not again and finished(path, planned))
+    if start.finished:
+        _complete(path, planned)
+        parallel.shared(False)
+        if on_start is not None:
+            on_start(start)
+        return store.read(path)
+    trackers.check(track)
+    lock.check_free(path)
+    parallel.shared(True)
+    new = not path.exists()
+    atomic.directory(path)
+    try:
+        with lock.claimed(path):
+            _perform(start, again, accelerators, track, on_start, observe)
+    except InputError:
+        if new:
+            with contextlib.suppress(OSError):
+                path.rmdir()  # if nothing is in it
+        raise
+    parallel.shared(None)
+    return store.read(path)
+
+
+def _perform(
+    start: Start,
+    again: bool,
+    accelerators: int | str,
+    track: str | None,
+    on_start: OnStart | None,
+    observe: Observe | None,
+) -> None:
+    """Run an experiment in its claimed directory, and write the results there."""
+    planned, path = start.plan, start.path
+    fresh = not store.is_run(path)
+    check_place(path, planned, again, accelerators)
+    simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
+    prepare(path, planned, again, accelerators)
+    if on_start is not None:
+        on_start(start)
+    # it draws the picture at the end and takes half a second to load, so it loads while the rounds run
+    threading.Thread(target=import_module, args=("matplotlib.figure",)).start()
+    runs = store.read(path).environment["runs"]
+    try:
+        with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
+
+            def record(i: int, first: int, part: Run) -> None:
+                recorder.add(i, first, part)
+                log(i, first, part)
+                if observe is not None:
+                    observe(i, first, part)
+
+            found = simulation.run(record, path / store.CHECKPOINTS)
+            recorder.finish(found)
+    except InputError:
+        if fresh and not os.path.getsize(path / store.ROUNDS):
+            store.clear(path)
+        raise
+    finish(path, planned, found)
+
+
+def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
+    """The simulation of a planned experiment, checked."""
+    experiment = planned.experiment
+    with naming_own_files():
+        return simulation(
+            planned.federation,
+            planned.model,
+            planned.algorithms,
+            rounds=experiment.rounds,
+            seeds=experiment.seeds,
+            system=planned.system,
+            objective=experiment.objective,
+            evaluate_every=experiment.evaluate_every,
+            record=("weights", "gamma") if experiment.records else (),
+            accelerators=accelerators,
+            stream=planned.stream,
+        )
 
 
 def place(planned: Plan) -> Path:
@@ -32,71 +238,59 @@ def place(planned: Plan) -> Path:
     dataset = planned.experiment.dataset
     stem = Path(dataset).stem if os.path.isabs(dataset) else dataset
     word = re.sub("[^A-Za-z0-9_.-]+", "-", stem).strip(".-")[:60]
-    return directory.home() / f"{word or 'data'}-{planned.identity[:8]}"
-
-
-def perform(path: Path, planned: Plan, again: bool, observe: Observe, accelerators: int | str = 1) -> list[Run]:
-    """Run a planned experiment in its directory, or go on with it, and leave the results there."""
-    atomic.directory(path)
-    with lock.claimed(path):
-        prepare(path, planned, again, accelerators)
-        with Recorder(path, directory.read(path).environment["runs"]) as recorder:
-
-            def record(i: int, first: int, part: Run) -> None:
-                recorder.add(i, first, part)
-                observe(i, first, part)
-
-            try:
-                runs = run(planned, record, path / directory.CHECKPOINTS, accelerators)
-                recorder.finish(runs)
-            except InputError:  # nothing was run: nothing is left
-                directory.clear(path)
-                raise
-        finish(path, planned, runs)
-    return runs
+    return store.home() / f"{word or 'data'}-{planned.identity[:8]}"
 
 
 def finished(path: Path, planned: Plan) -> bool:
-    """Whether the results of this very experiment are in the directory, and whole."""
-    if not directory.is_run(path) or directory.read(path).environment["identity"] != planned.identity:
+    """Whether the directory has the complete results of exactly this experiment."""
+    if not store.is_run(path) or store.read(path).environment["identity"] != planned.identity:
         return False
     with contextlib.suppress(OSError, ValueError):
-        json.loads((path / directory.RESULTS).read_bytes())
-        return all(len(run.seconds) == planned.experiment.rounds for run in directory.read(path).runs())
+        json.loads((path / store.RESULTS).read_bytes())
+        return all(len(run.seconds) == planned.experiment.rounds for run in store.read(path).runs())
     return False
 
 
-def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | str = 1) -> None:
-    """Make the claimed directory ready: from scratch, or for going on with what an earlier process left.
+def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str = 1) -> None:
+    """Raise an `InputError` unless the experiment may be run in this directory, from the start or resumed."""
+    if not store.is_run(path):
+        store.check_own(path, again)
+        return
+    if again:
+        return
+    now, there = environment(planned, accelerators), store.read(path).environment
+    if there["identity"] != now["identity"]:
+        raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
+    for key, usual in (("accelerators", 1), ("stream", False)):
+        if there.get(key, usual) != now[key]:
+            raise InputError(
+                key,
+                now[key],
+                f"should be {there.get(key, usual)}, as when it began; --again runs it from the start",
+            )
 
-    Rounds and checkpoints of other versions of the program are not gone on with: the results would be neither's.
+
+def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | str = 1) -> None:
+    """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
+
+    Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
     now = environment(planned, accelerators)
-    there = directory.read(path).environment if directory.is_run(path) else None
-    if there is None:
-        directory.check_own(path, again)
-    if there and not again and there["identity"] != now["identity"]:
-        raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
-    if there and not again:
-        for key, usual in (("accelerators", 1), ("stream", False)):
-            if there.get(key, usual) != now[key]:
-                raise InputError(
-                    key, now[key], f"should be {there.get(key, usual)}, as this run began; --again runs it anew"
-                )
+    there = store.read(path).environment if store.is_run(path) else None
     changed = [] if there is None else [key for key in PROGRAM if there.get(key) != now[key]]
     if changed and not again:
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
-        log.warning("%s: its rounds are not gone on with, for they were made with %s", path, what)
+        log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
     if there is None or again or changed:
-        directory.clear(path)
-        atomic.replace(path / directory.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
-    atomic.replace(path / directory.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
-    (path / directory.RESULTS).unlink(missing_ok=True)  # if it is there, it is damaged
-    (path / directory.CHECKPOINTS).mkdir(exist_ok=True)
+        store.clear(path)
+        atomic.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
+    atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
+    (path / store.RESULTS).unlink(missing_ok=True)  # if it is there, it is damaged
+    (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
 
 def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
-    """What a result may depend on beside the experiment, and what its runs are."""
+    """What a result may depend on besides the experiment, and a description of its runs."""
     mesh = parallel.mesh(accelerators)
     return program(1 if mesh is None else mesh.size, planned.stream) | {
         "note": planned.federation.note,
@@ -107,41 +301,30 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 
 
 def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
-    """Leave the results and the picture; what was only for going on is removed."""
+    """Write the results and the picture, and remove the checkpoints. If it is killed, `_complete` does the rest."""
     leave(path, planned.experiment, planned.federation.note, runs)
-    shutil.rmtree(path / directory.CHECKPOINTS, ignore_errors=True)
+    shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)
 
 
 def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) -> None:
-    """Write the results and the picture."""
+    """Write the picture and the results."""
+    store.leave(path, document(to_mapping(experiment), note, runs), _picture(experiment, note, runs))
+
+
+def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
     from folb.report.figures import curves
 
     title = f"{experiment.dataset}, {experiment.model}"
-    text = json.dumps(document.document(experiment, note, runs), indent=1, allow_nan=False) + "\n"
-    atomic.replace(path / directory.RESULTS, text.encode())
-    atomic.replace(path / directory.CURVES, curves(runs, target=experiment.target, title=title, note=note))
+    return curves(runs, target=experiment.target, title=title, note=note)
 
 
-def run(
-    planned: Plan,
-    observe: Observe | None = None,
-    checkpoints: Path | None = None,
-    accelerators: int | str = 1,
-) -> list[Run]:
-    """Run a planned experiment."""
-    experiment = planned.experiment
-    return simulate(
-        planned.federation,
-        planned.model,
-        planned.algorithms,
-        rounds=experiment.rounds,
-        seeds=experiment.seeds,
-        system=planned.system,
-        objective=experiment.objective,
-        evaluate_every=experiment.evaluate_every,
-        record=("weights", "gamma") if experiment.records else (),
-        accelerators=accelerators,
-        observe=observe,
-        checkpoints=checkpoints,
-        stream=planned.stream,
-    )
+def _complete(path: Path, planned: Plan) -> None:
+    """Finish the work of a process that was killed after it wrote the results."""
+    drawn, left = (path / store.CURVES).is_file(), (path / store.CHECKPOINTS).exists()
+    if drawn and not left:
+        return
+    with lock.claimed(path):
+        if not drawn:
+            picture = _picture(planned.experiment, planned.federation.note, store.read(path).runs())
+            atomic.replace(path / store.CURVES, picture)
+        shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 from folb import data
 from folb.errors import InputError, choose
 from folb.experiments.settings import read
+from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
 
@@ -22,8 +20,8 @@ class Experiment:
     """The choices of a comparison. The fields are the keys of an experiment file and the command's options.
 
     `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
-    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is for `folb` alone.
-    The model "by dataset" is the one that goes with it, and takes its name here.
+    every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is only for `folb`.
+    The model "by dataset" is the dataset's usual model; it is replaced by the name of that model.
     """
 
     dataset: str
@@ -54,7 +52,7 @@ class Experiment:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
         if not all(isinstance(name, str) for name in self.algorithms):
             raise InputError("algorithms", list(self.algorithms), "should be names")
-        # a function of one's own goes by its own name, without that of its file
+        # a user's own function is called by its name, without the name of its file
         if len({name.rpartition(":")[2] for name in self.algorithms}) < len(self.algorithms):
             raise InputError("algorithms", list(self.algorithms), "should be different names")
         for field in ("rounds", "evaluate_every"):
@@ -88,45 +86,26 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def from_toml(path: Path) -> Experiment:
     """An experiment from a file whose keys are the fields of `Experiment`."""
-    try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError("experiment", str(path), f"cannot be read: {error}") from error
+    return from_fields(experiment_file.read(path), f"{path}: ")
+
+
+def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
+    """An experiment from a mapping whose keys are the fields of `Experiment`; `where` begins error messages."""
     known = [field.name for field in fields(Experiment)]
     for key in content:
-        choose(f"{path}: key", key, known)
+        choose(f"{where}key", key, known)
     if "dataset" not in content:
-        raise InputError(f"{path}: dataset", None, "should name a dataset or a path")
-    if not isinstance(content.get("set", {}), dict):
-        raise InputError(f"{path}: set", content["set"], "should be a table, [set]")
+        raise InputError(f"{where}dataset", None, "should name a dataset or a path")
+    if not isinstance(content.get("set", {}), Mapping):
+        raise InputError(f"{where}set", content["set"], "should be a table, [set]")
     return Experiment(**content)
 
 
-REPEAT = "folb run this file to repeat the comparison"
+def to_mapping(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as the keys and values of a file."""
+    return {field.name: getattr(experiment, field.name) for field in fields(experiment)}
 
 
-def to_toml(experiment: Experiment, note: str = "", about: str = REPEAT) -> str:
+def to_toml(experiment: Experiment, note: str = "") -> str:
     """The experiment as a file that `folb run` takes."""
-    lines = [f"# {about}", *([f"# the data: {note}"] if note else [])]
-    for field in fields(experiment):
-        if field.name != "set":
-            lines.append(f"{field.name} = {_toml(getattr(experiment, field.name))}")
-    nested = {key: value for key, value in experiment.set.items() if isinstance(value, Mapping)}
-    for heading, content in [("set", {k: v for k, v in experiment.set.items() if k not in nested})] + [
-        (f"set.{_key(key)}", value) for key, value in nested.items()
-    ]:
-        if content:
-            lines += ["", f"[{heading}]", *(f"{_key(key)} = {_toml(value)}" for key, value in content.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    # strings, numbers and booleans are alike in TOML and JSON, but for one character
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return experiment_file.to_text(to_mapping(experiment), note)

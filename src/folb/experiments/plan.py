@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
+
+from jax.tree_util import Partial
 
 from folb import data
 from folb.core.algorithm import Algorithm, Common, compose, named
@@ -31,8 +34,8 @@ class Part:
     settings: dict[str, Setting]
     swept: bool = False  # a list of values means a run for each
 
-    def make(self, kind: type, *arguments: Any, **values: Any) -> Any:
-        """What the constructor makes: a user's own may fail in any way, and is then named as the cause."""
+    def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
+        """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
         try:
             made = self.constructor(*arguments, **values)
         except InputError:
@@ -42,12 +45,13 @@ class Part:
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
-            raise InputError(self.name, made, f"should make a folb.{kind.__name__}")
+            what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
+            raise InputError(self.name, made, f"should make a {what}")
         return made
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
-    """An algorithm's own settings, then those that all have."""
+    """An algorithm's own settings, then the settings that all algorithms have."""
     return settings(constructor, common_settings)
 
 
@@ -82,12 +86,12 @@ class Plan:
     model: Any
     system: Any
     algorithms: list[Algorithm]
-    identity: str  # of all that the results depend on: the experiment, the data, the user's own files
+    identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     stream: bool = False  # whether the samples stay on the host
 
 
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
-    """Resolve every name and setting, load the data and build the parts; any mistake is an `InputError`.
+    """Resolve every name and setting, load the data and build the parts. Any mistake raises an `InputError`.
 
     `stream` is explained at `simulate`.
     """
@@ -101,13 +105,15 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     variants: list[Algorithm] = []
     for part, values in zip(algorithms, given[3:], strict=True):
         found = _by_dataset(part, experiment.dataset) | values
-        # in the order of the signature, whatever order they came in: runs keep their places when repeated
+        # always in the order of the signature, so that repeated runs keep their places
         swept = {name: found[name] for name in part.settings if name in found}
         for combination in itertools.product(*swept.values()):
             variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True))))
         values |= swept
 
-    built_system = system.constructor(**given[2])
+    built_system = system.make(Callable, **given[2])
+    if inspect.isfunction(built_system):  # a user's own: jax then sees a tree without arrays
+        built_system = Partial(built_system)
     federation = dataset.constructor(**given[0])
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
@@ -116,15 +122,19 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
 
+# settings that were added later to every algorithm: they are written only if set, so that older runs keep their names
+LATER = ("beta", "beta2", "eps", "average", "average_rate")
+
+
 def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
-    """The experiment with a value for every setting that a file can hold, under the part it is for."""
+    """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
     for part, values in zip(parts, given, strict=True):
         defaults = {name: setting.default for name, setting in part.settings.items()}
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
-        tables.setdefault(part.name, {}).update(
-            {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
-        )
+        whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
+        unset = {name for name in LATER if whole.get(name) == "none"}
+        tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(experiment, set={name: table for name, table in tables.items() if table})
 
 
@@ -135,7 +145,7 @@ def _plain(value: Any) -> bool:
 
 
 def _spelt(value: Any) -> Any:
-    """The value as a file can hold it, which has no None."""
+    """The value as a file can hold it: a file has no None."""
     if isinstance(value, list | tuple):
         return [_spelt(item) for item in value]
     return "none" if value is None else value
@@ -152,13 +162,14 @@ def _anywhere(experiment: Experiment) -> Experiment:
         experiment,
         dataset=data.located(experiment.dataset),
         model=absolute(experiment.model),
+        system=absolute(experiment.system),
         algorithms=tuple(map(absolute, experiment.algorithms)),
     )
 
 
 def _identity(experiment: Experiment, federation: Federation) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    for name in (experiment.model, *experiment.algorithms):
+    for name in (experiment.model, experiment.system, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
     digest.update(federation.digest.encode())
@@ -166,16 +177,16 @@ def _identity(experiment: Experiment, federation: Federation) -> str:
 
 
 def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
-    """The lr that goes with a dataset, where it is not the algorithm's own business; and FedProx's mu."""
+    """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
     found = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
     return found | ({"mu": [known.mu]} if part.name == "fedprox" else {})
 
 
 def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each part, the values that `given` has for its settings: a list of them where the part is swept."""
+    """For each part, the values that `given` has for its settings: lists of values if the part is swept."""
     found: list[dict[str, Any]] = [{} for _ in parts]
-    # what is meant for one part by name comes last, and wins
+    # values for one named part come last, so they win
     for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], Mapping)):
         if isinstance(value, Mapping):
             choose("set", key, [part.name for part in parts])
@@ -204,7 +215,7 @@ def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: An
 
 
 def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
-    """Say who has the setting that nobody chosen has; or else, what it may have been meant to be."""
+    """Raise an error that names the parts with this setting, or else suggests a similar setting."""
     everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
     everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]
     owners = [other for other, known in everyone if name in known]

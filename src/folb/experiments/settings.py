@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import math
 import sys
+import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from folb.errors import InputError, choose
 
-OWN = "folb_own_"  # before the names of modules that are a user's own files
+OWN = "folb_own_"  # begins the module names of a user's own files
 
 
 class Setting(NamedTuple):
@@ -30,8 +32,8 @@ def settings(
 ) -> dict[str, Setting]:
     """The settings of a constructor, in the order of its signature.
 
-    Keywords without a default (a model's shape and classes) are not settings. Where it takes `**common`,
-    `shared()` says what they are.
+    Keywords without a default (a model's shape and classes) are not settings. If it takes `**common`,
+    `shared()` gives those settings.
     """
     hints = get_type_hints(constructor, include_extras=True)
     found: dict[str, Setting] = {}
@@ -54,7 +56,7 @@ def setting(name: str, hint: Any, default: Any) -> Setting:
 
 
 def first_line(constructor: Callable[..., Any]) -> str:
-    """What a constructor makes, in a line."""
+    """The first line of a constructor's docstring."""
     return (constructor.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -80,7 +82,7 @@ def read(field: str, kind: Any, value: Any) -> Any:
 
 
 def _read_one_of(field: str, kinds: tuple[Any, ...], value: Any) -> Any:
-    """A value of a union such as `int | Literal["all"]` or `float | None`, whose words go before its other type."""
+    """A value of a union such as `int | Literal["all"]` or `float | None`. Its words come before its other type."""
     words = {word: word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
     words |= {"none": None} if type(None) in kinds else {}
     if str(value).lower() in words:
@@ -100,14 +102,14 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
         whole = int(value) if kind is int else None
     except (TypeError, ValueError, OverflowError):
         number, whole = math.nan, None
-    fraction = not isinstance(value, str) and whole != value  # int() takes none of a text
+    fraction = not isinstance(value, str) and whole != value  # int() rejects a fraction in a text
     if isinstance(value, bool) or not math.isfinite(number) or (kind is int and fraction):
         raise InputError(field, value, f"should be a {'whole' if kind is int else 'finite'} number{also}")
     return whole if kind is int else number
 
 
 def from_file(field: str, spec: str) -> Callable[..., Any]:
-    """The function NAME of `path/to/file.py:NAME`: a user's own algorithm or model."""
+    """The function NAME of `path/to/file.py:NAME`: a user's own algorithm, model or system model."""
     path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise InputError(field, spec, f"there is no file {path}")
@@ -123,3 +125,20 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     if not callable(function):
         raise InputError(field, spec, f"{path} has no function {name!r}")
     return function
+
+
+@contextlib.contextmanager
+def naming_own_files() -> Iterator[None]:
+    """Turn an error that arose in a user's own file into an `InputError` that names the file and the line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        own = [(f.f_code.co_filename, line) for f, line in frames if f.f_globals.get("__name__", "").startswith(OWN)]
+        if not own:
+            raise
+        file, line = own[-1]
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(file, f"line {line}", f"fails: {type(error).__name__}: {reason}") from error

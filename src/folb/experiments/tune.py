@@ -6,48 +6,79 @@ The grid is an experiment like any other, and numbers in it (mu, psi, lr) are sw
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole
-from folb.experiments.experiment import Experiment
-from folb.experiments.plan import Plan, algorithm_settings
+from folb.experiments.execute import carry_out
+from folb.experiments.experiment import Experiment, to_toml
+from folb.experiments.plan import Plan, algorithm_settings, plan
 from folb.results import summary
 from folb.results.run import Run
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from folb.store.directory import WINNER, RunDirectory
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid, and how it did on the seeds it was tried on."""
+    """A point of the grid, and its results on the seeds of the search."""
 
     label: str
     algorithm: Algorithm
-    reached: Sequence[int | None]  # for each seed, the round of arrival at the target
+    reached: Sequence[int | None]  # for each seed, the round that reached the target
     loss: float  # the final training loss, as the mean over the seeds
     accuracy: float  # likewise
-    diverged: bool  # a loss that is not finite, at any time with any seed
+    diverged: bool  # some loss was not finite, with any seed
     rank: int = 0
 
     @property
     def merit(self) -> tuple[bool, float, int, float]:
-        """What points are ranked by, the smallest first: rounds to the target, seeds that never arrive, then loss.
+        """The key that ranks points, smallest first: rounds to the target, seeds that never reach it, then loss.
 
-        Divergence comes last of all. Losses that agree to four digits are equal: what lies beyond is the order in
-        which a compiler adds.
+        Points that diverged come last. Losses that agree to four digits are equal: the other digits depend on the
+        order in which a compiler adds.
         """
         if self.diverged:
             return True, math.inf, len(self.reached), math.inf
         missed = list(self.reached).count(None)
         return False, summary.median_round(self.reached), missed, float(f"{self.loss:.4g}")
+
+
+class Search(NamedTuple):
+    """A line search that is done."""
+
+    planned: Plan  # the grid
+    points: Sequence[Point]  # from the best to the worst
+    grid: RunDirectory
+    winner: RunDirectory  # the best point, on other seeds
+
+
+def search(
+    experiment: Experiment,
+    report_seeds: Sequence[int],
+    stream: bool | None = None,
+    complete: Callable[[Plan], RunDirectory] = carry_out,
+    on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
+) -> Search:
+    """Run a grid and rank its points, then run the best on other seeds. Finished runs are not repeated.
+
+    `complete` runs an experiment. `on_ranked` gets the points before the best one is run.
+    """
+    planned = plan(experiment, stream)
+    check(planned)
+    grid = complete(planned)
+    points = ranked(planned, grid.runs())
+    if on_ranked is not None:
+        on_ranked(planned, points)
+    chosen = plan(winner(planned, points, report_seeds), stream)
+    atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
+    return Search(planned, points, grid, complete(chosen))
 
 
 def sweepable() -> dict[str, str]:
@@ -56,7 +87,7 @@ def sweepable() -> dict[str, str]:
 
 
 def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Sequence[int]:
-    """The seeds to report on: those wanted, or so many (by default as many as `seeds`) from the next seed on."""
+    """The seeds to report on: the wanted list, or the wanted number (default: as many as `seeds`) after the largest."""
     if wanted is None or isinstance(wanted, int):
         count = len(seeds) if wanted is None else wanted
         check_whole("report_seeds", count, 1, 10**6)
@@ -66,7 +97,7 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
     if not wanted or len(set(wanted)) < len(wanted):
         raise InputError("report_seeds", list(wanted), "should be different seeds, and at least one")
     if shared := sorted(set(seeds) & set(wanted)):
-        raise InputError("report_seeds", list(wanted), f"should be others than those chosen on, and has {shared}")
+        raise InputError("report_seeds", list(wanted), f"should not have seeds of the search, but has {shared}")
     return list(wanted)
 
 
@@ -74,7 +105,7 @@ def check(planned: Plan) -> None:
     """Raise an `InputError` unless there is something to choose from."""
     swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
     if len(planned.algorithms) < 2:
-        raise InputError("grid", swept, "should be values of some setting to choose from, as --mu 0.01,0.1,1")
+        raise InputError("grid", swept, "should be several values of a setting, such as --mu 0.01,0.1,1")
 
 
 def _own(experiment: Experiment) -> Mapping[str, Any]:
@@ -121,26 +152,12 @@ def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Expe
     return replace(experiment, seeds=seeds, set={**experiment.set, _name(experiment): fixed})
 
 
-def table(points: Sequence[Point], target: float) -> Table:
-    """The points as they rank."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("rank", justify="right")
-    shown.add_column("algorithm")
-    for heading in (f"rounds to {100 * target:g} %", "final training loss", "final accuracy"):
-        shown.add_column(heading, justify="right")
-    for point in points:
-        measured = (summary.arrival(point.reached), f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
-        shown.add_row(str(point.rank), point.label, *(("diverged", "", "") if point.diverged else measured))
-    return shown
-
-
 def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> str:
-    """What was chosen, on which seeds, and on which it is reported."""
+    """The chosen point, the seeds of the search, and the seeds of the report."""
     equals = sum(point.rank == 1 for point in points)
     tie = f", the first of {equals} that are equal" if equals > 1 else ""
-    return f"{points[0].label}{tie}: chosen on seeds {_listed(planned.experiment.seeds)}; on seeds {_listed(seeds)}:"
+    searched, reported = _listed(planned.experiment.seeds), _listed(seeds)
+    return f"{points[0].label}{tie}: chosen on seeds {searched}; results on seeds {reported}:"
 
 
 def _listed(seeds: Sequence[int]) -> str:
@@ -148,7 +165,7 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def document(planned: Plan, points: Sequence[Point], seeds: Sequence[int], reported: Any) -> dict[str, Any]:
-    """The search as one JSON-ready document; `reported` is that of the winner's own runs."""
+    """The search as one JSON-ready document; `reported` is the document of the winner's runs."""
     return {
         "seeds": list(planned.experiment.seeds),
         "report_seeds": list(seeds),

@@ -1,6 +1,6 @@
 """FOLB and its family on Flower: the simulator's algorithm objects on real devices.
 
-The names below load on first use. A server uses the strategies, which need jax; a device uses the rest, which does not.
+The names below load on first use. A server uses the strategies, which need jax. A device uses the rest, without jax.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The device's side: one function turns local data and a gradient into a Flower `ClientApp`.
 
-This module needs numpy and flwr, and nothing else: each message may start a process of its own, and waits for its
-imports.
+This module imports only numpy and flwr: each message may start a new process, and waits for its imports.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from folb.typing import NDArray
 class Device:
     """A device's training samples and the gradient of its loss.
 
-    `gradient(params, x, y)` is that of the mean loss over a batch: a plain NumPy function, or `from_torch(...)`, or
-    `from_jax(...)`. A plain function gets the model as a dict of arrays, or as a list if its arrays have no names, and
-    answers in the same form. `x` and `y` are indexed by arrays of row numbers.
+    `gradient(params, x, y)` gives the gradient of the mean loss of a batch. It is a plain NumPy function,
+    `from_torch(...)` or `from_jax(...)`. A plain function gets the model as a dict of arrays, or as a list if its
+    arrays have no names, and answers in the same form. `x` and `y` are indexed by arrays of row numbers.
 
     `identity` is the device's own number, the same in every run; by default the node's `partition-id`.
     `evaluate(params)` gives metrics of a model, such as {"accuracy": 0.9, "loss": 0.3, "num-examples": 100}.
     `loss(params, x, y)` is the mean loss of a batch; only algorithms that ask for the device's loss need it.
-    `parts` are the user's own `LocalStep`s and `Upload`s, of the algorithms that this device takes part in.
+    `parts` are the user's own `LocalStep`s and `Upload`s, for the algorithms that this device runs.
     """
 
     x: Any
@@ -47,7 +46,7 @@ class Device:
     parts: Sequence[LocalStep | Upload] = ()
 
     def __post_init__(self) -> None:
-        """Lists become arrays, which rows can be taken of."""
+        """Turn lists into arrays, which rows can index."""
         for name in ("x", "y"):
             if isinstance(getattr(self, name), list | tuple):
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
@@ -55,7 +54,7 @@ class Device:
     def answer(
         self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
-        """What a task asks for: arrays, and numbers."""
+        """The answer to a task: arrays and numbers."""
         known = Sources(self, task, params, shift, mean)
         arrays: dict[str, Arrays] = {}
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
@@ -80,11 +79,11 @@ class Device:
         return _known("local_step", name, LOCAL_STEPS | own)
 
     def checked_gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
-        """The user's gradient as named arrays, checked: anything else would be broadcast in silence."""
+        """The user's gradient as named arrays, checked: NumPy would silently broadcast other shapes."""
         found = self.gradient(_as_given(params), x, y)
         named = found if isinstance(found, Mapping) else {str(i): value for i, value in enumerate(found)}
         if set(named) != set(params):
-            raise InputError("gradient: names", sorted(named), f"should be {sorted(params)}, as the model's arrays")
+            raise InputError("gradient: names", sorted(named), f"should be {sorted(params)}, like the model's arrays")
         grad = {name: np.asarray(named[name], np.float32) for name in params}
         for name, value in params.items():
             if grad[name].shape != value.shape:
@@ -102,7 +101,7 @@ def _known(field: str, name: str, parts: Mapping[str, Part]) -> Part:
 
 
 class Sources:
-    """What uploads are computed from, each value when it is first asked for."""
+    """The values that uploads are computed from. Each is computed on first use."""
 
     def __init__(self, device: Device, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> None:
         self.device, self.task, self.params, self.shift, self._mean = device, task, params, shift, mean
@@ -143,23 +142,23 @@ class Sources:
 
     @property
     def mean(self) -> Arrays:
-        """The mean of the gradients, which the server sent along."""
+        """The mean of the gradients, from the server's message."""
         if self._mean is None:
-            raise InputError("message", protocol.MEAN, "should be there: the mean of the gradients")
+            raise InputError("message", protocol.MEAN, "is missing: the mean of the gradients")
         return self._mean
 
 
 def _as_given(params: Arrays) -> Any:
-    """The model as a gradient function of one's own takes it: arrays without names, which Flower counts, are a list."""
+    """The model as the user's gradient function takes it. Arrays without names, which Flower numbers, become a list."""
     counted = [str(i) for i in range(len(params))]
     return [params[name] for name in counted] if set(params) == set(counted) else dict(params)
 
 
 def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
-    """A `ClientApp` that answers the strategies of folb, its device being make(context).
+    """A `ClientApp` that answers the strategies of folb for the device make(context).
 
-    `make` is called for every message; functools.cache can keep what is expensive in it. `settings` are those of
-    `ClientApp`, such as `mods`.
+    `make` is called for every message; functools.cache can keep its expensive parts. `settings` go to `ClientApp`,
+    such as `mods`.
     """
     app = ClientApp(**settings)
 
@@ -194,7 +193,7 @@ def identity(device: Device, context: Context) -> int:
     """The device's own number."""
     found = context.node_config.get("partition-id") if device.identity is None else device.identity
     if found is None:
-        expected = "should be in the node's config, or `identity` in its Device: a number that is always the device's"
+        expected = "should be in the node's config, or `identity` in its Device: a number that never changes"
         raise InputError("partition-id", found, expected)
     if isinstance(found, bool) or int(found) != found:
         raise InputError("identity", found, "should be a whole number")
@@ -208,10 +207,10 @@ def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str,
 
 
 def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], dict[str, NDArray]]:
-    """The gradient of a PyTorch module's parameters: loss(module(x), y), its mean where it has a value per sample.
+    """The gradient of loss(module(x), y) for a PyTorch module's parameters. A loss per sample is averaged.
 
-    The model's arrays are those of `module.named_parameters()`. The module stays in the mode it is in: dropout would
-    give a full gradient that no second call repeats.
+    The model's arrays are those of `module.named_parameters()`. The module keeps its mode: in training mode, dropout
+    gives another full gradient at each call.
     """
     import torch
 
@@ -227,7 +226,7 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, A
         module.zero_grad()
         labels = torch.as_tensor(y, device=place)
         if not (labels.is_floating_point() or labels.dtype == torch.bool):
-            labels = labels.long()  # as PyTorch's losses have them
+            labels = labels.long()  # as PyTorch's losses need them
         loss(module(torch.as_tensor(x, device=place)), labels).mean().backward()
         return {
             name: np.zeros_like(params[name]) if p.grad is None else p.grad.detach().cpu().numpy().copy()
@@ -238,9 +237,9 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, A
 
 
 def from_jax(loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """The gradient of a JAX function loss(params, x, y): its mean where it has a value per sample.
+    """The gradient of a JAX function loss(params, x, y). A loss per sample is averaged.
 
-    Arrays named `first.weight` are the leaves of a nested dict, as the models of folb have them.
+    Arrays named `first.weight` are the leaves of a nested dict, as in the models of folb.
     """
     import jax
     import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """What a real device computes in a round, in NumPy: the proximal solve, and its full gradient and loss.
 
-The same work as in `folb.simulation.solve`, which compiles it for many devices at once; here one device has a gradient
-function of any library's making, and neither jax nor the simulator. The local step is the same function in both.
+`folb.simulation.solve` compiles the same work for many devices at once. Here one device has a gradient function from
+any library, and needs neither jax nor the simulator. Both use the same function for the local step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from folb.core.shuffle import shuffled
 from folb.flower.protocol import Arrays, Task
 from folb.typing import NDArray
 
-BLOCK = 256  # samples that a full gradient takes at once
+BLOCK = 256  # samples that a full gradient handles at once
 
 Gradient = Callable[[Arrays, Any, Any], Arrays]
-"""gradient(params, x, y): of the mean loss of a batch."""
+"""gradient(params, x, y): the gradient of the mean loss of a batch."""
 
 Loss = Callable[[Arrays, Any, Any], Any]
 """loss(params, x, y): the mean loss of a batch."""
@@ -28,8 +28,8 @@ Loss = Callable[[Arrays, Any, Any], Any]
 def batches(task: Task, size: int) -> Iterator[NDArray]:
     """The rows of each mini-batch, as the simulator draws them.
 
-    With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
-    "step" batches run on from one pass into the next.
+    With unit "epoch" the last batch of a pass is smaller if `batch` does not divide the number of samples. With
+    unit "step" a batch may continue from one pass into the next.
     """
     words, offset = np.array(task.words, np.uint32), np.arange(task.batch)
     per_epoch = -(-size // task.batch)
@@ -53,7 +53,7 @@ def solve(
     state = step.init(params)
 
     def moved(at: Arrays, g: Arrays, from_start: Arrays) -> Arrays:
-        """`at` after a step along the gradient of h_k, whose distance from w^t is `from_start`."""
+        """`at` after a step along the gradient of h_k; `from_start` is `at` - w^t."""
         nonlocal state
         g = {name: d + mu * from_start[name] for name, d in g.items()}
         if shift is not None:

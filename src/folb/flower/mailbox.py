@@ -1,4 +1,4 @@
-"""Messages out, replies in, within a time: no node can hold a round up for longer."""
+"""Send messages and receive replies within a time limit: no node can delay a round for longer."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-SLACK = 60.0  # seconds that a reply is worth hearing of after its round, for the record alone
-PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two looks for replies; the last is repeated
+SLACK = 60.0  # seconds after its round for which a late reply is still recorded
+PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds between two looks for replies; the last is repeated
 
 
 class Post:
-    """One grid's messages; those not answered in time are remembered, so that a late reply is known as such."""
+    """The messages of one grid. Messages without a reply in time are remembered, to recognise late replies."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.unanswered: dict[str, float] = {}  # by message id: when to forget it
 
     def send(self, messages: Sequence[Message]) -> dict[str, Message]:
-        """Send messages; those that went out, by their id."""
+        """Send messages. Return those that were sent, by their id."""
         ids = list(self.grid.push_messages(messages)) if messages else []
-        # too large a message is answered with no ids at all, a malformed one with None
+        # if a message is too large there are no ids at all; a malformed message has the id None
         return {id: message for id, message in zip(ids, messages, strict=False) if id}
 
     def exchange(
@@ -31,7 +31,7 @@ class Post:
         seconds: float,
         enough: Callable[[list[Message]], bool] = lambda replies: False,
     ) -> list[Message]:
-        """Replies to `messages`, until all are there, or `enough`, or the time is over."""
+        """The replies to `messages`. Wait until all are there, or `enough` says so, or the time is over."""
         until = time.monotonic() + seconds
         waiting = self.send(messages)
         replies: list[Message] = []
@@ -54,7 +54,7 @@ class Post:
         return list(self.grid.pull_messages(ids)) if ids else []
 
     def late(self) -> list[Message]:
-        """Replies to messages of earlier rounds, which nobody waits for any more."""
+        """Late replies: to messages of earlier rounds."""
         now = time.monotonic()
         self.unanswered = {id: until for id, until in self.unanswered.items() if until > now}
         found = self.pull(self.unanswered)

@@ -1,4 +1,4 @@
-"""A round on real devices: its draw, what came of it, and the `Round` that the algorithm's rule sees."""
+"""A round on real devices: its draw, its replies, and the `Round` that the algorithm's rule sees."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from folb.flower.protocol import Arrays
 from folb.flower.replies import Expected, Form, Refused, Reply, last_words
 from folb.flower.roster import Member
 
-log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
+log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 class Plan(NamedTuple):
-    """The draw of a round: S_1 and what its devices are to do, and S_2 of Algorithm 2."""
+    """The draw of a round: S_1 and the work of its devices, and S_2 of Algorithm 2."""
 
     first: Multiset
     words: Any  # [K, 2]
@@ -40,9 +40,9 @@ class Plan(NamedTuple):
     lost: Any  # [K] by the system model
     steps: Any  # [K] local steps
     correction: Any  # [K]
-    inner: Any | None  # [K], where a survey gave it
+    inner: Any | None  # [K], if a survey gave it
     second: Multiset | None
-    second_lost: Any  # these three None without S_2
+    second_lost: Any  # these three are None without S_2
     second_correction: Any
 
 
@@ -58,7 +58,7 @@ def plan(
     seed: Any,
     t: Any,
 ) -> Plan:
-    """The draw of round t of devices `who`, in ascending order of identity: the simulator's, for the same devices."""
+    """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw."""
     how = algorithm.selection
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
     draw = drawing(how, Known(t, how.K, how.replacement, start, size, share, survey, memory))
@@ -87,7 +87,7 @@ shifts = jax.jit(core_round.shifts)
 
 
 def form(upload: Upload, params: Arrays) -> Form:
-    """What an upload must be on arrival."""
+    """The form that an upload must have."""
     shape = core_round.upload_shape(upload, params)
     if isinstance(shape, Mapping) and all(hasattr(part, "shape") for part in shape.values()):
         return Form({name: part.shape for name, part in shape.items()}, upload.least, upload.most)
@@ -107,13 +107,13 @@ class Opened:
     until: float
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
-    wanted: int = 0  # replies, each as often as its device was drawn, at which over-selection closes the round
+    wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)  # lost, with a reason
-    noted: list[tuple[int | None, str]] = field(default_factory=list)  # all refusals, and whose they are
-    before: dict[int, str] = field(default_factory=dict)  # refused in what came before the round's own messages
+    failed: dict[int, str] = field(default_factory=dict)  # lost devices, with the reason
+    noted: list[tuple[int | None, str]] = field(default_factory=list)  # all rejections, with their devices
+    before: dict[int, str] = field(default_factory=dict)  # rejected before the round's own messages
     looked_at: list[Message] = field(default_factory=list)
     owners: dict[str, int] = field(default_factory=dict)
     abandoned: str = ""
@@ -137,7 +137,7 @@ class Opened:
 
     @property
     def lost(self) -> list[int]:
-        """The devices of S_1 of which nothing came, usable or not."""
+        """The devices of S_1 that sent nothing, usable or not."""
         return sorted(set(self.drawn) - set(self.usable) - set(self.refused) - set(self.before))
 
     @property
@@ -146,12 +146,12 @@ class Opened:
         return set(self.asked) - set(self.usable) - set(self.refused)
 
     def refuse(self, identity: int | None, reason: str) -> None:
-        """Note a refusal."""
+        """Note a rejected reply, and log it."""
         self.noted.append((identity, reason))
-        log.warning("round %d: refused: %s%s", self.t, "" if identity is None else f"device {identity}: ", reason)
+        log.warning("round %d: rejected: %s%s", self.t, "" if identity is None else f"device {identity}: ", reason)
 
     def take(self, received: Iterable[Message]) -> None:
-        """Look at replies: each is used or refused, and either once."""
+        """Check replies: each is used or rejected, once."""
         if len(self.owners) != len(self.asked):  # ids are known once messages are sent
             self.owners = {message.metadata.message_id: k for k, (message, _) in self.asked.items()}
         known = set(map(id, self.looked_at))
@@ -163,7 +163,7 @@ class Opened:
     def _take(self, reply: Message) -> None:
         identity = self.owners.get(reply.metadata.reply_to_message_id)
         if identity is None:
-            self.refuse(None, f"node {reply.metadata.src_node_id}: a reply to no message of this round")
+            self.refuse(None, f"node {reply.metadata.src_node_id}: a reply that answers no message of this round")
         elif identity in self.usable or identity in self.refused:
             self.refuse(identity, "a repeated reply")
         elif reply.has_error():
@@ -179,14 +179,14 @@ class Opened:
                 self.refuse(identity, str(reason))
 
     def turn(self) -> dict[int, Reply]:
-        """The usable replies so far, which were to what came before the round's own messages."""
+        """The usable replies of an exchange that comes before the round's own messages."""
         found = self.usable
         self.before |= self.refused
         self.asked, self.usable, self.refused, self.looked_at, self.owners = {}, {}, {}, [], {}
         return found
 
     def stacked(self) -> Round:
-        """All replies of the round in ascending order of identity; what did not come counts 0 times."""
+        """All replies of the round in ascending order of identity. A reply that did not come counts 0 times."""
         drawn, state = self.plan, self.state
         assert drawn is not None
         identities = [self.members[k].identity for k in drawn.first.device]
@@ -242,7 +242,7 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     line: dict[str, Any] = {}
     if measured is not None:
         line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
-        if measured.keys() & {"loss", "train_loss"}:  # null is what is not finite, and not what nobody measured
+        if measured.keys() & {"loss", "train_loss"}:  # null means not finite: a loss that was not measured is left out
             line["train_loss"] = _number(measured, "loss", "train_loss")
     line |= {
         "bytes_up": opened.up,
@@ -265,14 +265,14 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
 
 
 def _weights(opened: Opened, identities: Sequence[int]) -> list[float | None]:
-    """The weight of each device's update; none is known where sums alone are."""
+    """The weight of each device's update; unknown if the server sees only sums."""
     if opened.update is None or opened.plan is None or len(opened.update.weights) != len(opened.plan.first.device):
         return [None] * len(identities)
     members, device = opened.members, opened.plan.first.device
     weight = dict.fromkeys(identities, 0.0)
     for k, times, value in zip(device, opened.plan.first.times, opened.update.weights, strict=True):
         if times > 0:
-            weight[members[k].identity] = float(str(value))  # as short as 32 bits are
+            weight[members[k].identity] = float(str(value))  # with only the digits of 32 bits
     return [weight[k] for k in identities]
 
 

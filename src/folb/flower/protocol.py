@@ -1,7 +1,7 @@
-"""What travels between the server and a device: a task, and what it asks for.
+"""The messages between the server and a device: a task, and its answer.
 
-A task says all that a device needs, its random words too, so devices keep no state between messages and draw the very
-batches that the simulator draws. Models are flat: named arrays of float32, `first.weight` for a nested tree's leaf.
+A task has all that a device needs, also its random words. So devices keep no state between messages, and draw the same
+batches as the simulator. Models are flat: named arrays of float32, `first.weight` for a nested tree's leaf.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Arrays = dict[str, NDArray]
 MODEL, TASK, SHIFT, MEAN = "arrays", "task", "shift", "mean"
 # records of its reply: numbers, and each upload of arrays under its own name
 METRICS = "metrics"
-# entries of METRICS, beside the uploads that are numbers
+# entries of METRICS, besides the uploads that are numbers
 ROUND, SIZE, IDENTITY = "round", "num-examples", "identity"
-VALUE = ""  # the name of the array, in an upload that is but one: no array of a model has it
+VALUE = ""  # the array's name in an upload of one array; no array of a model has this name
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a device is asked in a round. `uploads` names what it is to send back."""
+    """What a device is asked in a round. `uploads` names the values that it sends back."""
 
     round: int
     uploads: tuple[str, ...]
     work: int = 0  # units
-    words: tuple[int, int] = (0, 0)  # of (seed, round, device)
+    words: tuple[int, int] = (0, 0)  # drawn from (seed, round, device)
     lr: float = 0.0
     mu: float = 0.0
     batch: int = 1
     unit: str = "step"
     step: str = "sgd"  # the local step
-    numbers: Mapping[str, float] = field(default_factory=dict)  # of the step, `step.beta`, and uploads, `gamma.most`
+    numbers: Mapping[str, float] = field(default_factory=dict)  # of the step (`step.beta`) and uploads (`gamma.most`)
 
     def record(self) -> ConfigRecord:
-        """The task as it travels."""
+        """The task as a record of a message."""
         fields = asdict(self)
         numbers = fields.pop("numbers")
         fields |= {"uploads": list(self.uploads), "words": [int(word) for word in self.words]}
@@ -56,7 +56,7 @@ class Task:
 
 
 def task(record: Mapping[str, Any]) -> Task:
-    """The task that travelled."""
+    """The task from the record of a message."""
     fields = dict(record)
     numbers = dict(zip(fields.pop("names"), fields.pop("values"), strict=True))
     return Task(**fields | {"uploads": tuple(fields["uploads"]), "words": tuple(fields["words"]), "numbers": numbers})
@@ -72,7 +72,7 @@ def arrays(params: Any) -> ArrayRecord:
 
 
 def flat(params: Mapping[str, Any], above: str = "") -> Arrays:
-    """A nested dict's leaves under dotted names."""
+    """The leaves of a nested dict, with dotted names."""
     found: Arrays = {}
     for name, value in params.items():
         if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ def flat(params: Mapping[str, Any], above: str = "") -> Arrays:
 
 
 def nested(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The dict that `flat` made flat."""
+    """The nested dict again: the inverse of `flat`."""
     found: dict[str, Any] = {}
     for name, value in named.items():
         *above, last = name.split(".")

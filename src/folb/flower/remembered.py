@@ -1,4 +1,4 @@
-"""The memory of devices on Flower: by identity, of those that were met."""
+"""The memory of devices on Flower, by identity. Only devices that the server has met have one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Remembered:
-    """What the server remembers of each device; `first` is the memory of one that was not met."""
+    """What the server remembers of each device. `first` is the memory of a device that it has not met."""
 
     def __init__(self, first: Any) -> None:
         self.first = jax.tree.map(np.asarray, first)
@@ -27,7 +27,7 @@ class Remembered:
                 self.met[k] = jax.tree.map(lambda rows, i=i: np.array(rows[i]), values)
 
     def packed(self) -> Any:
-        """It as arrays, for a checkpoint; nothing if there is nothing to remember."""
+        """The memory as arrays, for a checkpoint; nothing if there is nothing to remember."""
         if not jax.tree.leaves(self.first):
             return ()
         who = sorted(self.met)
@@ -36,7 +36,7 @@ class Remembered:
         return {"who": np.array(who, np.int64), "rows": rows[0] if rows else none}
 
     def unpack(self, packed: Any) -> None:
-        """Remember what a checkpoint holds."""
+        """Take the memory from a checkpoint."""
         if jax.tree.leaves(self.first):
             values = jax.tree.map(np.asarray, packed["rows"])
             self.met = {}

@@ -1,6 +1,6 @@
-"""What a reply must be before it touches the model. One that is not is refused, alone, with its reason.
+"""The checks of a reply before it touches the model. A reply that fails is rejected, alone, with its reason.
 
-Nothing in a reply is believed: not the shape its array claims, nor the bytes, nor that it answers what was asked.
+Nothing in a reply is trusted: not the claimed shape of an array, nor its bytes, nor that it answers the question.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from folb.flower import protocol
 from folb.flower.protocol import Arrays
 from folb.typing import NDArray
 
-MOST_SAMPLES = 2**24  # of one device: more cannot be shuffled
-LONGEST = 160  # characters of what a device says, in a log
-HEADER = 10_000  # bytes before the numbers in NumPy's format, at most
+MOST_SAMPLES = 2**24  # of one device: the shuffle cannot handle more
+LONGEST = 160  # characters of a device's text in a log
+HEADER = 10_000  # the most bytes before the numbers in NumPy's format
 
 
-class Refused(Exception):  # noqa: N818  it is no error of the program's, nor of its user's
+class Refused(Exception):  # noqa: N818  not an error of the program or its user
     """Why a reply is not used."""
 
 
@@ -60,7 +60,7 @@ def checked(message: Message, expected: Expected) -> Reply:
         return _checked(message, expected)
     except Refused:
         raise
-    except Exception as error:  # whatever it is made of, it is one device's trouble
+    except Exception as error:  # whatever it contains, it affects only this device
         raise Refused(f"it cannot be read: {type(error).__name__}: {error}"[:200]) from error
 
 
@@ -110,7 +110,7 @@ def _arrays(upload: str, record: Any, shapes: Mapping[str, tuple[int, ...]], mos
 
 
 def _array(name: str, array: Array, shape: tuple[int, ...]) -> NDArray:
-    """The numbers, once the format's own header says what was expected of them; nothing is allocated before."""
+    """The numbers of an array. The format's own header is checked before anything is allocated."""
     if array.stype != "numpy.ndarray" or array.dtype != "float32" or tuple(array.shape) != shape:
         found = f"{array.dtype} {tuple(array.shape)} of {array.stype}"
         raise Refused(f"{name} is {_short(found)}, and should be float32 {shape} of numpy.ndarray")
@@ -153,12 +153,12 @@ def evaluation(reply: Message) -> dict[str, float]:
 
 
 def one_line(text: object) -> str:
-    """Words from elsewhere, fit for a log: one line, of bounded length."""
+    """Foreign text made fit for a log: one line of bounded length."""
     return _short(" ".join(str(text).split()))
 
 
 def last_words(text: object) -> str:
-    """What an error says: all of it, or if that is long, the last line, which of a traceback says what it was."""
+    """The text of an error. Of a long text only the last line, which in a traceback names the error."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(text)).replace("\\n", "\n")
     if len(plain) <= LONGEST:
         return one_line(plain)

@@ -1,4 +1,4 @@
-"""Who is there: Flower's node ids are new in every run, so each node is asked for the identity of its device."""
+"""The present devices. Flower's node ids are new in every run, so each node is asked for its device's identity."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from folb.flower import protocol
 from folb.flower.mailbox import Post
 from folb.flower.replies import MOST_SAMPLES, last_words, one_line
 
-AGAIN = 10.0  # seconds after which a node that did not say who it is is asked again, at the earliest
+AGAIN = 10.0  # seconds before a node that did not give its identity is asked again
 MOST = 10**6 - 1  # a report has a row for each number up to the largest
 
 log = logging.getLogger("flwr")
 
 
 class Member(NamedTuple):
-    """A device: its identity, its samples as it declared them, and the node it is on now."""
+    """A device: its identity, its declared number of samples, and the node it is on now."""
 
     identity: int
     size: int
@@ -27,21 +27,21 @@ class Member(NamedTuple):
 
 
 class Roster:
-    """The nodes that said who they are. An identity belongs to one node at a time: a second claim is refused."""
+    """The nodes that gave their identity. An identity belongs to one node at a time: a second claim is rejected."""
 
     def __init__(self) -> None:
         self.claims: dict[int, Member] = {}  # by node
         self.holders: dict[int, int] = {}  # by identity, its node
-        self.queries: dict[str, tuple[int, float]] = {}  # queries not answered yet, their nodes, and when they lapse
-        self.met: set[int] = set()  # nodes that were asked before: nobody waits for them a second time
-        self.refused: list[str] = []  # what was refused since the last look
-        self.told: set[str] = set()  # each claim is refused in every round, and told of once
+        self.queries: dict[str, tuple[int, float]] = {}  # queries without an answer, their nodes, and when they expire
+        self.met: set[int] = set()  # nodes that were asked before: no round waits for them again
+        self.refused: list[str] = []  # rejections since the last look
+        self.told: set[str] = set()  # a claim is rejected in every round, but reported once
 
     def update(self, post: Post, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
 
-        Nodes not seen before are asked, and waited for; those that did not answer then, or not well, are asked again,
-        and heard when they answer.
+        New nodes are asked, and waited for. Nodes that did not give a good answer are asked again later, without
+        waiting.
         """
         now = time.monotonic()
         until = now + seconds
@@ -68,7 +68,7 @@ class Roster:
         return sorted(self.claims[node] for node in self.holders.values())
 
     def forget(self, identity: int) -> None:
-        """Ask the device anew who it is, and what it has."""
+        """Ask the device again for its identity and its number of samples."""
         self.claims.pop(self.holders.get(identity, -1), None)
 
     def _hear(self, post: Post) -> None:
@@ -79,31 +79,31 @@ class Roster:
             try:
                 self.claims[node] = _member(reply, node)
             except ValueError as error:  # it will be asked again
-                self._refuse(f"node {node} does not say who it is: {error}")
+                self._refuse(f"node {node} does not give its identity: {error}")
 
     def _settle(self) -> None:
-        """Give each identity to one node: the one that has it, as long as it is there, and else the lowest."""
+        """Give each identity to one node: the node that has it, while it is there, else the lowest node."""
         held = ((k, node) for k, node in self.holders.items() if node in self.claims)
-        self.holders = {k: node for k, node in held if self.claims[node].identity == k}  # it may be another's by now
+        self.holders = {k: node for k, node in held if self.claims[node].identity == k}  # its claim may have changed
         for node, member in sorted(self.claims.items()):
             holder = self.holders.setdefault(member.identity, node)
             if holder != node:
-                self._refuse(f"node {node} claims to be device {member.identity}, which node {holder} is")
+                self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
 
     def _refuse(self, reason: str) -> None:
         if reason not in self.told:
             self.told.add(reason)
             self.refused.append(reason)
-            log.warning("refused: %s", reason)
+            log.warning("rejected: %s", reason)
 
 
 def _member(reply: Message, node: int) -> Member:
-    """Who a node says it is; anything but a plain answer is a `ValueError`."""
+    """The device that a node says it is. Anything except a plain answer raises a `ValueError`."""
     if reply.has_error():
         raise ValueError(last_words(reply.error.reason))
     record = reply.content.get(protocol.METRICS)
     if not isinstance(record, MetricRecord) or set(record) != {protocol.IDENTITY, protocol.SIZE}:
-        raise ValueError(f"its answer has not just {protocol.IDENTITY} and {protocol.SIZE}")
+        raise ValueError(f"its answer should have only {protocol.IDENTITY} and {protocol.SIZE}")
     identity, size = record[protocol.IDENTITY], record[protocol.SIZE]
     if type(identity) is not int or not 0 <= identity <= MOST:
         raise ValueError(f"{protocol.IDENTITY} is {one_line(identity)}, and should be a whole number from 0 to {MOST}")

@@ -1,7 +1,8 @@
-"""The run directory of a deployed run: the simulator's layout, written round by round, and gone on with.
+"""The run directory of a deployed run: the simulator's layout, written round by round, and resumed.
 
-A checkpoint after every round holds the model, the server's memory, the devices and the rounds so far, so that it is
-the truth, and rounds.jsonl what can be read of it at any time.
+A checkpoint after every round holds the model, the server's memory, the devices and the rounds so far. A run resumes
+from it; rounds.jsonl is a copy that can be read at any time. Rounds on real devices cannot be repeated, so a record
+without a checkpoint is never replaced.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from folb.core.algorithm import Algorithm
 from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
-from folb.experiments import execute
-from folb.experiments.experiment import Experiment, to_toml
-from folb.store import checkpoint, directory, environment, lock
+from folb.report.figures import curves
+from folb.results.document import document
+from folb.store import checkpoint, directory, environment, experiment_file, lock
+from folb.store.round_lines import as_run
 
 CARRIER = "flower"
 ABOUT = "a run on Flower: the strategy was made with these settings"
-ONLY = 0  # the number of a directory's one run
+ONLY = 0  # the number of the only run in a directory
 
 log = logging.getLogger("flwr")
 
 
-class About(NamedTuple):
-    """What is run, for the record and for telling it from another."""
+class RunSettings(NamedTuple):
+    """The settings of a run, for the record and to tell it from another run."""
 
     algorithm: Algorithm
     system: System
@@ -47,26 +49,29 @@ class About(NamedTuple):
     model: str
     target: float
 
-    def experiment(self) -> Experiment:
-        """It as the simulator would put it."""
+    def experiment(self) -> dict[str, Any]:
+        """The keys of an experiment file, as the simulator writes them."""
         function: Any = getattr(self.system, "func", self.system)
         system = getattr(function, "__name__", "own").strip("_")
         settings = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(self.system, "keywords", {})}
-        return Experiment(
-            dataset=self.dataset,
-            model=self.model,
-            system=system,
-            objective=self.objective,
-            algorithms=(self.algorithm.name,),
-            rounds=self.rounds,
-            seeds=(self.seed,),
-            target=self.target,
-            records=True,
-            set={name: known for name, given in settings.items() if (known := _written(given))},
-        )
+        found = {
+            "dataset": self.dataset,
+            "model": self.model,
+            "system": system,
+            "objective": self.objective,
+            "algorithms": [self.algorithm.name],
+            "rounds": int(self.rounds),
+            "seeds": [self.seed],
+            "target": float(self.target),
+            "evaluate_every": 1,
+            "records": True,
+            "set": {name: known for name, given in settings.items() if (known := _written(given))},
+        }
+        experiment_file.check(found)
+        return found
 
     def mark(self, state: State, more: str) -> str:
-        """What tells this run from another: not the model it starts from, which a resubmitted run may draw anew."""
+        """What tells this run from another. Not its first model: a resubmitted run may draw another one."""
         shapes = [(name, value.shape) for name, value in state.params.items()]
         program = (
             f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(self.system)} {self.objective} {shapes} {more}"
@@ -74,10 +79,10 @@ class About(NamedTuple):
         return checkpoint.fingerprint(program, self.algorithm, self.system, np.uint32(self.seed))
 
 
-class Book:
+class RunRecord:
     """A claimed run directory: `lines` of the rounds so far, and the `state` and `devices` they led to."""
 
-    def __init__(self, path: Path, about: About, state: State, more: str = "") -> None:
+    def __init__(self, path: Path, about: RunSettings, state: State, more: str = "") -> None:
         self.path, self.about, self.state = path, about, state
         self.identity = about.mark(state, more)
         self.lines: list[dict[str, Any]] = []
@@ -90,29 +95,34 @@ class Book:
         return len(self.lines)
 
     def _prepare(self) -> None:
-        """Go on with what is there, or begin."""
-        there = directory.read(self.path).environment if directory.is_run(self.path) else None
+        """Resume what is there, or start."""
+        text = experiment_file.to_text(self.about.experiment(), about=ABOUT)
+        there = directory.read(self.path) if directory.is_run(self.path) else None
         if there is None:
             directory.check_own(self.path, again=False)
-        elif there["identity"] != self.identity:
+            # this comes first: it makes the directory a run that can be resumed
+            atomic.replace(self.path / directory.ENVIRONMENT, _json(self._environment()))
+        elif there.environment["identity"] != self.identity:
             expected = "holds another run: other settings, or a model of other arrays; choose another directory"
             raise InputError("directory", str(self.path), expected)
-        if there is None:  # first of all: what makes the directory a run, that can be gone on with
-            atomic.replace(self.path / directory.ENVIRONMENT, _json(self._environment()))
-        (self.path / directory.CHECKPOINTS).mkdir(exist_ok=True)
         found = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
+        if found is None and there is not None and there.recorded():
+            kept = f"has {len(there.rounds()[0])} recorded rounds, but no sound checkpoint to resume from"
+            advice = f"put one back into {directory.CHECKPOINTS}/, or move the directory away to start over"
+            raise InputError("directory", str(self.path), f"{kept}: {advice}")
         if found is not None:
             _, (state, lines, devices) = found
-            # in the order that the arrays come in: jax sorts names
+            # keep the order of the arrays: jax sorts names
             params = {name: np.asarray(state.params[name]) for name in self.state.params}
             self.state = jax.tree.map(np.asarray, state)._replace(params=params)
             self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
             if self.done > self.about.rounds:
-                raise InputError("num_rounds", self.about.rounds, f"should be at least {self.done}: so many are done")
-            log.info("%s: going on after round %d", self.path, self.done)
+                raise InputError("num_rounds", self.about.rounds, f"should be at least {self.done}, the rounds done")
+            log.info("%s: resuming after round %d", self.path, self.done)
+        (self.path / directory.CHECKPOINTS).mkdir(exist_ok=True)
         atomic.replace(self.path / directory.ROUNDS, b"".join(map(_line, self.lines)))
         (self.path / directory.RESULTS).unlink(missing_ok=True)
-        atomic.replace(self.path / directory.EXPERIMENT, to_toml(self.about.experiment(), about=ABOUT).encode())
+        atomic.replace(self.path / directory.EXPERIMENT, text.encode())
 
     def _environment(self) -> dict[str, Any]:
         return environment.program() | {
@@ -125,7 +135,7 @@ class Book:
         }
 
     def add(self, line: dict[str, Any], state: State, devices: Sequence[int]) -> None:
-        """A finished round, and where it led; before anything else is done, so that no round is ever lost but one."""
+        """Keep a finished round and its state before anything else is done, so that at most one round can be lost."""
         about = directory.read(self.path).environment
         known = max(about["devices"], 1 + max(devices, default=-1))
         if known != about["devices"]:  # the page counts from 0 to the largest identity
@@ -134,7 +144,7 @@ class Book:
         line = {"run": ONLY, "algorithm": run["algorithm"], "seed": run["seed"], "round": self.done + 1} | line
         self.lines.append(line)
         self.state, self.devices = state, sorted({*self.devices, *devices})
-        # first, so that a round that can be read of is never done again
+        # the checkpoint comes first, so that a round in rounds.jsonl is never repeated
         texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
         checkpoint.save(self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts))
         handle = os.open(self.path / directory.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -144,22 +154,24 @@ class Book:
         finally:
             os.close(handle)
 
-    def finish(self) -> None:
-        """Leave the results and the picture; the last checkpoint stays, for it has the model."""
-        run = directory.as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
-        execute.leave(self.path, self.about.experiment(), "", [replace(run, params=self.state.params)])
+    def finish(self, model: Mapping[str, Any]) -> None:
+        """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
+        run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
+        runs, experiment = [replace(run, params=model)], self.about.experiment()
+        picture = curves(runs, target=self.about.target, title=f"{self.about.dataset}, {self.about.model}")
+        directory.leave(self.path, document(experiment, "", runs), picture)
 
 
 @contextlib.contextmanager
-def kept(path: Path, about: About, state: State, more: str = "") -> Iterator[Book]:
-    """The run directory, claimed for as long as the run goes on."""
+def recording(path: Path, about: RunSettings, state: State, more: str = "") -> Iterator[RunRecord]:
+    """The run directory, claimed until the run ends."""
     atomic.directory(path)
     with lock.claimed(path):
-        yield Book(path, about, state, more)
+        yield RunRecord(path, about, state, more)
 
 
 def _written(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that a file can hold."""
+    """The settings that a file can hold."""
     return {
         key: "none" if value is None else value
         for key, value in settings.items()

@@ -1,9 +1,9 @@
 """Any algorithm of folb as a Flower strategy on the Message API.
 
-Draws, random words, rules and server steps are the simulator's own: `folb.rounds` has them, and this module carries
-them to real devices. A round is one multiset of devices, a message to each distinct one, the replies that pass the
-checks of `folb.flower.replies` stacked in ascending order of identity, and one compiled step; so neither Flower's node
-ids nor the order in which replies arrive can change a bit of the result.
+Draws, random words, rules and server steps are the simulator's own, from `folb.rounds`; this module carries them to
+real devices. A round draws one multiset of devices, and sends a message to each distinct device. The replies that pass
+the checks of `folb.flower.replies` are stacked in ascending order of identity, and one compiled step uses them. So
+neither Flower's node ids nor the order of the replies can change a bit of the result.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core import vector
 from folb.core.algorithm import Algorithm
+from folb.core.average import is_server_model
 from folb.core.guard import guard, is_guarded
 from folb.core.round import Closed, State
 from folb.core.rules import Update
@@ -39,28 +40,28 @@ from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation
 from folb.flower.roster import Member, Roster
-from folb.flower.run_directory import About, Book, kept
+from folb.flower.run_directory import RunRecord, RunSettings, recording
 from folb.typing import NDArray
 
-log = logging.getLogger("flwr")  # where whoever runs a Flower app looks
+log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 class FederatedStrategy(Strategy):
     """An algorithm of folb, such as `folb.algorithms.folb(K=10)`, as a Flower strategy.
 
-    The keywords of FedAvg: `fraction_train` of the devices there are, and at least `min_train_nodes`, take the place
-    of the algorithm's K if given; `fraction_evaluate` of them, and at least `min_evaluate_nodes`, evaluate the model
-    after each round (none, unless given); no round begins with fewer than `min_available_nodes`.
+    The keywords of FedAvg: `fraction_train`, if given, replaces the algorithm's K by this share of the present devices,
+    and at least `min_train_nodes`. `fraction_evaluate` of them, and at least `min_evaluate_nodes`, evaluate the model
+    after each round (by default none). No round begins with fewer than `min_available_nodes`.
 
-    Real devices may lie, so a FOLB rule is `guarded` unless told otherwise: no device's weight exceeds `cap` / K, and
-    no update is negated (folb.guard).
+    Real devices may lie, so a FOLB rule is `guarded` by default: no device's weight exceeds `cap` / K, and no update is
+    negated (folb.guard).
     `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
-    of fewer than `min_replies` usable replies is abandoned, and the model stays as it was; after `max_abandoned` in a
-    row the run ends, and can be gone on with. `over_selection` = 1.3 asks 30 % more devices than K, and closes the
-    round once K have answered.
-    `directory` is where the run is kept, as the simulator keeps its own; a strategy that finds a run there goes on
-    with it. `dataset`, `model` and `target` (of test accuracy) are for its report alone.
+    with fewer than `min_replies` usable replies is abandoned, and the model stays as it was. After `max_abandoned` such
+    rounds in a row the run ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes
+    the round once K have answered.
+    `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
+    `dataset`, `model` and `target` (of test accuracy) are only for its report.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class FederatedStrategy(Strategy):
         ):
             check_whole(name, number, 1)
         if fraction_train is None and min_train_nodes != 1:
-            raise InputError("min_train_nodes", min_train_nodes, "goes with fraction_train; without it K devices train")
+            raise InputError("min_train_nodes", min_train_nodes, "needs fraction_train; without it K devices train")
         _check_number("cap", cap, lambda value: 1 <= value < math.inf, "at least 1")
         self.algorithm = guard(algorithm, cap) if guarded else algorithm
         self.seed, self.objective = int(seed), objective
@@ -131,11 +132,11 @@ class FederatedStrategy(Strategy):
         self.awaited: set[int] = set()  # devices of the rounds before an interruption
         self.roster = Roster()
         self.post: Post | None = None
-        self.state: State | None = None  # but for the model, which the rounds hand on
+        self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
         self.opened: Opened | None = None
         self.forms: dict[str, Form] | None = None
-        self.further: tuple[Upload, ...] = ()  # that a strategy asks for beside the algorithm's
+        self.further: tuple[Upload, ...] = ()  # uploads that a strategy needs besides the algorithm's
         self.evaluating: list[Message] = []
         self.warned = False
 
@@ -160,8 +161,8 @@ class FederatedStrategy(Strategy):
     ) -> Result:
         """Run `num_rounds` rounds; `timeout` is a round's deadline, in place of the strategy's own.
 
-        evaluate_fn(round, arrays) is called with the model before the first round and after each; what it calls
-        "accuracy" and "loss" is the test accuracy and the training loss of the run's record.
+        evaluate_fn(round, arrays) is called with the model before the first round and after each. Its "accuracy" and
+        "loss" become the test accuracy and the training loss of the run's record.
         """
         check_whole("num_rounds", num_rounds, 1)
         if timeout is not None:
@@ -177,7 +178,7 @@ class FederatedStrategy(Strategy):
         state = self._begin(model)
         if self.directory is None:
             return self._rounds(grid, state, num_rounds, evaluate_fn, None)
-        about = About(
+        about = RunSettings(
             self.algorithm,
             self.system,
             self.seed,
@@ -188,10 +189,10 @@ class FederatedStrategy(Strategy):
             self.target,
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
-        with kept(self.directory, about, state, how) as book:
-            self.awaited = set(book.devices)
-            result = self._rounds(grid, book.state, num_rounds, evaluate_fn, book)
-            book.finish()
+        with recording(self.directory, about, state, how) as record:
+            self.awaited = set(record.devices)
+            result = self._rounds(grid, record.state, num_rounds, evaluate_fn, record)
+            record.finish(protocol.unpacked(result.arrays))
         return result
 
     def _rounds(
@@ -200,11 +201,11 @@ class FederatedStrategy(Strategy):
         state: State,
         num_rounds: int,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-        book: Book | None,
+        record: RunRecord | None,
     ) -> Result:
-        """The rounds that are left, each recorded as it is finished."""
+        """The remaining rounds; each is recorded when it is finished."""
         assert self.post is not None
-        result, done, in_a_row = Result(), 0 if book is None else book.done, 0
+        result, done, in_a_row = Result(), 0 if record is None else record.done, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
@@ -226,17 +227,17 @@ class FederatedStrategy(Strategy):
                 measured = result.evaluate_metrics_serverapp[t] = found
             told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
             log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
-            if book is not None:
+            if record is not None:
                 line = recorded(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
                 now = self.state._replace(params=protocol.unpacked(arrays), devices=self.remembered.packed())
-                book.add(line, now, identities)
+                record.add(line, now, identities)
             in_a_row = in_a_row + 1 if self._round.abandoned else 0
             if in_a_row == self.max_abandoned and t < num_rounds:
-                why = f"{in_a_row} rounds in a row were abandoned, the last since {self._round.abandoned}"
-                raise RuntimeError(f"{why}; the same run, submitted again, goes on")
-        if book is not None:
-            log.info("kept in %s: see folb show %s", book.path, book.path)
+                why = f"{in_a_row} rounds in a row were abandoned (the last: {self._round.abandoned})"
+                raise RuntimeError(f"{why}; submit the same run again to resume it")
+        if record is not None:
+            log.info("the run is in %s: folb show %s", record.path, record.path)
         result.arrays = self._kept(arrays)
         return result
 
@@ -247,9 +248,9 @@ class FederatedStrategy(Strategy):
         return state._replace(devices=self.remembered.packed())
 
     def _kept(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The model that is evaluated and kept: the server's, or the algorithm's average of its models."""
+        """The model to evaluate and keep: the server's, or the algorithm's average of its models."""
         assert self.state is not None
-        if not jax.tree.leaves(self.state.average):
+        if is_server_model(self.algorithm.average):
             return arrays
         params = protocol.unpacked(arrays)
         found = core_round.kept(self.algorithm, self.state._replace(params=params))
@@ -258,7 +259,7 @@ class FederatedStrategy(Strategy):
     @property
     def _round(self) -> Opened:
         if self.opened is None:
-            raise RuntimeError("no round is under way: configure_train begins one")
+            raise RuntimeError("no round has begun: configure_train begins one")
         return self.opened
 
     def _checked_model(self, arrays: ArrayRecord) -> Arrays:
@@ -266,7 +267,7 @@ class FederatedStrategy(Strategy):
             raise InputError("initial_arrays", [], "should hold at least one array")
         for name, array in arrays.items():
             if array.dtype != "float32":
-                expected = "should be float32: parameters alone are learnt, of a module folb.flower.arrays(module)"
+                expected = "should be float32: only parameters are learnt; for a module use folb.flower.arrays(module)"
                 raise InputError(f"initial_arrays: dtype of {name}", array.dtype, expected)
         model = protocol.unpacked(arrays)
         for name, value in model.items():
@@ -274,12 +275,12 @@ class FederatedStrategy(Strategy):
                 raise InputError(f"initial_arrays: {name}", value, "should be finite")
         return model
 
-    # -- a round: who, and what is asked of them -----------------------------------------------------------------------
+    # -- a round: its devices, and their tasks -------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the round's devices: a message for each distinct one. Nothing of `config` is of use to them."""
+        """Draw the round's devices, with a message for each distinct one. `config` is not used."""
         if self.post is None or self.post.grid is not grid:
             self.post = Post(grid)
         params = protocol.unpacked(arrays)
@@ -291,7 +292,7 @@ class FederatedStrategy(Strategy):
             server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
         )
         if len(members) < self.min_available_nodes:
-            opened.abandoned = f"{len(members)} devices are there, and {self.min_available_nodes} are needed"
+            opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
         opened.wanted, opened.algorithm = self._sized(len(members))
         survey = self._survey(opened, arrays)
@@ -315,15 +316,15 @@ class FederatedStrategy(Strategy):
         return self._ask(opened, arrays)
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
-        """Say once that the guard's bound shortens every step: so few cannot hold all of the weight between them."""
+        """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
         rule: Any = algorithm.rule
         cap = float(rule.keywords["cap"]) if is_guarded(algorithm) else math.inf
         most = distinct * cap / algorithm.selection.K
         if most < 1 and not self.warned:
             self.warned = True
             log.warning(
-                "%d devices, none of more weight than cap / K = %g / %d: weights add up to %.2g at most, and steps are "
-                "that much shorter; a smaller K suits so few",
+                "%d devices, each with a weight of at most cap / K = %g / %d: weights add up to at most %.2g, and "
+                "steps are that much shorter; use a smaller K",
                 distinct,
                 cap,
                 algorithm.selection.K,
@@ -331,31 +332,31 @@ class FederatedStrategy(Strategy):
             )
 
     def _present(self, post: Post) -> list[Member]:
-        """The devices that are there, once enough of them are or the time for that is over."""
+        """The present devices, once there are enough of them or the waiting time is over."""
         until = time.monotonic() + self.wait
         members = self.roster.update(post, self.wait)
         while self._incomplete(members) and (left := until - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
             members = self.roster.update(post, left)
-        self.awaited = set()  # once: who has not come back by then may never
+        self.awaited = set()  # wait for them only once: a device may never come back
         return members
 
     def _incomplete(self, members: Sequence[Member]) -> bool:
         return len(members) < self.min_available_nodes or bool(self.awaited - {m.identity for m in members})
 
     def _refusals(self) -> list[tuple[int | None, str]]:
-        """What was refused since the last round: of the roster, and replies to earlier rounds."""
+        """Rejections since the last round: of the roster, and of replies to earlier rounds."""
         found: list[tuple[int | None, str]] = [(None, reason) for reason in self.roster.refused]
         self.roster.refused = []
         for reply in self.post.late() if self.post is not None else []:
             if reply.has_content():
-                reason = f"node {reply.metadata.src_node_id}: a late reply, of round {reply.metadata.group_id}"
-                log.warning("refused: %s", reason)
+                reason = f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}"
+                log.warning("rejected: %s", reason)
                 found.append((None, reason))
         return found
 
     def _sized(self, N: int) -> tuple[int, Algorithm]:
-        """How many replies the round wants, and the algorithm with the K that it asks for them."""
+        """How many replies the round needs, and the algorithm with the K that it asks."""
         how = self.algorithm.selection
         K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
         most = math.inf if how.replacement else N
@@ -364,13 +365,13 @@ class FederatedStrategy(Strategy):
 
     @property
     def fewest(self) -> int:
-        """Distinct devices without which no round counts."""
+        """The fewest distinct devices for a round that counts."""
         return self.min_replies
 
     def _survey(self, opened: Opened, arrays: ArrayRecord) -> NDArray | None:
-        """What the sampling asked all devices for: of gradients <grad f, grad F_k>, which (7) is made of.
+        """The answers of all devices to the sampling's survey; for gradients <grad f, grad F_k>, as in (7).
 
-        A device that does not answer has 0 here: it is drawn only where fewer than K, all different, have more.
+        A device that does not answer has 0: it is drawn only without replacement, if fewer than K others have more.
         """
         upload = self.algorithm.selection.sampling.survey
         if upload is None:
@@ -378,7 +379,7 @@ class FederatedStrategy(Strategy):
         tasks = {member.identity: self._plain(opened.t, upload) for member in opened.members}
         found = self._exchange(opened, tasks, arrays)
         if len(found) < self.min_replies:
-            opened.abandoned = f"{len(found)} devices answered the survey, and {self.min_replies} are needed"
+            opened.abandoned = f"{len(found)} devices answered the survey, but {self.min_replies} are needed"
         there = [found.get(member.identity) for member in opened.members]
         if upload != GRAD:
             return np.array([0.0 if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
@@ -390,13 +391,13 @@ class FederatedStrategy(Strategy):
         return np.array([0.0 if g is None else vector.dot(g, mean) for g in grads], np.float32)
 
     def _share(self, members: Sequence[Member]) -> NDArray:
-        """p_k of (1), of the devices that are there."""
+        """p_k of (1), for the present devices."""
         size = np.array([member.size for member in members])
         share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
         return share.astype(np.float32)
 
     def _exchange(self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord) -> dict[int, Reply]:
-        """The usable replies to tasks that come before the round's own, in at most half of its time."""
+        """The usable replies to tasks before the round's own, in at most half of its time."""
         assert self.post is not None
         opened.take(self.post.exchange(self._messages(opened, tasks, arrays), opened.left / 2))
         return opened.turn()
@@ -409,7 +410,7 @@ class FederatedStrategy(Strategy):
         shift: Mapping[int, ArrayRecord] | None = None,
         mean: ArrayRecord | None = None,
     ) -> list[Message]:
-        """A message for each task, by the device's identity; they count as asked. `shift` is for some of them."""
+        """A message for each task, by the device's identity. They count as asked. Only some have a `shift`."""
         members = {member.identity: member for member in opened.members}
         for identity, task in tasks.items():
             member = members[identity]
@@ -432,7 +433,7 @@ class FederatedStrategy(Strategy):
         return [opened.asked[identity][0] for identity in tasks]
 
     def _forms(self, opened: Opened) -> dict[str, Form]:
-        """What each upload that may be asked for must be on arrival."""
+        """The form that each possible upload must have."""
         if self.forms is None:
             survey = self.algorithm.selection.sampling.survey
             known = (DELTA, GRAD, *self.algorithm.uploads, *([] if survey is None else [survey]), *self.further)
@@ -445,7 +446,7 @@ class FederatedStrategy(Strategy):
         return Task(t, tuple(upload.name for upload in uploads), mu=mu, numbers=_numbers(uploads))
 
     def _work(self, drawn: Plan, i: int, t: int, uploads: Sequence[Upload]) -> Task:
-        """The local work that slot i of a round has drawn, and what it is to send of it."""
+        """The task of slot i of a round: the local work that it has drawn, and its uploads."""
         solver = self.algorithm.solver
         steps = {f"step.{name}": float(value) for name, value in solver.step.numbers.items()}
         return replace(
@@ -460,7 +461,7 @@ class FederatedStrategy(Strategy):
         )
 
     def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
-        """S_1 is asked for updates, and for what else the rule needs; the rest of S_2 for gradients."""
+        """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
         uploads = (DELTA, *self.algorithm.uploads)
@@ -479,10 +480,10 @@ class FederatedStrategy(Strategy):
                     tasks.setdefault(opened.members[k].identity, self._plain(opened.t, GRAD))
         return self._messages(opened, tasks, arrays, shifted)
 
-    # -- a round: what came back ---------------------------------------------------------------------------------------
+    # -- a round: its replies ------------------------------------------------------------------------------------------
 
     def _enough(self, received: Sequence[Message]) -> bool:
-        """Whether K of the devices asked have answered, where more than K were."""
+        """Whether K devices have answered, if more than K were asked."""
         opened = self._round
         opened.take(received)
         if self.over_selection == 1:
@@ -493,7 +494,7 @@ class FederatedStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Close the round: the new model, or None where it stays as it was."""
+        """Close the round: the new model, or None if it stays as it was."""
         opened = self._round
         opened.take(replies)
         for identity, reason in (opened.before | opened.refused).items():
@@ -503,11 +504,11 @@ class FederatedStrategy(Strategy):
         if opened.plan is not None and not opened.abandoned:
             count = len(set(opened.drawn) & set(opened.usable))
             if count < self.min_replies:
-                opened.abandoned = f"{count} usable replies, and {self.min_replies} are needed"
+                opened.abandoned = f"{count} usable replies, but {self.min_replies} are needed"
             else:
                 following, opened.update = self._closed(opened)
         if opened.abandoned:
-            log.warning("round %d is abandoned, the model unchanged: %s", server_round, opened.abandoned)
+            log.warning("round %d is abandoned and the model unchanged: %s", server_round, opened.abandoned)
         self.state = following
         return (None if opened.update is None else protocol.packed(following.params)), self._metrics(opened)
 
@@ -526,7 +527,7 @@ class FederatedStrategy(Strategy):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((closed.state, closed.own))):
             opened.abandoned = "the step is not finite"
             return opened.state, None
-        # in the order that the arrays came in: jax sorts names
+        # keep the order of the arrays: jax sorts names
         params = {name: closed.state.params[name] for name in opened.state.params}
         return closed.state._replace(params=params), closed.update if closed.updated else None
 
@@ -569,7 +570,7 @@ class FederatedStrategy(Strategy):
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The devices' metrics, each device weighted by its `num-examples`; in the order they were asked in."""
+        """The devices' metrics, weighted by `num-examples`, in the order in which the devices were asked."""
         found: dict[str, dict[str, float]] = {}
         for reply in replies:
             try:

@@ -1,4 +1,4 @@
-"""What a device computes where the server learns sums alone: its own weight, as the server would have computed it."""
+"""The work of a device if the server learns only sums: its own weight, as the server would have computed it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from folb.typing import Params
 
 
 def scaled_grad(grad: Params, *, scale: Any) -> Params:
-    """The gradient, as it goes into the sum (10)."""
+    """The gradient, as a term of the sum (10)."""
     return scaled(grad, scale)
 
 
 def _weight(grad: Params, mean: Params, discount: Any, flip: Any, times: Any) -> Any:
-    """I_k of (18) over ||mean||^2, which keeps its range small: the server divides by the sum of all |I_k|."""
+    """I_k of (18) / ||mean||^2, to keep its range small: the server divides by the sum of all |I_k| anyway."""
     square = dot(mean, mean)
     xp = namespace(square)
     inner = xp.where(square > 0, dot(grad, mean) / xp.where(square > 0, square, 1.0), 0.0)
@@ -55,7 +55,7 @@ def hetero_importance(
     return abs(_hetero_weight(delta, grad, after, mu, mean, numbers))
 
 
-# a task brings numbers of its own: `times` in the multiset, and the rule's
+# a task has its own numbers: `times` in the multiset, and those of the rule
 SCALED_GRAD = Upload("scaled_grad", scaled_grad, {"scale": 1.0})
 WEIGHTED = Upload("weighted", weighted, {"times": 1.0})
 IMPORTANCE = Upload("importance", importance, {"times": 1.0}, least=0.0)

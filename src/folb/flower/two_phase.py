@@ -1,11 +1,11 @@
-"""FOLB in two phases, for a server that learns sums alone.
+"""FOLB in two phases, for a server that learns only sums.
 
 Phase 1 sums the devices' gradients; their mean g goes back. In phase 2 each device computes its own importance I_k of
-(13) or (18), and sends I_k Delta w_k and |I_k| into two sums; the server divides one by the other. What one device sent
-is never looked at alone: all that is done with it is to add it up.
+(13) or (18), and sends I_k Delta w_k and |I_k| into two sums; the server divides one by the other. The
+server never looks at one device's values alone: it only adds them up.
 
-The sums themselves are a function, `in_the_clear` unless another is given. It does not hide what it adds: masking is
-for a protocol of the carrier, which takes that function's place.
+A function forms the sums, by default `in_the_clear`. It does not hide what it adds: for masking, a protocol of the
+carrier replaces this function.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULES = (rules.folb, rules.folb_hetero, rules.folb_never_flip)
 
 
 def in_the_clear(parts: Sequence[Arrays]) -> Arrays:
-    """The sum of arrays by name: in 64 bits, and in the order given, which is that of the devices' identities."""
+    """The sum of arrays by name, in 64 bits and in the given order: that of the devices' identities."""
     total = {name: value.astype(np.float64) for name, value in parts[0].items()}
     for part in parts[1:]:
         for name, value in part.items():
@@ -50,23 +50,23 @@ def in_the_clear(parts: Sequence[Arrays]) -> Arrays:
 class TwoPhaseStrategy(FederatedStrategy):
     """FOLB (13), or (18), in which the server learns two sums a round and no device's own update or gradient.
 
-    A draw of fewer than `min_devices` distinct devices that answer is refused: the sum of few tells of each. `add` sums
-    what the devices send. All else is as in `FederatedStrategy`, but that nothing can be guarded: the guard has to look
-    at each gradient.
+    A round in which fewer than `min_devices` distinct devices answer is abandoned: the sum of a few says much about
+    each. `add` sums what the devices send. All else is as in `FederatedStrategy`, except that nothing can be guarded:
+    the guard has to look at each gradient.
     """
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
         if settings.pop("guarded", False) is not False or is_guarded(algorithm):
-            raise InputError("guarded", True, "cannot be had with sums alone: the guard looks at each gradient")
+            raise InputError("guarded", True, "is not possible with sums only: the guard looks at each gradient")
         if "cap" in settings:
-            raise InputError("cap", settings["cap"], "is the guard's, which cannot be had with sums alone")
+            raise InputError("cap", settings["cap"], "belongs to the guard, which is not possible with sums only")
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
         if self.fraction_train is None and min_devices > algorithm.selection.K:
             raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.K}")
         survey = algorithm.selection.sampling.survey
         if survey is not None:
-            raise InputError("sampling", algorithm.name, f"should ask no device for its own {survey.name}, as it does")
+            raise InputError("sampling", algorithm.name, f"should not ask a device for its own {survey.name}, but does")
         if algorithm.memory is not None:
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
@@ -74,7 +74,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         rule: Any = algorithm.rule
         if getattr(rule, "func", rule) not in RULES:
             names = ", ".join(known.__name__ for known in RULES)
-            raise InputError("algorithm", algorithm.name, f"should be one of {names}: sums are enough for no other")
+            raise InputError("algorithm", algorithm.name, f"should be one of {names}: all others need more than sums")
         apply: Any = algorithm.server.apply
         if apply.func is server_step.fedexp().apply.func:  # type: ignore[attr-defined]
             raise InputError("server", "fedexp", "needs the norm of each update; choose another server step")
@@ -82,7 +82,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         self.further = (SCALED_GRAD, self.weighted, self.importance)
 
     def _sums(self, rule: Any) -> tuple[Upload, Upload]:
-        """What a device sends into the two sums of phase 2."""
+        """The uploads of a device for the two sums of phase 2."""
         if rule.func is rules.folb:
             return WEIGHTED, IMPORTANCE
         numbers = {
@@ -93,7 +93,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         return _with(HETERO_WEIGHTED, **numbers), _with(HETERO_IMPORTANCE, **numbers)
 
     def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
-        """Phase 1 as a whole, and the messages of phase 2 to those who answered it."""
+        """All of phase 1, and the messages of phase 2 to the devices that answered it."""
         drawn = opened.plan
         assert drawn is not None
         slots = {
@@ -121,16 +121,16 @@ class TwoPhaseStrategy(FederatedStrategy):
 
     @property
     def fewest(self) -> int:
-        """Distinct devices without which no round counts."""
+        """The fewest distinct devices for a round that counts."""
         return max(self.min_replies, self.min_devices)
 
     def _too_few(self, opened: Opened, count: int) -> bool:
         if count < self.min_devices:
-            opened.abandoned = f"{count} distinct devices answered, and a sum needs {self.min_devices}"
+            opened.abandoned = f"{count} distinct devices answered, but a sum needs {self.min_devices}"
         return bool(opened.abandoned)
 
     def _closed(self, opened: Opened) -> tuple[State, Update | None]:
-        """The two sums, the one over the other, as the step of a round with one reply."""
+        """One sum divided by the other, as the step of a round with one reply."""
         there = sorted(opened.usable)
         if self._too_few(opened, len(there)):
             return opened.state, None
@@ -151,5 +151,5 @@ class TwoPhaseStrategy(FederatedStrategy):
 
 
 def _with(upload: Upload, **numbers: Any) -> Upload:
-    """An upload with some numbers of one device's."""
+    """An upload with the numbers of one device."""
     return replace(upload, numbers={**upload.numbers, **{name: float(value) for name, value in numbers.items()}})

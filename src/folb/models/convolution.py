@@ -53,16 +53,16 @@ def cnn(
 
 
 def layer(key: Array, channels: int, outputs: int) -> Params:
-    """A 3x3 convolution as it starts: weights by Glorot and Bengio's uniform draw, and no bias."""
+    """The initial 3x3 convolution: weights from Glorot and Bengio's uniform draw, and zero bias."""
     weight = jax.nn.initializers.glorot_uniform()(key, (3, 3, channels, outputs))
     return {"weight": weight, "bias": jnp.zeros(outputs)}
 
 
 def apply(params: Params, x: Array) -> Array:
-    """The convolution of images [batch, height, width, channels], zeros around them.
+    """The convolution of images [batch, height, width, channels], padded with zeros.
 
-    As nine shifted copies of the images side by side, and one matrix product. Inside a loop XLA's own convolution
-    is some ten times slower on a CPU; and on a GPU half as fast, where each device of a round has its own weights.
+    It is one matrix product with nine shifted copies of the images. Inside a loop XLA's own convolution is about ten
+    times slower on a CPU, and half as fast on a GPU if each device of a round has its own weights.
     """
     _, height, width, _ = x.shape
     weight = params["weight"]

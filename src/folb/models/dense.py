@@ -62,17 +62,17 @@ def mlp(
 
 
 def layer(key: Array, inputs: int, outputs: int) -> Params:
-    """A dense layer as it starts: weights by Glorot and Bengio's uniform draw, and no bias."""
+    """The initial dense layer: weights from Glorot and Bengio's uniform draw, and zero bias."""
     return {"weight": jax.nn.initializers.glorot_uniform()(key, (inputs, outputs)), "bias": jnp.zeros(outputs)}
 
 
 def apply(params: Params, x: Array) -> Array:
-    """What a dense layer makes of x: [..., inputs] -> [..., outputs]."""
+    """The output of a dense layer for x: [..., inputs] -> [..., outputs]."""
     return product(x, params["weight"]) + params["bias"]
 
 
 def product(x: Array, weight: Array) -> Array:
-    """x @ weight as a product of two matrices, whose gradients need no copies turned around."""
+    """x @ weight as a product of two matrices: its gradients need no transposed copies."""
     if x.ndim == 2:
         return x @ weight
     rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)  # images may be bytes, which have no derivative
@@ -81,16 +81,16 @@ def product(x: Array, weight: Array) -> Array:
 
 @jax.custom_jvp
 def multiply(x: Array, weight: Array) -> Array:
-    """x @ weight, whose derivative has a better form for a CPU where x has many rows."""
+    """x @ weight, with a derivative that is faster on a CPU if x has many rows."""
     return x @ weight
 
 
 @multiply.defjvp
 def _multiply_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The derivative, so that the gradient of the weight is turned around at its end.
+    """The derivative, written so that the gradient of the weight is transposed at the end.
 
-    It is the product of x and of the result's gradient, one of them turned around: better the narrower one. The
-    barrier keeps the compiler from putting that back.
+    That gradient is the product of x and the result's gradient, one of them transposed: the narrower one is cheaper.
+    The barrier keeps the compiler from undoing this.
     """
     (x, weight), (dx, dweight) = primals, tangents
     inputs, outputs = weight.shape
@@ -103,6 +103,6 @@ def _multiply_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -
 
 
 def at_least_one(**sizes: int) -> None:
-    """Raise an `InputError` for a layer of no units, or of more than any machine has room for."""
+    """Raise an `InputError` if a layer has no units, or too many for any machine."""
     for name, size in sizes.items():
         check_whole(name, size, 1, MOST)

@@ -1,4 +1,4 @@
-"""What the algorithms need to know of a model. Any library's model plugs in through the same three functions."""
+"""What the algorithms need from a model. A model of any library fits in through the same three functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from folb.typing import Params
 
 
 class Model(NamedTuple):
-    """Three functions, and whether they are much work.
+    """Three functions, and facts about their cost and inputs.
 
     init(key) -> params; loss(params, x, y) -> the loss of each sample of a batch; predict(params, x) -> labels.
 
-    A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated
-    on fewer samples at once, and on a CPU the devices of a round run one after another. `block` is how many samples a
-    CPU should take at once, at most: what they need in between should stay in its cache. A model of `codes` takes whole
-    numbers from 0 to codes - 1 for its inputs, and would be blind to any others.
+    A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated on fewer
+    samples at once, and on a CPU the devices of a round run one after another. `block` is the largest number of samples
+    that a CPU should take at once, so that intermediate values stay in its cache. A model with `codes` takes whole
+    numbers from 0 to codes - 1 as inputs, and would ignore any others without an error.
     """
 
     init: Callable[[Array], Params]
@@ -31,7 +31,7 @@ class Model(NamedTuple):
     codes: int | None = None
 
     def at_once(self, most: int) -> int:
-        """How many samples to take at once, `most` being what suits other accelerators and models."""
+        """How many samples to take at once; `most` suits other accelerators and models."""
         return min(most, self.block) if self.block is not None and jax.default_backend() == "cpu" else most
 
 

@@ -55,7 +55,7 @@ def sentiment_lstm(
 ) -> Model:
     """Positive or negative from the words' vectors: two LSTM layers, a dense layer, and one score.
 
-    The network of FedProx for Sent140: 25 words. Their vectors are the data's, not parameters.
+    The network of FedProx for Sent140: 25 words. Their vectors are part of the data, not parameters.
     """
     dense.at_least_one(units=units, hidden=hidden)
     check("sentiment_lstm: shape of a sample", shape, len(shape) == 2, "should be a row of words, a vector for each")
@@ -85,9 +85,9 @@ def sentiment_lstm(
 
 
 def layer(key: Array, inputs: int, units: int) -> Params:
-    """An LSTM layer as it starts: Glorot's weights, and biases of 1 for the forget gate and 0 for the others.
+    """The initial LSTM layer: Glorot's weights, and biases of 1 for the forget gate and 0 for the others.
 
-    The columns are those of the input gate, the forget gate, the candidate and the output gate.
+    The columns belong to the input gate, the forget gate, the candidate and the output gate.
     """
     keys = jax.random.split(key)
     glorot = jax.nn.initializers.glorot_uniform()
@@ -99,14 +99,14 @@ def layer(key: Array, inputs: int, units: int) -> Params:
 
 
 def apply(params: Params, x: Array) -> Array:
-    """What an LSTM layer puts out at every time: [time, batch, inputs] -> [time, batch, units]."""
+    """The output of an LSTM layer at every time step: [time, batch, inputs] -> [time, batch, units]."""
     return unfold(x, params["input"], params["recurrent"], params["bias"])
 
 
 @jax.custom_jvp
 def unfold(x: Array, into: Array, weight: Array, bias: Array) -> Array:
-    """The outputs h_t of the cell, z_t = x_t V + h_{t-1} W + b being what its gates see."""
-    both = jnp.concatenate([into, weight])  # one product at every time: no array of x V over all times
+    """The outputs h_t of the cell, whose gates see z_t = x_t V + h_{t-1} W + b."""
+    both = jnp.concatenate([into, weight])  # one product per time step: no array of x V over all steps
 
     def step(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
         h, c, _ = cell(jnp.concatenate([x, carry[0]], axis=-1) @ both + bias, carry[1])
@@ -117,12 +117,12 @@ def unfold(x: Array, into: Array, weight: Array, bias: Array) -> Array:
 
 
 def cell(z: Array, c: Array) -> tuple[Array, Array, list[Array]]:
-    """The output h and the memory c; and the slopes of c in z and (last) h in z, of c in c_{t-1}, of h in c."""
+    """The output h and the memory c; and the slopes of c (last gate: h) in z, of c in c_{t-1}, of h in c."""
     units = c.shape[-1]
     half, whole = jnp.full(units, 0.5), jnp.ones(units)
     scale = jnp.concatenate([half, half, whole, half])
     shift = jnp.concatenate([half, half, 0 * whole, half])
-    # sigmoid(z) = tanh(z / 2) / 2 + 1/2: all gates in one pass, which the barrier keeps from being done twice
+    # sigmoid(z) = tanh(z / 2) / 2 + 1/2: all gates in one pass; the barrier keeps it from being done twice
     gates = jax.lax.optimization_barrier(jnp.tanh(z * scale) * scale + shift)
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     before, c = c, f * c + i * g
@@ -133,10 +133,10 @@ def cell(z: Array, c: Array) -> tuple[Array, Array, list[Array]]:
 
 @unfold.defjvp
 def _unfold_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    """The derivative, with that of W taken out of the loop.
+    """The derivative, with the part for W outside of the loop.
 
-    h_{t-1} dW is one product over all times here, and so is its transpose, the gradient of W: left to itself,
-    the compiler adds a matrix the size of W at every time.
+    Here h_{t-1} dW is one product over all time steps, and so is its transpose, the gradient of W. Otherwise the
+    compiler would add a matrix of the size of W at every step.
     """
     (x, into, weight, bias), (dx, dinto, dweight, dbias) = primals, tangents
 
@@ -148,7 +148,7 @@ def _unfold_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tupl
     h, *slopes = jax.lax.scan(forward, (zero, zero), dense.product(x, into))[1]
     dz = dense.product(dx, into) + dense.product(x, dinto) + dbias
     dz = dz + dense.product(jnp.concatenate([zero[None], h[:-1]]), dweight)
-    turned = weight.T  # once, as the way back wants it: at every time it would cost as much as the product
+    turned = weight.T  # once, for the backward pass: at every step it would cost as much as the product
 
     def step(carry: tuple[Array, Array], known: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         dh, dc = carry

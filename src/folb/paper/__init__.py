@@ -1,11 +1,11 @@
-"""The paper, reproduced: experiment files, their arms carried out, a verdict for each claim, and the pages."""
+"""The paper, reproduced: experiment files, the runs of their arms, a verdict for each claim, and the pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.data.source_files import MissingError
 from folb.errors import InputError
@@ -14,14 +14,11 @@ from folb.paper.arms import Complete
 from folb.paper.figure_files import Arm
 from folb.paper.pages import Page, write
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["carry_out", "document", "home", "table", "write"]
+__all__ = ["carry_out", "document", "home", "write"]
 
 
 def home(quick: bool) -> Path:
-    """Where results and pages go unless said otherwise; those of quick tries never over the others."""
+    """Where results and pages go by default. Quick tries never replace the others."""
     if quick:
         return Path("reproduction-quick")
     documents = Path("docs/reproduction")
@@ -36,14 +33,14 @@ def carry_out(
     tell: Callable[[str], None],
     only: Sequence[str] = ("*",),
 ) -> None:
-    """Run every arm of the figures and of those they use that a pattern of `only` fits; the results go to `home`."""
+    """Run the arms that the figures have or use and that fit a pattern of `only`. The results go to `home`."""
     wanted: dict[str, Arm] = {}
     for name in names:
         figure = figure_files.read(name, quick)
         everything = [*figure.arms, *figure_files.used(figure, quick)]
         wanted |= {arm.slug: arm for arm in everything}
         for claim in figure.claims:
-            if not quick:  # which leaves arms out
+            if not quick:  # a quick try leaves arms out
                 verdicts.check(claim, figure.matching(claim.arms, everything))
     arms.check_home(home, quick)
     known = list(wanted)
@@ -59,26 +56,12 @@ def carry_out(
             missing.append(error)
             continue
         tell(f"{arm.slug} is done ({i} of {len(wanted)}): {arms.keep(home, found)}")
-    if len(missing) == len(wanted):  # there is nothing to make pages of
+    if len(missing) == len(wanted):  # nothing to make pages from
         raise missing[0]
 
 
-def table(pages: Sequence[Page]) -> Table:
-    """The verdicts, for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    shown = Table(pad_edge=False, header_style="bold", show_lines=True)
-    for heading in ("where", "claim", "verdict", "effect [95 % interval]"):
-        shown.add_column(heading)
-    for page in pages:
-        for verdict in page.verdicts:
-            shown.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
-    return shown
-
-
 def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
-    """The verdicts as one JSON-ready document; effects of ratios are logarithms."""
+    """The verdicts as one JSON-ready document. The effects of ratios are logarithms."""
     return {
         "quick": quick,
         "claims": [

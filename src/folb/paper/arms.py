@@ -1,7 +1,7 @@
-"""An arm carried out: its line search, its draws, and the results it leaves.
+"""The run of an arm: its line search, its draws, and its results.
 
-Every draw is an experiment of its own in the run store, so an interrupted arm goes on where it was, and arms that
-have experiments in common share their runs.
+Every draw is an experiment of its own in the run store. So an interrupted arm resumes where it was, and arms with the
+same experiments share their runs.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from folb.paper.checks import CHECKS
 from folb.paper.figure_files import Arm, Search
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
 from folb.typing import NDArray
 
 QUANTILES = (10, 50, 90)
 MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
 
-# Runs a planned experiment in its place in the run store unless it is there already.
-Complete = Callable[[Plan, str], Stored]
+# Runs a planned experiment in the run store, unless it is there already.
+Complete = Callable[[Plan, str], RunDirectory]
 
 
 def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
-    """Run the arm, or what is left of it; its results as a JSON-ready document."""
+    """Run the arm, or the rest of it, and return its results as a JSON-ready document."""
     about = {"figure": arm.figure, "arm": arm.id, "name": arm.name, "quick": arm.quick}
     if arm.check is not None:
         found = CHECKS[arm.check](**arm.settings)
@@ -84,7 +84,7 @@ class Planner:
         self.models: dict[str, Model] = {}
 
     def plan(self, experiment: Experiment) -> Plan:
-        """The plan, as `folb.experiment.plan` makes it."""
+        """The plan, as `folb.experiments.plan` makes it."""
         planned = plan(experiment)
         federation, whole = planned.federation, planned.experiment
         key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
@@ -99,7 +99,7 @@ def draws_of(given: Mapping[str, Any], draws: Sequence[int]) -> Iterator[tuple[i
 
 
 def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the arm's experiments are given, with what its searches chose in place; and a record of each search."""
+    """The fields of the arm's experiments, with the values that its searches chose, and a record of each search."""
     given = dict(arm.given)
     if given.get("dataset", "").endswith(".json.gz") and not Path(given["dataset"]).is_absolute():
         given["dataset"] = str(_located(given["dataset"]))
@@ -116,7 +116,7 @@ def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str,
 
 
 def _check_apart(arm: Arm, search: Search, seeds: Sequence[int], own: int) -> None:
-    """Nothing may be chosen on what is reported: no draw of the data, or where there is but one, no seed."""
+    """Raise if a search uses a reported draw of the data, or a reported seed if there is only one draw."""
     reported, tried = set(range(arm.draws)) or {own}, set(search.draws) or {own}
     shared = reported & tried if arm.draws else set(search.seeds) & set(seeds) if reported & tried else set()
     if shared:
@@ -147,7 +147,7 @@ def _ranked(
 ) -> list[tune.Point]:
     """The points of the grid from the best to the worst, over all the search's draws and seeds."""
     name = search.algorithm
-    # settings of the other algorithms have no taker here
+    # the other algorithms are not here to take their settings
     others = {other for other in given.get("algorithms", ()) if other != name} | {"averaging"}
     settings = {key: value for key, value in given.get("set", {}).items() if key not in others}
     settings[name] = dict(settings.get(name, {})) | dict(search.grid)
@@ -171,7 +171,7 @@ def _located(name: str) -> Path:
 
 
 def _experiment(planned: Plan, arm: Arm) -> dict[str, Any]:
-    """The experiment of the last draw, spelt out; a dataset by the name that the file gives it."""
+    """The experiment of the last draw with all its settings; the dataset has its name from the file."""
     whole = planned.experiment
     settings = {key: value for key, value in whole.set.items() if key != whole.dataset}
     return {
@@ -189,7 +189,7 @@ def _experiment(planned: Plan, arm: Arm) -> dict[str, Any]:
 
 
 def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict[str, Any]:
-    """For each algorithm, the quantiles over runs of its curves, and what is measured of each run."""
+    """For each algorithm, the quantiles of its curves over runs, and the measures of each run."""
     found: dict[str, list[tuple[int, Run]]] = {}
     labels = summary.labels([(run.algorithm, run.parameters) for _, run in runs])
     for label, (draw, run) in zip(labels, runs, strict=True):
@@ -216,14 +216,14 @@ def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict
 
 
 def _quantiles(curves: NDArray) -> dict[str, list[float | None]]:
-    """A loss that is not finite is larger than any that is."""
+    """Quantiles of curves. A loss that is not finite counts as larger than any finite loss."""
     ordered = np.sort(np.where(np.isfinite(curves), curves, np.inf), axis=0)
-    places = {q: round(q / 100 * (len(ordered) - 1)) for q in QUANTILES}  # a value that was measured, not a mixture
+    places = {q: round(q / 100 * (len(ordered) - 1)) for q in QUANTILES}  # a measured value, not a mixture of two
     return {str(q): [_short(value) for value in ordered[place].tolist()] for q, place in places.items()}
 
 
 def _short(value: float) -> float | None:
-    """Five significant digits are what a page can show, and none for what is not finite."""
+    """Five significant digits, as a page shows them; None for a value that is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
@@ -233,7 +233,7 @@ def place(home: Path, document: Mapping[str, Any]) -> Path:
 
 
 def check_home(home: Path, quick: bool) -> None:
-    """Results of quick tries and the others do not share a directory: either would replace the other's."""
+    """Quick tries and full runs do not share a directory: their results would replace each other."""
     atomic.directory(home)
     for path in (home / "results").glob("*.json"):
         found = quick
@@ -245,7 +245,7 @@ def check_home(home: Path, quick: bool) -> None:
 
 
 def keep(home: Path, document: Mapping[str, Any]) -> Path:
-    """Write an arm's results, in place of those it had before."""
+    """Write an arm's results, and replace its earlier results."""
     path = place(home, document)
     atomic.directory(path.parent)
     atomic.replace(path, (json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n").encode())
@@ -261,7 +261,7 @@ def _files(home: Path, slug: str) -> list[Path]:
 
 
 def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
-    """The results of an arm, if there are any; those of another experiment than the file's are not."""
+    """The results of an arm, if there are any. Results of another experiment than the file's are an error."""
     paths = _files(home, arm.slug)
     if not paths:
         return None
@@ -283,7 +283,7 @@ def _listed(value: Any) -> Any:
 
 
 def _spelt_out(key: str, value: Any, found: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a setting of an experiment file, or those of one of its parts, is what was run."""
+    """Whether a setting of an experiment file, or of one of its parts, was used in the run."""
     if isinstance(value, Mapping):
         return all(name in found.get(key, {}) and found[key][name] == value[name] for name in value)
     taken = [settings[key] for settings in found.values() if key in settings]
@@ -291,7 +291,7 @@ def _spelt_out(key: str, value: Any, found: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _problem(document: Mapping[str, Any], arm: Arm) -> str:
-    """What is wrong with stored results, if anything is; or an error, if they are not of the form at all."""
+    """What is wrong with stored results, or "". Results of another form raise an error."""
     if (document["figure"], document["arm"], document["quick"]) != (arm.figure, arm.id, arm.quick):
         return "is of another arm"
     if arm.check is not None:
@@ -311,5 +311,5 @@ def _problem(document: Mapping[str, Any], arm: Arm) -> str:
         lengths = {len(values) for values in algorithm["runs"].values()}
         curves = {len(curve) for what in ("accuracy", "loss") for curve in algorithm[what].values()}
         if lengths != {len(found["seeds"]) * max(arm.draws, 1)} or curves != {evaluated}:
-            return f"has runs of {name} that are not all there"
+            return f"has incomplete runs of {name}"
     return ""

@@ -1,4 +1,4 @@
-"""The paper's theory in numbers: each check gives values for its cases, and which draw of the data each is from."""
+"""The paper's theory in numbers: each check gives values for its cases, and the draw of the data for each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def theorem_3(cases: int = 300) -> Found:
 
 
 def near_optimal(cases: int = 300) -> Found:
-    """How much of what selection can gain (7) gains."""
+    """The share of the possible gain from selection that (7) reaches."""
     with jax.enable_x64(True):
         return _cases({"(7)": quadratics.near_optimal(14, cases)})
 
@@ -78,9 +78,9 @@ def _cases(values: dict[str, NDArray]) -> Found:
 
 
 def lemma_1(dataset: str, draws: int = 10, steps: int = 50, K: int = 10) -> Found:
-    """Left over right of (11) and (12) for a dataset's devices along gradient descent: the mean of each draw.
+    """Left side / right side of (11) and (12) for a dataset's devices along gradient descent, for each draw.
 
-    It is the geometric mean over the steps, beside whether (12) is false at any of them.
+    It is the geometric mean over the steps. A second value tells whether (12) is false at any of them.
     """
     squares, sums, false = [], [], []
     for draw in range(draws):
@@ -117,10 +117,10 @@ def logistic_gradients(federation: Federation, w: NDArray) -> NDArray:
 def correlation(
     dataset: str, draws: int = 10, rounds: int = 30, seeds: int = 10, mu: float = 1.0, unit: Any = "epoch"
 ) -> Found:
-    """Spearman's correlation of what (4) promises of a round with the decrease of f that there was.
+    """Spearman's correlation of the decrease that (4) promises for a round with the real decrease of f.
 
-    "over rounds": along a run of FedProx, a point for each round, each the mean over `seeds` selections from the same
-    w^t. "over selections": at each w^t, over the selections, and then the mean over the rounds.
+    "over rounds": along a run of FedProx, a point for each round, the mean over `seeds` selections from the same w^t.
+    "over selections": at each w^t over the selections, then the mean over the rounds.
     """
     algorithm = algorithms.fedprox(mu=mu, lr=0.01, unit=unit)
     model, step = None, jax.jit(play)
@@ -145,7 +145,7 @@ def correlation(
 
 
 def spearman(x: NDArray, y: NDArray) -> float:
-    """The correlation of the ranks; 0 where one side is constant."""
+    """The correlation of the ranks; 0 if one side is constant."""
     ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
     if len(np.unique(x)) == 1 or len(np.unique(y)) == 1:
         return 0.0

@@ -1,20 +1,20 @@
 """The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
 
-A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows`,
-`quantities` and `by` (the arms that the picture has, of what, and a setting with a panel for each of its values), and
+A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows` (the
+arms in the picture), `quantities` (what it shows of them), `by` (a setting with a panel for each of its values), and
 tables [[arm]] and [[claim]].
 
-An arm has the keys of an experiment of `folb run`, and beside them
+An arm has the keys of an experiment of `folb run`, and
 
     id, name     for the command and for people
-    draws        so many draws of the data, 0 .. draws-1, each with every seed
-    printed      the rounds to the target that the paper has, by algorithm; "never"
-    [arm.vary]   a setting and its values: an arm for each of them
-    [arm.search] the line search, on draws and seeds that are not reported; or [[arm.search]], several
-    [arm.quick]  what --quick has instead; `skip = true` leaves the arm out
-    check        instead of an experiment: a numerical check of the theory, of `folb.reproduction.checks`
+    draws        the number of draws of the data, 0 .. draws-1, each with every seed
+    printed      the paper's rounds to the target, by algorithm, or "never"
+    [arm.vary]   a setting and its values: an arm for each value
+    [arm.search] the line search, on draws and seeds that are not reported; [[arm.search]] for several
+    [arm.quick]  what --quick uses instead; `skip = true` leaves the arm out
+    check        instead of an experiment: a numerical check of the theory, from `folb.paper.checks`
 
-A claim is explained at `folb.reproduction.verdicts`.
+`folb.paper.verdicts` explains a claim.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from folb.experiments.experiment import Experiment
 
 FRONT = "front"  # the file with the texts of the front page
 KEYS = frozenset(field.name for field in fields(Experiment))
-OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment has not
+OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment does not have
 WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
 
 
 @dataclass(frozen=True)
 class Search:
-    """A line search over `grid` for `algorithm`; what it finds goes to `also`, too."""
+    """A line search over `grid` for `algorithm`. The algorithms in `also` get the result, too."""
 
     algorithm: str
     grid: Mapping[str, Sequence[Any]]
@@ -58,8 +58,8 @@ class Arm:
     id: str
     name: str
     quick: bool
-    given: Mapping[str, Any] = field(default_factory=dict)  # what `Experiment` takes
-    draws: int = 0  # 0: the dataset's own, once
+    given: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Experiment`
+    draws: int = 0  # 0: the dataset has only one
     searches: Sequence[Search] = ()
     printed: Mapping[str, int | str] = field(default_factory=dict)
     varied: Mapping[str, Any] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        """What its results are called."""
+        """The name of its results."""
         return f"{self.figure}-{self.id}"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and the comparison that decides it; see `folb.reproduction.verdicts`."""
+    """A claim of the paper, and the comparison that decides it; see `folb.paper.verdicts`."""
 
     figure: str
     id: str
@@ -93,7 +93,7 @@ class Claim:
 
     @property
     def compares(self) -> bool:
-        """Whether it says that one is better than another, and no more."""
+        """Whether it only says that one is better than another."""
         return bool(self.better) and self.same is None and self.at_least is None
 
 
@@ -113,7 +113,7 @@ class Figure:
     by: str = ""
 
     def matching(self, patterns: Sequence[str], arms: Sequence[Arm]) -> list[Arm]:
-        """Those of `arms` (its own, and those it uses) that a pattern names: by id, or figure:id."""
+        """The arms in `arms` (its own and those it uses) that a pattern names, by id or figure:id."""
         return [
             arm
             for arm in arms
@@ -124,7 +124,7 @@ class Figure:
 
 
 def names() -> list[str]:
-    """The figures and tables there are experiment files of, in the paper's order."""
+    """The figures and tables that have experiment files, in the paper's order."""
     found = [path.name.removesuffix(".toml") for path in _home().iterdir() if path.name.endswith(".toml")]
 
     def order(name: str) -> tuple[int, int, str]:
@@ -135,7 +135,7 @@ def names() -> list[str]:
 
 
 def chosen(wanted: Sequence[str]) -> list[str]:
-    """What the command was asked for: names, "all", and files of one's own."""
+    """The figures that the command asks for: names, "all", and the user's own files."""
     known = names()
     for name in wanted:
         if not name.endswith(".toml"):
@@ -153,7 +153,7 @@ def _home() -> Any:
 
 
 def content(name: str) -> dict[str, Any]:
-    """What a file holds: one of ours by name, or one's own by path."""
+    """The content of a file: one of ours by name, or the user's own by path."""
     path = Path(name) if name.endswith(".toml") else _home() / f"{name}.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -170,7 +170,7 @@ def read(name: str, quick: bool = False) -> Figure:
             raise InputError(f"{where}: {key}", found[key], f"should be tables: [[{key}]]")
     for key in ("name", "arms", "claims"):
         if key in found:
-            raise InputError(f"{where}: key of figure", key, "should not be given: it is made of the file")
+            raise InputError(f"{where}: key of figure", key, "should not be given: it comes from the file")
     arms = [arm for table in found.pop("arm", []) for arm in _arms(where, stem, table, quick)]
     claims = [_made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
     for kind, ids in (("arm", [arm.id for arm in arms]), ("claim", [claim.id for claim in claims])):
@@ -194,7 +194,7 @@ def _whole(value: Any) -> bool:
 
 
 def _all(what: Callable[[Any], bool], many: type) -> Callable[[Any], bool]:
-    """Whether a value is a list, or a table, of what fits."""
+    """Whether a value is a list or a table, and all its values fit."""
 
     def fits(value: Any) -> bool:
         if not isinstance(value, many):
@@ -208,7 +208,7 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what TOML may give to a field of a type
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # the TOML values that fit the type of a field
     "str": (_text, "a text"),
     "str | None": (_text, "a text"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
@@ -242,7 +242,7 @@ def _made(where: str, kind: type, given: dict[str, Any]) -> Any:
 
 
 def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[Arm]:
-    """The arm of a table; or one for each value that it varies."""
+    """The arm of a table, or an arm for each varied value."""
     table = dict(table)
     for key in ("quick", "vary", "set"):
         if not isinstance(table.get(key, {}), dict):
@@ -280,7 +280,7 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
 
 
 def _merged(table: dict[str, Any], instead: dict[str, Any]) -> dict[str, Any]:
-    """`table` with what `instead` has; tables within are merged too, but for the search, which it replaces."""
+    """`table` with the values of `instead`. Inner tables are merged, too, except the search, which is replaced."""
     found = dict(table)
     for key, value in instead.items():
         merge = isinstance(value, dict) and key not in ("search", "vary")

@@ -1,6 +1,6 @@
 """The pages: a front page with the table of verdicts, and one for each figure and table of the paper.
 
-They are made of the experiment files' texts and of stored results, and of nothing else.
+They are made only from the texts of the experiment files and the stored results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from folb.results import summary
 
 QUICK = (
     "**A quick try, not the reproduction: few seeds and draws, fewer rounds, no line search. "
-    "Its verdicts show how the command works, and no more.**"
+    "Its verdicts only show how the command works.**"
 )
 UNDERS = ("averaging=simple", "averaging=samples")
 Documents = Mapping[str, Mapping[str, Any] | None]  # by id
@@ -38,7 +38,7 @@ class Page(NamedTuple):
 
     @property
     def present(self) -> list[Mapping[str, Any]]:
-        """The results there are."""
+        """The results that exist."""
         return [document for document in self.documents.values() if document is not None]
 
 
@@ -52,7 +52,7 @@ def page(name: str, home: Path, quick: bool) -> Page:
 
 
 def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
-    """Write the pages of `names` and the front page, which is about every figure that has a page."""
+    """Write the pages of `names`, and the front page about every figure that has a page."""
     atomic.directory(home)
     made = [page(name, home, quick) for name in names]
     for one in made:
@@ -102,11 +102,11 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
             yield f"| {where} | {verdict.claim.says} | {verdict.text} | {verdict.effect} |"
     yield f"\n{texts['reading'].strip()}\n"
     command = f"folb reproduce all{' --quick' if quick else ''}"
-    yield f"## Again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
+    yield f"## Run it again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
 
 
 def advice(pages: Sequence[Page]) -> str:
-    """The advice of the front page, each {arm: algorithm} in it the median of the rounds to the target."""
+    """The advice of the front page, with the median rounds to the target for each {arm: algorithm}."""
     documents = {f"{one['figure']}-{one['arm']}": one for page in pages for one in page.present}
 
     def middle(found: re.Match[str]) -> str:
@@ -125,22 +125,23 @@ def _nearest(one: Page, heading: str) -> Iterator[str]:
     best = near[0]
     yield f"{heading}\n"
     yield (
-        f"Rounds to the target, our median against the printed number, on the {best.rows} rows of the table that were "
-        f"run in every reading (the LSTMs were not). The nearest is **{best.combination}**, off by a factor of "
-        f"{_factor(best)}, with {best.ordered} of {best.pairs} pairs of algorithms in the printed order.\n"
+        f"We compare our median rounds to the target with the printed number, on the {best.rows} rows of the table "
+        f"that were run in every reading (the LSTMs were not). The nearest reading is **{best.combination}**: it is "
+        f"off by a factor of {_factor(best)}, and {best.ordered} of {best.pairs} pairs of algorithms are in the "
+        "printed order.\n"
     )
     yield "| reading | off by a factor of [95 % interval] | pairs in the printed order |\n|---|---|---|"
     for row in near:
         yield f"| {row.combination} | {_factor(row)} | {row.ordered} of {row.pairs} |"
     yield (
-        "\nFactors are geometric means over rows and algorithms, their intervals bootstraps; a run that never arrives "
-        f"counts as twice the rounds it had. {_implied(near)} The paper's text speaks of steps and averages simply; "
-        "the code it builds on has epochs and weights by samples.\n"
+        "\nFactors are geometric means over rows and algorithms; their intervals are bootstraps. A run that never "
+        f"arrives counts as twice the rounds it had. {_implied(near)} The paper's text has steps and a simple average; "
+        "the code that it builds on has epochs and weights by samples.\n"
     )
 
 
 def _implied(near: Sequence[verdicts.Nearness]) -> str:
-    """What can be said of the unit of work, and of the average, from intervals that do not overlap."""
+    """What intervals that do not overlap say about the unit of work and the average."""
     said = []
     for what, part in (("unit of work", 0), ("average", 1)):
         best: dict[str, verdicts.Nearness] = {}
@@ -148,7 +149,7 @@ def _implied(near: Sequence[verdicts.Nearness]) -> str:
             best.setdefault(row.combination.split(", ")[part], row)
         (first, nearer), *others = best.items()
         if others and all(nearer.high < row.low for _, row in others):
-            said.append(f"Of the {what}, {first} comes nearest to the printed numbers.")
+            said.append(f"For the {what}, {first} comes nearest to the printed numbers.")
         elif others:
             rest = ", ".join(f"{name} {_factor(row)}" for name, row in others)
             said.append(f"Which {what} comes nearest is not settled: {first} {_factor(nearer)}, {rest}.")
@@ -166,7 +167,7 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
         yield f"{QUICK}\n"
     if pictured:
         yield f"![{figure.title}]({figure.name}.png)\n"
-        yield "Lines are medians over all runs, bands their 10th to 90th percentile.\n"
+        yield "Lines are medians over all runs; bands are their 10th to 90th percentile.\n"
     yield f"**The paper:** {figure.paper.strip()}\n"
     yield "## Verdicts\n"
     for verdict in one.verdicts:
@@ -185,7 +186,7 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
     if figure.caveats:
         yield "## What to know\n"
         yield "\n".join(f"- {caveat.strip()}" for caveat in figure.caveats) + "\n"
-    yield f"## Again\n\n```\nfolb reproduce {figure.name}{' --quick' if quick else ''}\n```"
+    yield f"## Run it again\n\n```\nfolb reproduce {figure.name}{' --quick' if quick else ''}\n```"
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
@@ -234,13 +235,13 @@ def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ]
     if diverged:
         yield (
-            f"Runs that diverged, their loss not finite at the end: {'; '.join(diverged)}. Such a run counts as a loss "
-            f"of {verdicts.WORST_LOSS:g}, and with the accuracy that it has.\n"
+            f"Runs that diverged (their loss was not finite at the end): {'; '.join(diverged)}. Such a run counts with "
+            f"a loss of {verdicts.WORST_LOSS:g} and with its own accuracy.\n"
         )
 
 
 def _arrival(reached: Sequence[int | None], rounds: int) -> str:
-    """The median of the rounds to the target and its range; one that never arrives is later than any that does."""
+    """The median of the rounds to the target and its range. A run that never arrives comes after all others."""
     low, middle, high = (_rounds(value, rounds) for value in _spread(reached))
     missed = list(reached).count(None)
     never = f"; {missed} of {len(reached)} never" if missed else ""
@@ -257,7 +258,7 @@ def _middle(values: Sequence[float | None], scale: float) -> str:
 
 
 def _spread(values: Sequence[float | None]) -> list[float]:
-    """The 10th percentile, the median and the 90th; what never came, or is not finite, is larger than any number."""
+    """The 10th percentile, the median and the 90th. A missing or not finite value counts as larger than any number."""
     ordered = sorted(math.inf if value is None else value for value in values)
     low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
     return [low, summary.median_round(values), high]

@@ -14,7 +14,7 @@ QUANTITIES = {"accuracy": ("test accuracy (%)", 100), "loss": ("training loss", 
 
 
 class Panel(NamedTuple):
-    """One quantity of some algorithms of an arm: which, and what each is called here."""
+    """One quantity of some algorithms of an arm, with the name of each."""
 
     document: Mapping[str, Any]
     quantity: str
@@ -32,7 +32,7 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
     columns = next((n for n in (5, 4, 3, 2) if beside % n == 0), min(beside, 3))
     rows = -(-len(panels) // columns)
     size = (3.4 * columns, 2.9 * rows)
-    figure, grid = figures.pyplot().subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, grid = figures.subplots(rows, columns, figsize=size, squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         _draw(axes, panel)
     for axes in list(grid.flat)[len(panels) :]:
@@ -44,7 +44,7 @@ def _panels(document: Mapping[str, Any], quantity: str, by: str) -> Iterator[Pan
     labels = list(document["algorithms"])
     values = dict.fromkeys(word for label in labels for word in label.split() if by and word.startswith(f"{by}="))
     for value in values or ("",):
-        # one that has no such setting is in every panel
+        # an algorithm without this setting is in every panel
         shown = [label for label in labels if value in label.split() or not set(values) & set(label.split())]
         names = {label: " ".join(word for word in label.split() if word != value) for label in shown}
         yield Panel(document, quantity, ", ".join(filter(None, (document["name"], value))), names)
@@ -74,8 +74,8 @@ def _draw(axes: Any, panel: Panel) -> None:
 
 
 def _small(picture: bytes) -> bytes:
-    """The same picture in fewer colours: it lies in the repository."""
-    from PIL import Image  # which matplotlib brings along
+    """The same picture in fewer colours, because it is stored in the repository."""
+    from PIL import Image  # installed with matplotlib
 
     content = io.BytesIO()
     # an octree keeps thin lines apart; a median cut, which counts pixels, would make orange ones red

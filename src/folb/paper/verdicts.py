@@ -1,25 +1,26 @@
 """A verdict for each claim, computed from stored results.
 
-A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms` and, where `under`
-lists words that tell variants apart (as "mu=1, averaging=samples"), under each of those: a condition. The effect is
-paired: over the runs (draw, seed) of a condition the mean of
+A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms`. If `under` lists
+words that tell variants apart (such as "mu=1, averaging=samples"), it does so for each of them. Each such case is a
+condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
 
     rounds, loss, bytes_up       log(worse / better), shown as a ratio; above 1 in favour of `better`
     final, best, mean (accuracy) better - worse
     drops                        worse - better
 
 with a 95 % interval: Student's, over the means of the draws, or over the seeds where there is one draw. A run that
-never arrives at the target counts as one round more than it had; a loss that is above 1000 or not finite counts as
-1000. A condition holds if its interval, against each of `worse`, lies beyond no effect in the claimed direction; beyond
-`at_least`, if that is given. With `same` it is to lie within that much of no effect. `than` (arm, better, worse) asks
-that the effect exceed another. `keeping` has metrics that may not fall by more than is said: an accuracy of nothing
-does not drop. With fewer than three runs a condition is not tested, nor is one in which no run arrives; a claim of
-which that is all there is does not hold: nobody reached the target, and so nobody sooner.
+never reaches the target counts as one round more than it had. A loss above 1000, or not finite, counts as 1000. A
+condition holds if its interval, against each of `worse`, excludes no effect in the claimed direction; or lies beyond
+`at_least`, if that is given. With `same`, the interval must lie within that distance of no effect. `than` (arm, better,
+worse) demands that the effect is larger than another effect. `keeping` lists metrics that may not fall by more than the
+given amounts, because a model that has learnt nothing does not drop. A condition with fewer than three runs is not
+tested, nor is a condition in which no run reaches the target. If all conditions of a claim are of the latter kind, the
+claim does not hold: no algorithm reached the target, so none was faster.
 
 Other metrics: `printed` is the factor between our median rounds and the printed ones, as the geometric mean over the
-algorithms, to be below `at_most`; a run that never arrives counts as twice the rounds it had. Of a check, `violated`
-is the share of cases in which a statement is false, and should be 0; `value` and `ratio` are its values' mean and
-geometric mean.
+algorithms; it should be below `at_most`. Here a run that never arrives counts as twice the rounds it had. For a check,
+`violated` is the share of cases in which a statement is false, and should be 0. `value` and `ratio` are the mean and
+the geometric mean of its values.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Document = Mapping[str, Any]
 
 
 class Effect(NamedTuple):
-    """A mean over runs and its interval: of logarithms, where the metric is a ratio."""
+    """A mean over runs and its interval; of logarithms, if the metric is a ratio."""
 
     value: float
     low: float
@@ -69,12 +70,12 @@ class Condition(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a claim."""
+    """The verdict on a claim."""
 
     claim: Claim
     conditions: Sequence[Condition]
     untested: Sequence[str]  # names of conditions without enough results
-    unreached: Sequence[str] = ()  # and of those in which no run arrives at the target
+    unreached: Sequence[str] = ()  # names of conditions in which no run reaches the target
 
     @property
     def word(self) -> str:
@@ -86,7 +87,7 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The verdict, with the conditions under which it holds if not under all."""
+        """The verdict, with the conditions under which the claim holds if it does not hold under all."""
         names = [condition.name for condition in self.conditions]
         held = [condition.name for condition in self.conditions if condition.holds]
         if self.unreached and not names:
@@ -112,7 +113,7 @@ class Verdict(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """The effect and its interval; where there are several, the least and the greatest."""
+        """The effect and its interval; of several effects, the least and the greatest."""
         effects = sorted(effect for condition in self.conditions for effect in condition.effects.values())
         if not effects:
             return ""
@@ -121,7 +122,7 @@ class Verdict(NamedTuple):
 
 
 def common(held: Sequence[str], names: Sequence[str]) -> str:
-    """What tells the names `held` from the others: one part or two that they alone have, or else each of them."""
+    """What tells the names `held` from the others: one or two parts that only they have, or else all of them."""
     parts = {name: name.split(", ") for name in names}
     known = list(dict.fromkeys(part for name in names for part in parts[name]))
     for n in (1, 2):
@@ -149,12 +150,12 @@ def effect_text(claim: Claim, effect: Effect) -> str:
 
 
 def _signed(value: float) -> str:
-    """Two digits, or all of those before the point."""
+    """Two digits, or all digits before the point."""
     return f"{value:+.0f}" if abs(value) >= 10 else f"{value:+.2g}"
 
 
 def check(claim: Claim, arms: Sequence[Arm]) -> None:
-    """Whether a claim about `arms` can be judged at all: before they are run."""
+    """Check that a claim about `arms` can be judged, before they are run."""
     where = f"{claim.figure}: claim {claim.id}"
     choose(f"{where}: metric", claim.metric, METRICS)
     if not arms:
@@ -162,12 +163,12 @@ def check(claim: Claim, arms: Sequence[Arm]) -> None:
     of_check = claim.metric in ("value", "violated", "ratio")
     if any((arm.check is not None) is not of_check for arm in arms):
         raise InputError(
-            f"{where}: metric", claim.metric, "should be of a check for checks alone, and of runs for others"
+            f"{where}: metric", claim.metric, "should be a metric of checks for checks, and of runs for other arms"
         )
     if not of_check and claim.metric != "printed" and not (claim.better and claim.worse):
         raise InputError(f"{where}: better, worse", (claim.better, list(claim.worse)), "should both name algorithms")
     if (claim.metric == "printed") is not (claim.at_most is not None):
-        raise InputError(f"{where}: at_most", claim.at_most, "should be there with the metric 'printed', and no other")
+        raise InputError(f"{where}: at_most", claim.at_most, "should come with the metric 'printed', and only with it")
     for name in ("at_least", "at_most"):
         value = getattr(claim, name)
         if value is not None and claim.metric in RATIOS and value <= 0:
@@ -184,7 +185,7 @@ def check(claim: Claim, arms: Sequence[Arm]) -> None:
 
 
 def judge(claim: Claim, arms: Sequence[Arm], documents: Mapping[str, Document | None]) -> Verdict:
-    """The verdict on a claim about `arms`, from the results of all arms by id; None where there are none."""
+    """The verdict on a claim about `arms`, from the results of all arms by id; None for missing results."""
     found: list[Condition] = []
     untested, unreached = [], []
     for arm in arms:
@@ -229,7 +230,7 @@ def _conditions(
 
 
 def _censored(claim: Claim, document: Document, under: str) -> str:
-    """A word on rounds most of which are not known but for being more than there were."""
+    """A note if most runs never arrive: their rounds are only known to be more than the run had."""
     if claim.metric != "rounds":
         return ""
     sides = [document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse)]
@@ -282,7 +283,7 @@ def _against(
 
 
 def _arrives(claim: Claim, document: Document, under: str) -> bool:
-    """Whether there is something to compare: of rounds, there is not if no run arrives."""
+    """Whether there is something to compare. For rounds, at least one run must arrive."""
     if claim.metric != "rounds":
         return True
     sides = (document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse))
@@ -290,7 +291,7 @@ def _arrives(claim: Claim, document: Document, under: str) -> bool:
 
 
 def has(document: Document, names: Sequence[str], under: str) -> bool:
-    """Whether the algorithms were run with what `under` asks for; one without such a setting is the same under any."""
+    """Whether the algorithms were run with the values of `under`. An algorithm without the setting always fits."""
     settings = document.get("experiment", {}).get("set", {})
     for word in under.replace(",", " ").split():
         key, _, value = word.partition("=")
@@ -304,7 +305,7 @@ def has(document: Document, names: Sequence[str], under: str) -> bool:
 
 
 def paired(document: Document, metric: str, better: str, worse: str, under: str = "") -> tuple[NDArray, NDArray]:
-    """The effect in each pair of runs that have the draw and the seed in common, and the draw."""
+    """The effect in each pair of runs with the same draw and seed, and the draw."""
     effects = _effects(document, metric, better, worse, under)
     return np.array(list(effects.values())), np.array([draw for draw, _ in effects])
 
@@ -321,7 +322,7 @@ def _effects(document: Document, metric: str, better: str, worse: str, under: st
 
 
 def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArray:
-    """A metric of each run; its logarithm, where effects are ratios."""
+    """A metric of each run; its logarithm, if effects are ratios."""
     limits = {"rounds": document["experiment"]["rounds"] + 1, "loss": WORST_LOSS}
     values = np.array([limits.get(metric, math.nan) if value is None else value for value in runs[metric]], float)
     if metric == "loss":
@@ -330,7 +331,7 @@ def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArra
 
 
 def label(document: Document, wanted: str, under: str = "") -> str:
-    """The algorithm of the document that has all the words of `wanted`, and those of `under` that tell it apart."""
+    """The algorithm of the document with all words of `wanted`, and with the words of `under` that tell it apart."""
     name, *words = wanted.split()
     found = [label for label in document["algorithms"] if label.split()[0] == name and set(words) <= set(label.split())]
     for word in under.replace(",", " ").split():
@@ -344,21 +345,21 @@ def label(document: Document, wanted: str, under: str = "") -> str:
 
 
 def resamples(draws: NDArray) -> NDArray:
-    """Which runs are in each resample: those of draws drawn with replacement, or of one draw, runs so drawn."""
+    """The runs in each resample. It draws the draws with replacement; if there is one draw, it draws the runs."""
     rng = np.random.default_rng(0)
     known = np.unique(draws)
     if len(known) == 1:
         return rng.integers(0, len(draws), (RESAMPLES, len(draws)))
     members = [np.flatnonzero(draws == draw) for draw in known]
-    least = min(map(len, members))  # all draws have the same seeds, unless some are still to be run
+    least = min(map(len, members))  # all draws have the same seeds, unless some runs are missing
     groups = np.stack([member[:least] for member in members])
     return groups[rng.integers(0, len(known), (RESAMPLES, len(known)))].reshape(RESAMPLES, -1)
 
 
 def interval(values: NDArray, draws: NDArray) -> Effect:
-    """The mean, and Student's 95 % interval over the means of the draws; over the values where there is one draw.
+    """The mean, and Student's 95 % interval over the means of the draws; over the values if there is one draw.
 
-    A bootstrap of so few would be too narrow: of three values it covers 75 %.
+    A bootstrap of so few values would be too narrow: with three values it covers 75 %.
     """
     known = np.unique(draws)
     means = values if len(known) == 1 else np.array([values[draws == draw].mean() for draw in known])
@@ -387,12 +388,12 @@ def _log_printed(document: Document) -> NDArray:
 
 
 def _far(document: Document) -> int:
-    """What a run that never arrives counts as beside a printed number: one more than it had could seem near."""
+    """The rounds of a run that never arrives, beside a printed number: one more than it had could seem near."""
     return 2 * int(document["experiment"]["rounds"])
 
 
 def _log_rounds(document: Document, under: str) -> tuple[NDArray | None, NDArray]:
-    """[algorithms, runs] of those that have a printed number, and the draw of each run."""
+    """[algorithms, runs] for the algorithms with a printed number, and the draw of each run."""
     if not document.get("printed"):
         return None, np.zeros(0)
     runs = [document["algorithms"][label(document, name, under)]["runs"] for name in document["printed"]]
@@ -405,7 +406,7 @@ class Nearness(NamedTuple):
 
     combination: str
     rows: int  # of the table
-    factor: float  # off by so much, as the geometric mean over rows and algorithms
+    factor: float  # it is off by this factor: the geometric mean over rows and algorithms
     low: float  # of its 95 % interval
     high: float
     ordered: int  # pairs of algorithms in the printed order
@@ -413,9 +414,9 @@ class Nearness(NamedTuple):
 
 
 def nearest(documents: Sequence[Document], unders: Sequence[str]) -> list[Nearness]:
-    """The combinations of what the arms vary and `unders`, the nearest to the printed rounds first.
+    """The combinations of the arms' variants and `unders`, the nearest to the printed rounds first.
 
-    They are compared on the rows that all of them have, each dataset once: as our own draw of it.
+    They are compared on the rows that all of them have. Each dataset counts once, with our own draw of it.
     """
     found: dict[str, dict[str, Document]] = {}
     for document in documents:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from folb import atomic
 from folb.errors import InputError
 from folb.results import summary
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
 
-# the columns of a round, and their types in parquet; those of its devices are there if they were recorded
+# the columns of a round, and their types in parquet; the columns of its devices exist only if they were recorded
 COLUMNS = {
     "algorithm": "string",
     "seed": "int64",
@@ -39,8 +36,8 @@ OF_DEVICES = {
 }
 
 
-def to_csv(stored: Stored) -> bytes:
-    """A line for each round of each run; what was not measured is empty, and values of devices are spaced out."""
+def to_csv(stored: RunDirectory) -> bytes:
+    """A line for each round of each run. Unmeasured values are empty; spaces separate the values of devices."""
     names, rows = _rounds(stored)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -50,8 +47,8 @@ def to_csv(stored: Stored) -> bytes:
     return text.getvalue().encode()
 
 
-def to_parquet(stored: Stored) -> bytes:
-    """The same columns with their types; what was not measured is null, and values of devices are lists."""
+def to_parquet(stored: RunDirectory) -> bytes:
+    """The same columns with their types. Unmeasured values are null; the values of devices are lists."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
@@ -66,13 +63,15 @@ def to_parquet(stored: Stored) -> bytes:
     return content.getvalue()
 
 
-def _rounds(stored: Stored) -> tuple[list[str], Iterator[list[Any]]]:
-    """The columns, and the rounds run by run; a value that is not finite is nan, one that is not there None."""
+def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
+    """The columns, and the rounds run by run. A value that is not finite is nan; a missing value is None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
     note = stored.environment["note"]
     recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
     names = [*COLUMNS, *recorded, *(["note"] if note else [])]
-    return names, ([_value(line, name) if name != "note" else note for name in names] for line in lines)
+    runs = stored.environment["runs"]
+    known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
+    return names, ([_value(line | known[line["run"]], name) for name in names] for line in lines)
 
 
 def _value(line: dict[str, Any], name: str) -> Any:
@@ -83,12 +82,12 @@ def _value(line: dict[str, Any], name: str) -> Any:
     return math.nan if line[name] is None else line[name]
 
 
-def to_latex(stored: Stored) -> bytes:
+def to_latex(stored: RunDirectory) -> bytes:
     r"""The table of `folb show`, for \usepackage{booktabs}."""
     target = float(stored.experiment["target"])
     begun = stored.begun()
     if not begun:
-        raise InputError("run", stored.name, "has no round that was evaluated yet")
+        raise InputError("run", stored.name, "has no evaluated round yet")
     headings = summary.headings(target, stored.clock)
     note = stored.environment["note"]
     lines = [
@@ -120,23 +119,8 @@ SPECIAL = {
 
 
 def escaped(text: str) -> str:
-    """Text as latex prints it."""
+    """Text with latex's special characters escaped."""
     return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
 
 
-FORMATS: dict[str, Callable[[Stored], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}
-
-
-def write(stored: Stored, form: str, output: str | None) -> None:
-    """Write a run in that format into the file, whole or not at all; without one, to standard output."""
-    if output is None and form == "parquet":
-        raise InputError("output", output, "should be a file to write parquet to: -o FILE")
-    content = FORMATS[form](stored)
-    if output is None:
-        sys.stdout.write(content.decode())
-        return
-    try:
-        atomic.output(Path(output), content)
-    except OSError as error:
-        raise InputError("output", output, f"cannot be written: {error.strerror}") from error
-    print(f"written to {output}", file=sys.stderr)
+FORMATS: dict[str, Callable[[RunDirectory], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}

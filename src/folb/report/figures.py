@@ -1,4 +1,4 @@
-"""The pictures: of a comparison, its accuracy and loss over rounds; of a federation, its sizes and labels."""
+"""The pictures: accuracy and loss of a comparison over rounds, and sizes and labels of a federation."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from folb.data.federation import Federation
 from folb.results.run import Run
 from folb.results.summary import labelled
 
-COLUMNS = 4000  # of a portrait, at most: more than its pixels
+if TYPE_CHECKING:  # a Flower server draws curves without a dataset
+    from folb.data.federation import Federation
+
+COLUMNS = 4000  # the most columns of a portrait: more than its pixels
 
 
 def plot(
     runs: Sequence[Run], path: str | Path, *, target: float | None = None, title: str = "", note: str = ""
 ) -> None:
-    """Draw runs into a file, a png, svg or pdf by its name: see `curves`."""
+    """Draw runs into a file; its name ends in png, svg or pdf. See `curves`."""
     form = Path(path).suffix.lstrip(".") or "png"
     Path(path).write_bytes(curves(runs, form, target=target, title=title, note=note))
 
@@ -28,11 +30,10 @@ def plot(
 def curves(
     runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
 ) -> bytes:
-    """The median over the seeds of each algorithm as a line, and its range as a band: a picture in that format."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    """A picture in that format: for each algorithm, the median over the seeds as a line and the range as a band."""
+    figure, (left, right) = subplots(1, 2, figsize=(11, 4.2))
     for label, group in labelled(runs).items():
-        length = min(len(run.evaluated_rounds) for run in group)  # some may be under way
+        length = min(len(run.evaluated_rounds) for run in group)  # some may still be running
         rounds = group[0].evaluated_rounds[:length]
         accuracy = 100 * np.stack([run.test_accuracy[:length] for run in group])
         loss = np.stack([run.train_loss[:length] for run in group])
@@ -42,7 +43,7 @@ def curves(
         left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
     left.set_ylabel("test accuracy (%)")
     right.set_ylabel("training loss")
-    if any(np.any(run.train_loss > 0) for run in runs):  # not if all is NaN
+    if any(np.any(run.train_loss > 0) for run in runs):  # false if all are NaN
         right.set_yscale("log")
     for text in left.legend(frameon=False, fontsize="small", loc="lower right").get_texts():
         text.set_parse_math(False)
@@ -63,9 +64,7 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     size = labels.sum(axis=1)
     edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
     shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
-    figure, (above, below) = pyplot().subplots(
-        2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3), layout="constrained"
-    )
+    figure, (above, below) = subplots(2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3))
     above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5)
     above.set_yscale("log")
     above.set_ylim(size.min() / 2, 1.3 * size.max())
@@ -89,14 +88,12 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
 
 
-def pyplot() -> Any:
-    """Matplotlib, drawing into memory."""
-    import matplotlib
+def subplots(rows: int, columns: int, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A figure and its axes. Not from pyplot, which keeps every figure, looks for a screen and loads slowly."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> bytes:
@@ -104,14 +101,14 @@ def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> b
     figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may be in a script that the font lacks
         figure.savefig(content, dpi=dpi, format=form)
-    pyplot().close(figure)
     return content.getvalue()
 
 
 def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:
-    finite = np.where(np.isfinite(values), values, np.nan)
+    # in double precision: in single precision the mean of two large losses would overflow
+    finite = np.where(np.isfinite(values), values, np.nan).astype(float)
     (line,) = axes.plot(rounds, np.median(finite, axis=0), label=label, linewidth=1.6)
     if len(values) > 1:
         axes.fill_between(

@@ -1,8 +1,8 @@
-"""`folb watch`: the report page of runs, live, for this machine alone.
+"""`folb watch`: the report page of runs, live, for this machine only.
 
-The page asks for what is new every 0.4 s and says with a cursor how far it has come. The cursor is checked
-against the file, so that neither the server nor the run needs to remember who is watching: either may stop and
-start again, and a file that is no longer the one the page has seen is sent again from its beginning.
+The page asks for news every 0.4 s. With a cursor it says how much it has. The cursor is checked against the file, so
+neither the server nor the run needs to remember who is watching, and either may stop and start again. If the file is
+no longer the one that the page has seen, it is sent again from its beginning.
 """
 
 from __future__ import annotations
@@ -25,27 +25,23 @@ from folb.errors import InputError
 from folb.report import page
 from folb.report.payload import columns, described, table
 from folb.store import directory
-from folb.store.directory import Stored
+from folb.store.directory import RunDirectory
+from folb.store.round_lines import as_run
 
 PORT = 8470
 ADDRESS = "127.0.0.1"
-TAIL = 4096  # bytes before a cursor that have to be as they were
+TAIL = 4096  # bytes before a cursor that must be unchanged
 
 
-def say(text: str) -> None:
-    """Print at once: whoever reads it through a pipe waits for the address."""
-    print(text, flush=True)
-
-
-def serve(name: str | None = None, port: int = PORT, announce: Callable[[str], object] = say) -> None:
-    """Serve the page of one run, or of all runs, until Ctrl-C."""
+def serve(name: str | None = None, port: int = PORT, *, announce: Callable[[str], object]) -> None:
+    """Serve the page of one run, or of all runs, until Ctrl-C. `announce` gets its address."""
     with bound(name, port) as server, contextlib.suppress(KeyboardInterrupt):
         announce(f"http://{ADDRESS}:{server.server_port}/ shows {name or 'all runs'}; Ctrl-C ends it")
         server.serve_forever()
 
 
 def bound(name: str | None, port: int) -> Server:
-    """The server at a port of this machine; 0 takes any that is free."""
+    """The server at a port of this machine; 0 takes any free port."""
     only = None if name is None else directory.find(name)
     try:
         return Server(only, port)
@@ -55,7 +51,7 @@ def bound(name: str | None, port: int) -> Server:
 
 
 class Server(ThreadingHTTPServer):
-    """The runs that are shown, and how far each has been read."""
+    """The shown runs, and how far each has been read."""
 
     daemon_threads = True
 
@@ -66,21 +62,24 @@ class Server(ThreadingHTTPServer):
         self.hosts = {f"{host}:{self.server_port}" for host in (ADDRESS, "localhost", "[::1]")}
 
     def runs(self) -> dict[str, Path]:
-        """The run directories by name: no other place can be asked for."""
-        return {path.resolve().name: path for path in (directory.listed() if self.only is None else [self.only])}
+        """The run directories by name. A request can reach no other place."""
+        with contextlib.suppress(InputError):  # FOLB_RUNS may be missing for a moment
+            found = directory.listed() if self.only is None else [self.only]
+            return {Path(os.path.realpath(path)).name: path for path in found}
+        return {}
 
     def following(self, path: Path) -> Following:
-        """The one that reads the rounds of this directory."""
+        """The reader of this directory's rounds."""
         return self.followed.setdefault(path, Following(path))
 
     def handle_error(self, request: Any, address: Any) -> None:
-        """A page that is closed while it is being answered is no error."""
+        """Ignore a page that is closed during its answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD for `/`, `/run/NAME` and `/data/NAME`, if the request means this very server."""
+    """Answers GET and HEAD for `/`, `/run/NAME` and `/data/NAME`, if the request names this server."""
 
     server: Server
     server_version, sys_version = "folb", ""
@@ -89,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        # another name for this machine is what a foreign page would have to use
+        # a foreign page would have to use another name for this machine
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             return self.send_error(HTTPStatus.FORBIDDEN)
@@ -108,15 +107,15 @@ class Handler(BaseHTTPRequestHandler):
         return self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_HEAD(self) -> None:
-        """Answer with the headers alone."""
+        """Answer with the headers only."""
         self.do_GET()
 
     def news(self, path: Path, query: dict[str, str]) -> None:
-        """What the page has not seen yet; a directory that is being made or removed is not there for the moment."""
+        """What the page has not seen yet, or what is wrong with a directory that is damaged, being made or removed."""
         try:
             content = self.server.following(path).news(query.get("after", ""), query.get("records", ""))
-        except (OSError, ValueError, KeyError):
-            return self.send_error(HTTPStatus.NOT_FOUND)
+        except InputError as error:
+            return self.answer("text/plain; charset=utf-8", f"{error}\n", HTTPStatus.NOT_FOUND)
         return self.answer("application/json", json.dumps(content, allow_nan=False))
 
     def html(self, view: dict[str, Any]) -> None:
@@ -124,16 +123,16 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("text/html; charset=utf-8", page.render(view, live=True))
 
     def redirect(self, address: str) -> None:
-        """Elsewhere on this server."""
+        """Send the browser to another address on this server."""
         self.send_response(HTTPStatus.FOUND)
         self.send_header("Location", address)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def answer(self, kind: str, text: str) -> None:
-        """The text, but for HEAD."""
-        content = text.encode()
-        self.send_response(HTTPStatus.OK)
+    def answer(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Send the text, except to HEAD."""
+        content = text.encode(errors="backslashreplace")  # a path may hold any bytes
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -141,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def end_headers(self) -> None:
-        """Every answer, an error too, says what a browser may do with it."""
+        """Every answer, also an error, tells the browser what it may do with it."""
         self.send_header("Content-Security-Policy", f"{page.policy(live=True)}; frame-ancestors 'none'")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
@@ -150,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: the terminal stays quiet."""
+        """Log nothing: the terminal stays quiet."""
 
 
 def _address(kind: str, name: str) -> str:
@@ -163,22 +162,22 @@ def _entry(name: str, path: Path) -> dict[str, str]:
         stored = directory.read(path)
         about = described(stored)
         return found | {"title": about["title"], "state": about["state"], "started": stored.environment["started"]}
-    except (OSError, ValueError, KeyError):
+    except InputError:
         return found
 
 
 class Following:
-    """Reads on in the rounds of a directory: a request costs what is new, however long the run."""
+    """Reads the new rounds of a directory: the cost of a request does not grow with the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = threading.Lock()
         self.cursor = ""
-        self.lines: list[list[dict[str, Any]]] = []  # of each run, without what they say of devices
+        self.lines: list[list[dict[str, Any]]] = []  # of each run, without the values of devices
         self.table: dict[str, Any] = {}
 
     def news(self, after: str, records: str) -> dict[str, Any]:
-        """What came after a cursor; of devices, only what the run numbered `records` has."""
+        """What came after a cursor; with the values of devices only for the run numbered `records`."""
         stored = directory.read(self.path)
         offset = _offset(stored, after)
         lines, end = stored.rounds(offset or 0)
@@ -193,35 +192,28 @@ class Following:
             "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
         }
 
-    def advance(self, stored: Stored) -> None:
+    def advance(self, stored: RunDirectory) -> None:
         """Bring the table up to date."""
-        offset = _offset(stored, self.cursor)
+        about_runs = stored.environment["runs"]
+        offset = _offset(stored, self.cursor) if len(self.lines) == len(about_runs) else None
         more, end = stored.rounds(offset or 0)
         if offset is None:
-            self.lines = [[] for _ in stored.environment["runs"]]
+            self.lines = [[] for _ in about_runs]
         for line in more:
             self.lines[line["run"]].append({key: value for key, value in line.items() if not isinstance(value, list)})
         if more or offset is None:
-            runs = [
-                directory.as_run(about, own) for about, own in zip(stored.environment["runs"], self.lines, strict=True)
-            ]
-            self.table = table(stored, runs)
+            self.table = table(stored, [as_run(about, own) for about, own in zip(about_runs, self.lines, strict=True)])
         self.cursor = _cursor(stored, end)
 
 
-def _cursor(stored: Stored, offset: int) -> str:
-    """A place in rounds.jsonl, with a digest of what is before it."""
-    try:
-        with open(stored.path / directory.ROUNDS, "rb") as file:
-            file.seek(max(0, offset - TAIL))
-            tail = file.read(min(offset, TAIL))
-    except FileNotFoundError:
-        tail = b""
+def _cursor(stored: RunDirectory, offset: int) -> str:
+    """A place in rounds.jsonl, with a digest of the bytes before it."""
+    tail = stored.recorded(max(0, offset - TAIL), min(offset, TAIL))
     known = f"{stored.environment['identity']} {stored.environment['started']} {offset} ".encode() + tail
     return f"{offset}-{hashlib.blake2b(known, digest_size=8).hexdigest()}"
 
 
-def _offset(stored: Stored, cursor: str) -> int | None:
-    """The place a cursor means, if all before it is as it was."""
+def _offset(stored: RunDirectory, cursor: str) -> int | None:
+    """The place of a cursor, if the bytes before it are unchanged."""
     place = re.fullmatch(r"(\d{1,18})-[0-9a-f]{16}", cursor)
     return int(place[1]) if place and _cursor(stored, int(place[1])) == cursor else None

@@ -11,15 +11,16 @@ import numpy as np
 
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import EXPERIMENT, Stored, trouble
+from folb.store.directory import EXPERIMENT, RunDirectory
+from folb.store.round_lines import trouble
 
-ENTRIES = 2_000_000  # devices in rounds that a report has room for: about 35 MB
-TROUBLE = 1000  # lines on what went wrong, of each run: the last
+ENTRIES = 2_000_000  # the most device entries in a report: about 35 MB
+TROUBLE = 1000  # the most lines about trouble for each run: the last ones
 UNMEASURED = "unmeasured"  # a loss, in the page's columns
-LOST, REJECTED, TIMES = 1, 2, 4  # within a flag byte: two bits, and from the third on the times drawn
+LOST, REJECTED, TIMES = 1, 2, 4  # in a flag byte: two bits, then the number of times drawn
 
 
-def view(stored: Sequence[Stored]) -> dict[str, Any]:
+def view(stored: Sequence[RunDirectory]) -> dict[str, Any]:
     """The document of a report on one or several run directories."""
     room = ENTRIES
     experiments = []
@@ -40,7 +41,7 @@ def view(stored: Sequence[Stored]) -> dict[str, Any]:
 
 
 def _fitting(everything: Sequence[Columns], runs: Sequence[dict[str, Any]], room: int) -> set[int]:
-    """The runs whose records there is room for: the first seed of every algorithm before the second of any."""
+    """The runs whose records fit: the first seed of every algorithm, then the second seeds, and so on."""
     seen: dict[str, int] = {}
     turn = []
     for i, about in enumerate(runs):
@@ -55,7 +56,7 @@ def _fitting(everything: Sequence[Columns], runs: Sequence[dict[str, Any]], room
 
 
 class Columns:
-    """The rounds of one run, as the page takes them: a value per round, or per evaluation, or per device."""
+    """The rounds of one run, as the page needs them: a value per round, per evaluation, or per device."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
@@ -69,17 +70,17 @@ class Columns:
         self.weights: list[float | None] = []
         self.gamma: list[float | None] = []
         self.flags: list[int] = []
-        self.trouble: list[tuple[int, str]] = []  # on real devices: the round, and what went wrong
+        self.trouble: list[tuple[int, str]] = []  # on real devices: the round and what went wrong
 
     def add(self, line: dict[str, Any], records: bool) -> None:
-        """Take a line of rounds.jsonl, and what it has on devices only if `records`."""
+        """Take a line of rounds.jsonl, with its values of devices only if `records`."""
         if "test_accuracy" in line:
             self.evaluated.append(len(self.rounds))
             self.accuracy.append(_short(line["test_accuracy"]))
             self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
-        self.seconds.append(round(line["seconds"], 3))
+        self.seconds.append(0.0 if line["seconds"] is None else round(line["seconds"], 3))
         self.trouble += [(line["round"], words) for words in trouble(line)]
         devices = line.get("devices", []) if records else []
         self.counts.append(len(devices))
@@ -95,7 +96,7 @@ class Columns:
             ]
 
     def document(self, records: bool) -> dict[str, Any]:
-        """JSON-ready; what there is of every device is packed."""
+        """The columns, JSON-ready. The values of devices are packed."""
         names = ("rounds", "bytes", "seconds", "evaluated", "accuracy", "loss")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found["trouble"] = self.trouble[-TROUBLE:]
@@ -110,8 +111,8 @@ class Columns:
         return found
 
 
-def columns(stored: Stored, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
-    """Lines of rounds.jsonl by run; with what they say of devices for the runs `recorded`."""
+def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
+    """Lines of rounds.jsonl by run; with the values of devices for the runs in `recorded`."""
     found = [Columns() for _ in stored.environment["runs"]]
     for line in lines:
         found[line["run"]].add(line, line["run"] in recorded)
@@ -119,18 +120,18 @@ def columns(stored: Stored, lines: Iterable[dict[str, Any]], recorded: Container
 
 
 def _short(value: float | None) -> float | None:
-    """As many digits as 32 bits are worth."""
+    """Rounded to the digits of 32 bits."""
     return None if value is None else float(f"{value:.7g}")
 
 
 def _packed(values: Sequence[float | None], kind: str) -> str:
-    """The bytes of an array, as text; None is not a number."""
+    """The bytes of an array, as text; None becomes NaN."""
     array = np.array(values, float if kind == "<f4" else kind).astype(kind)  # None becomes NaN
     return base64.b64encode(array.tobytes()).decode("ascii")
 
 
-def described(stored: Stored) -> dict[str, Any]:
-    """All that does not change from round to round, and the state."""
+def described(stored: RunDirectory) -> dict[str, Any]:
+    """Everything that stays the same from round to round, and the state."""
     experiment, environment = stored.experiment, stored.environment
     dataset, model = (os.path.basename(experiment[name]) or experiment[name] for name in ("dataset", "model"))
     runs, state = environment["runs"], stored.state
@@ -155,22 +156,24 @@ def described(stored: Stored) -> dict[str, Any]:
             ["seeds", str(len(experiment["seeds"]))],
             ["target", f"{100 * experiment['target']:g} %"],
         ],
-        "toml": (stored.path / EXPERIMENT).read_text(encoding="utf-8"),
+        "toml": stored.experiment_text,
         "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
         "again": _again(stored, state),
     }
 
 
-def _again(stored: Stored, state: str) -> list[list[str]]:
-    """How to repeat a run or go on with it: words and a command."""
+def _again(stored: RunDirectory, state: str) -> list[list[str]]:
+    """How to repeat or resume a run: words and a command."""
     if stored.deployed:
-        return [["Submitted to Flower again, with this directory, it goes on after its last round:", stored.going]]
-    found = [["The same experiment once more, from the file above:", f"folb run {EXPERIMENT}"]]
-    return found + ([["To go on where it was interrupted:", stored.going]] if state == "interrupted" else [])
+        return [
+            ["To resume it after its last round, submit it to Flower again with this directory:", stored.resume_command]
+        ]
+    found = [["To repeat the experiment from the file above:", f"folb run {EXPERIMENT}"]]
+    return found + ([["To resume the interrupted run:", stored.resume_command]] if state == "interrupted" else [])
 
 
-def table(stored: Stored, runs: Sequence[Run]) -> dict[str, Any]:
-    """The table of `folb show`, and beside the rounds to the target its bytes and seconds."""
+def table(stored: RunDirectory, runs: Sequence[Run]) -> dict[str, Any]:
+    """The table of `folb show`, with the bytes and seconds to the target beside the rounds."""
     target = float(stored.experiment["target"])
     begun = stored.begun(runs)
     groups = summary.labelled(begun).values()

@@ -1,9 +1,9 @@
-"""Trackers: rounds as they happen, for TensorBoard, MLflow or Weights & Biases. Each is an extra of its name.
+"""Trackers: log each round for TensorBoard, MLflow or Weights & Biases. Each is an extra of its name.
 
-Everything goes below the run directory, into `tracking`, and nothing over the network, unless the tool's own
-environment variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A run that is
-resumed tells all its rounds again from the first, so its record is begun anew: no round is missing or there twice. On
-a server it is a new run beside the unfinished one.
+Everything goes into `tracking` in the run directory, and nothing over the network, unless the tool's own environment
+variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A resumed run logs all its
+rounds again from the first into a new record, so no round is missing or logged twice. On a server it is a new run
+beside the unfinished one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from folb.errors import InputError
+from folb.errors import InputError, choose
 from folb.results.run import Run
 from folb.simulation.simulate import Observe
 from folb.store.directory import TRACKING
 
 
 class About(NamedTuple):
-    """A run to be tracked: its name, those it was started with, and its parameters."""
+    """A run to track: its name, the runs it was started with, and its parameters."""
 
     name: str
     group: str
@@ -59,9 +59,9 @@ def tensorboard(path: Path, about: About) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def mlflow(path: Path, about: About) -> Iterator[Log]:
-    """MLflow's files, which `mlflow ui --backend-store-uri` reads: an experiment, and in it the runs."""
+    """MLflow's files, which `mlflow ui --backend-store-uri` reads: an experiment with its runs."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the store that needs neither a server nor a database
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store without a server or a database
     tool, entities = import_module("mlflow"), import_module("mlflow.entities")
     client = tool.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or path.resolve().as_uri())
     experiment = client.get_experiment_by_name(about.group)
@@ -97,7 +97,7 @@ def wandb(path: Path, about: About) -> Iterator[Log]:
         dir=str(path),
         mode=os.environ.get("WANDB_MODE") or "offline",
         reinit="create_new",
-        # the rounds, and nothing about the machine
+        # only the rounds, nothing about the machine
         settings=tool.Settings(
             silent=True,
             console="off",
@@ -129,14 +129,14 @@ TRACKERS: dict[str, tuple[str, Callable[[Path, About], AbstractContextManager[Lo
 
 
 def check(name: str | None) -> None:
-    """Raise an `InputError` unless the tracker's package is here."""
-    if name and find_spec(TRACKERS[name][0]) is None:
+    """Raise an `InputError` unless it is a tracker with its package installed."""
+    if name is not None and find_spec(TRACKERS[choose("track", name, TRACKERS)][0]) is None:
         raise InputError("track", name, f"needs a package that is not installed: pip install 'folb[{name}]'")
 
 
 @contextlib.contextmanager
 def tracking(name: str | None, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observe]:
-    """An observer that logs the rounds of `runs`, as environment.json has them, below the run directory `path`."""
+    """An observer that logs the rounds of `runs` (from environment.json) in the run directory `path`."""
     if name is None:
         yield lambda i, first, part: None
         return

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from folb.results.run import Run
-
-if TYPE_CHECKING:
-    from folb.experiments.experiment import Experiment
 from folb.results.summary import finite, plain
 
 
-def document(experiment: Experiment, note: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """The results as one JSON-ready document; a value that is not finite becomes null."""
+def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """The results as one JSON-ready document; a value that is not finite becomes null.
+
+    `experiment` has the keys of an experiment file.
+    """
     return {
-        "dataset": experiment.dataset,
+        "dataset": experiment["dataset"],
         "note": note,
-        "model": experiment.model,
-        "system": experiment.system,
-        "objective": experiment.objective,
-        "rounds": experiment.rounds,
-        "target": experiment.target,
-        "set": experiment.set,
-        "runs": [_run(run, experiment.target) for run in runs],
+        **{key: experiment[key] for key in ("model", "system", "objective", "rounds", "target", "set")},
+        "runs": [_run(run, experiment["target"]) for run in runs],
     }
 
 
@@ -38,7 +33,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "train_loss": finite(run.train_loss.tolist()),
         "bytes_up": int(run.bytes_up.sum()),
         "bytes_down": int(run.bytes_down.sum()),
-        "seconds": round(float(run.seconds.sum()), 3),
+        "seconds": finite([round(float(run.seconds.sum()), 3)])[0],
         "rounds_to_target": run.rounds_to(target),
         "best": finite([run.best])[0],
         "final": finite([run.final])[0],
@@ -49,7 +44,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
 
 
 def _digest(params: Any) -> str | None:
-    """What tells whether two runs ended with the same model, to the bit; nothing where the model is not there."""
+    """A hash that tells whether two runs ended with the same model, to the bit; None without a model."""
     import jax
 
     if params is None:

@@ -22,13 +22,13 @@ class Run:
     train_loss: NDArray  # per evaluated round
     bytes_up: NDArray
     bytes_down: NDArray
-    seconds: NDArray  # simulated, or on Flower real
+    seconds: NDArray  # simulated; on Flower, real
     devices: NDArray  # [rounds, K]
     times: NDArray  # [rounds, K]; 0: drawn again, or lost
     lost: NDArray  # [rounds, K]; chosen, but without a usable reply
-    updated: NDArray  # False: no usable reply, or no weight; the model stayed as it was
+    updated: NDArray  # False: no usable reply, or no weight; the model did not change
     params: Any = None
-    loss_measured: bool = True  # on Flower it is the user's to measure
+    loss_measured: bool = True  # on Flower the user may leave it out
     records: dict[str, NDArray] = field(default_factory=dict)
 
     @property
@@ -43,12 +43,12 @@ class Run:
 
     @property
     def best(self) -> float:
-        """The highest test accuracy; none is NaN."""
+        """The highest test accuracy; NaN if there is none."""
         return float(np.max(self.test_accuracy)) if len(self.test_accuracy) else float("nan")
 
     @property
     def final(self) -> float:
-        """The last test accuracy; none is NaN."""
+        """The last test accuracy; NaN if there is none."""
         return float(self.test_accuracy[-1]) if len(self.test_accuracy) else float("nan")
 
     @property

@@ -1,16 +1,13 @@
-"""The results of runs in a table's words: labels, medians and means over the seeds."""
+"""The results of runs as the text of a table: labels, medians and means over the seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.results.run import Run
-
-if TYPE_CHECKING:
-    pass
 
 
 def labelled(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -22,7 +19,7 @@ def labelled(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def labels(algorithms: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """For each algorithm and its parameters, its name and what tells it from the others of that name."""
+    """For each algorithm, its name and the parameters that tell it from others of that name."""
     values: dict[tuple[str, str], set[str]] = {}
     for name, parameters in algorithms:
         for key, value in parameters.items():
@@ -34,12 +31,12 @@ def labels(algorithms: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def spelt(value: Any) -> str:
-    """A setting's value as labels have it."""
+    """A setting's value as labels show it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def headings(target: float, clock: str = "simulated s") -> tuple[str, ...]:
-    """The headings of `rows`; `clock` is what seconds are."""
+    """The headings of `rows`; `clock` is the heading for seconds."""
     return (
         "algorithm",
         f"rounds to {100 * target:g} %",
@@ -91,10 +88,10 @@ def median_round(reached: Sequence[float | None]) -> float:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold, and the text of anything else: an algorithm of one's own may have any settings."""
+    """The value if JSON can hold it, otherwise its text: a user's own algorithm may have any settings."""
     return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
 
 
 def finite(values: Sequence[float]) -> list[float | None]:
-    """What JSON can hold: a value that is not finite becomes null."""
+    """The values as JSON can hold them: a value that is not finite becomes null."""
     return [value if math.isfinite(value) else None for value in values]

@@ -21,13 +21,13 @@ HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of 
 
 
 def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
-    """Training loss and test accuracy, each sample counting once whatever its device."""
+    """Training loss and test accuracy. Each sample counts once, whatever its device."""
     train, test = problem.train, problem.test
     return total_loss(problem, train, params) / len(train.y), total_hits(problem, test, params) / len(test.y)
 
 
 def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
-    """The sum of the samples' losses, but for the first `seen` of them."""
+    """The sum of the samples' losses, without the first `seen` of them."""
     model = problem.model
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
@@ -38,7 +38,7 @@ def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array |
 
 
 def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
-    """How many samples the model gets right, the first `seen` of them left out."""
+    """How many samples the model gets right, without the first `seen` of them."""
     model = problem.model
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
@@ -49,7 +49,7 @@ def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array |
 
 
 def _one_each(name: str, values: Array, y: Array) -> Array:
-    """What a model says of a batch, if it is a value for each sample: anything else would be broadcast in silence."""
+    """Check that a model returns a value for each sample: other shapes would be broadcast without an error."""
     if jnp.shape(values) != y.shape:
         expected = f"should be {y.shape}, a value for each"
         raise InputError(f"model: shape of {name}(...) for {len(y)} samples", jnp.shape(values), expected)
@@ -57,14 +57,14 @@ def _one_each(name: str, values: Array, y: Array) -> Array:
 
 
 def sum_over_blocks(problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any) -> Any:
-    """The sum of block(given, x, y, rows, real) over all rows, as many at a time as suits the model.
+    """The sum of block(given, x, y, rows, real) over all rows, in blocks that suit the model.
 
-    Blocks are slices, which cost far less than gathers: the last reaches back over rows already seen, which
-    `real` leaves out.
+    Blocks are slices, which are much cheaper than gathers. The last block reaches back over rows already seen; `real`
+    leaves these out.
     """
     n, parts = len(samples.y), 1 if problem.mesh is None else problem.mesh.size
     blocks = -(-n // (evaluation_block(problem.model) * parts)) * parts
-    size = -(-n // blocks)  # as even as can be, so that little is seen twice
+    size = -(-n // blocks)  # as equal as possible, so that few rows are seen twice
 
     def span(first: Any, last: Any, samples: Samples, given: Any) -> Any:
         def turn(i: Array, total: Any) -> Any:

@@ -1,16 +1,14 @@
 """The accelerators that share the work of a round: those of this machine, and those of other processes.
 
-Each holds all the data and computes the updates and gradients of an equal part of the round's slots, and evaluates an
-equal part of the samples. Where several processes take part, each plays the same rounds: what one of them decides
-(when to stop a chunk, where to go on from) is told to the others.
+Each holds all the data, computes the updates and gradients of an equal part of the round's slots, and evaluates an
+equal part of the samples. Several processes all play the same rounds: process 0 decides where to resume and when a
+chunk ends, and tells the others.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from numbers import Integral
@@ -29,16 +27,16 @@ T = TypeVar("T")
 
 AXIS = "accelerators"
 PATIENCE = 300  # seconds to wait for all processes
-HEARTBEAT = 15  # seconds after which a process that is not heard of is taken for dead
+HEARTBEAT = 15  # seconds without a sign of life, after which a process counts as dead
 REPLICATED, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
 
 
 def mesh(count: int | str = 1) -> Mesh | None:
-    """The first `count` accelerators, or all of every process with "auto"; None if one computes alone."""
+    """The first `count` accelerators; "auto" means all of every process. None if there is only one."""
     found = jax.devices()
     whole = isinstance(count, Integral) and not isinstance(count, bool)
     if count != "auto" and not (whole and 1 <= int(count) <= len(found)):
-        raise InputError("accelerators", count, f"should be auto, or a number from 1 to the {len(found)} that are here")
+        raise InputError("accelerators", count, f"should be auto, or a number from 1 to the {len(found)} available")
     if jax.process_count() > 1 and count not in ("auto", len(found)):
         expected = f"should be auto, or all {len(found)} of the {jax.process_count()} processes"
         raise InputError("accelerators", count, expected)
@@ -46,19 +44,32 @@ def mesh(count: int | str = 1) -> Mesh | None:
     return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
 
 
-def join(coordinator: str, process: str) -> None:
-    """Become one of several processes: "0/2" is the first of two, which listens at `coordinator`, HOST:PORT."""
+def join(
+    coordinator: str,
+    process: str,
+    waiting: Callable[[str], object] | None = None,
+    late: Callable[[InputError], object] | None = None,
+) -> None:
+    """Join this process to others: "0/2" is the first of two, and listens at `coordinator`, HOST:PORT.
+
+    `waiting` is called with a text that says what this process waits for. `late` is called, in another thread, if the
+    others do not come in time. Nothing can interrupt the wait, so `late` can only end the process, before the runtime
+    aborts it.
+    """
     host, _, port = coordinator.rpartition(":")
     if not host or not (port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
-        raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 is to listen")
+        raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 listens")
     number, _, count = process.partition("/")
     if not (process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
-    print(f"folb: process {number} of {count} waits for the others at {coordinator}", file=sys.stderr, flush=True)
-    # the runtime's own way to give up is to abort
-    patience = threading.Timer(PATIENCE, _give_up, (coordinator, count))
-    patience.daemon = True
-    patience.start()
+    if waiting is not None:
+        waiting(f"process {number} of {count} waits for the others at {coordinator}")
+    patience = None
+    if late is not None:
+        expected = f"should be an address where {count} processes meet within {PATIENCE} s"
+        patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
+        patience.daemon = True
+        patience.start()
     jax.distributed.initialize(
         coordinator,
         int(count),
@@ -66,41 +77,42 @@ def join(coordinator: str, process: str) -> None:
         initialization_timeout=PATIENCE + 60,
         heartbeat_timeout_seconds=HEARTBEAT,
     )
-    patience.cancel()
+    if patience is not None:
+        patience.cancel()
 
 
-def _give_up(coordinator: str, count: str) -> None:
-    reason = InputError("coordinator", coordinator, f"should be where {count} processes meet within {PATIENCE} s")
-    print(f"folb: error: {reason}", file=sys.stderr, flush=True)
-    os._exit(2)
+def number() -> str:
+    """The number of this process and of all, as `join` takes them."""
+    return f"{jax.process_index()}/{jax.process_count()}"
 
 
-def alike(text: str) -> bool:
-    """Whether all processes have the same text."""
+def check_alike(text: str) -> None:
+    """Raise an `InputError` unless all processes have the same text, which is the identity of an experiment."""
     if jax.process_count() == 1:
-        return True
+        return
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(digest))
-    return bool((everyone == digest).all())
+    if not (everyone == digest).all():
+        raise InputError("process", number(), "should run the same experiment, on the same data, as the others")
 
 
 def put(value: Any, mesh: Mesh | None) -> Array:
     """An array on every accelerator."""
     if mesh is None:
-        return jax.device_put(value)  # jnp.asarray would hold a copy more for a while
+        return jax.device_put(value)  # jnp.asarray would hold another copy for a while
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, NamedSharding(mesh, REPLICATED), lambda index: host[index])
 
 
 def everywhere(values: T, mesh: Mesh | None) -> T:
-    """Values of a compiled program as each accelerator, and so each process, has them whole."""
+    """The values of a compiled program, whole on each accelerator and so in each process."""
     return values if mesh is None else jax.lax.with_sharding_constraint(values, NamedSharding(mesh, REPLICATED))
 
 
 def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
-    """f(data, *arrays), whose arrays and result have an entry for each slot, with an equal part on each accelerator.
+    """f(data, *arrays), with an equal part of the slots on each accelerator. Arrays and result have an entry per slot.
 
-    Where the slots do not divide evenly the last is computed again.
+    If the slots do not divide evenly, the last one is computed again.
     """
     if mesh is None:
         return f
@@ -137,7 +149,7 @@ def leads() -> bool:
 
 
 def shared(value: T) -> T:
-    """What process 0 has for `value`."""
+    """The `value` that process 0 has."""
     if jax.process_count() == 1:
         return value
     on_host = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Array) else leaf, value)

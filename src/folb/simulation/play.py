@@ -24,14 +24,14 @@ from folb.simulation.uploads import Sources, computed
 
 
 class Info(NamedTuple):
-    """What is worth recording of a round. Fields not asked for are None."""
+    """The record of a round. Fields that were not asked for are None."""
 
     device: Array  # [K] the distinct devices chosen
     times: Array  # [K] times each counts; 0 for repeats and lost devices
     lost: Array  # [K] chosen, but without a usable reply
     asked: Array  # distinct devices that were sent the model
     replied: Array  # distinct devices of S_1 whose update came back
-    gradients_only: Array  # distinct devices of S_2, not of S_1, whose gradient came back
+    gradients_only: Array  # distinct devices of S_2, but not of S_1, whose gradient came back
     seconds: Array
     updated: Array  # whether the model changed: some reply was usable and some weight not zero
     weights: Array | None = None
@@ -50,7 +50,7 @@ def play(
 ) -> tuple[State, Info]:
     """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step.
 
-    The devices may have been `chosen` before, for their samples to be here.
+    The devices may have been `chosen` earlier, so that their samples could be brought here.
     """
     model, train = problem.model, problem.train
     how, solver = algorithm.selection, algorithm.solver
@@ -128,7 +128,7 @@ def play(
 
 
 def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
-    """The memory of some devices, stacked; of an algorithm without one, nothing."""
+    """The memory of some devices, stacked; () if the algorithm has no memory."""
     if algorithm.memory is None:
         return ()
     if jax.tree.leaves(state.devices):
@@ -145,7 +145,7 @@ def _gamma(algorithm: Algorithm, round: Round, sources: Sources) -> Array:
 
 
 def distribution(problem: Problem, algorithm: Algorithm, state: State | None, t: Array | int) -> Draw:
-    """How the devices of round t are drawn; without a state, where the selection can do without."""
+    """How the devices of round t are drawn. The state may be None if the selection does not need it."""
     train, how, survey, memory = problem.train, algorithm.selection, None, None
     asked = how.sampling.survey
     if asked is not None and state is not None:
@@ -163,6 +163,6 @@ def distribution(problem: Problem, algorithm: Algorithm, state: State | None, t:
 def efforts(
     problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, t: Array | int
 ) -> tuple[Array, Effort]:
-    """For each slot, two random words for its batches, and what its device manages in round t."""
+    """For each slot, two random words for its batches, and its device's effort in round t."""
     size = problem.train.size[chosen.device]
     return managed(problem.system, algorithm.solver, size, chosen.device, seed, t)

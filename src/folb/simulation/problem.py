@@ -40,7 +40,7 @@ class Problem:
 
     @property
     def streamed(self) -> bool:
-        """Whether the samples stay on the host, but for a window of them."""
+        """Whether the samples stay on the host, except for a window of them."""
         return self.train.present is not None
 
 
@@ -57,11 +57,11 @@ def problem(
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 
-    With `streamed`, what is known of its devices, and none of its samples yet.
+    With `streamed`, only the facts about its devices are brought, and no samples yet.
 
-    `abreast` says whether devices and runs are computed side by side. Left open, they are unless the model is
-    heavy and this is a CPU, on which one large product after another is faster than many at once. The accelerators
-    of `mesh` share the devices of a round.
+    `abreast` says whether devices and runs are computed side by side. By default they are, unless the model is heavy
+    and this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
+    of a round.
     """
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
@@ -91,7 +91,7 @@ def problem(
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
     """The state before the first of `rounds` rounds: a function of the model and the seed alone.
 
-    So many rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
+    These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
     if not jax.tree.leaves(own):

@@ -1,7 +1,7 @@
 """Many rounds of many runs as one compiled program.
 
 Runs whose algorithms differ only in numbers (mu, psi, lr) or in their seeds are stacked. The samples are on the
-accelerator, or they stream there from the host, in windows of some rounds.
+accelerator, or come from the host in windows of a few rounds.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import numpy as np
 from jax import Array
 
 from folb.core.algorithm import Algorithm
+from folb.core.average import is_server_model
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
 from folb.simulation.evaluate import evaluate, total_hits, total_loss
 from folb.simulation.play import Info, distribution, play
 from folb.simulation.problem import ENDLESS, Problem, start
+from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
 CAPACITY = 128  # rounds of one chunk at most
-NEVER = 2**31 - 1  # no round is evaluated every so many
+NEVER = 2**31 - 1  # for `every`: no round is evaluated
 
 
 class Measured(NamedTuple):
@@ -40,7 +42,7 @@ class Measured(NamedTuple):
 
 @partial(jax.jit, static_argnames="rounds")
 def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = ENDLESS) -> State:
-    """The states of all runs, stacked, before round 1; their memory of devices has room for so many rounds."""
+    """The states of all runs, stacked, before round 1; their memory of devices has room for `rounds` rounds."""
 
     def of_run(algorithm: Algorithm, seed: Array) -> State:
         return start(problem, algorithm, seed, rounds)
@@ -50,7 +52,7 @@ def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = E
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     """f over the runs, stacked."""
-    return jax.vmap(f) if problem.abreast else partial(jax.lax.map, f)
+    return jax.vmap(f, axis_name=RUNS) if problem.abreast else partial(jax.lax.map, f)
 
 
 def _play(
@@ -80,7 +82,7 @@ def one_round(
     def skip(params: Params) -> tuple[Array, Array]:
         return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
 
-    models = jax.vmap(kept)(algorithms, states)
+    models = models_kept(algorithms, states)
     return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, models))
 
 
@@ -95,7 +97,7 @@ def advance(
     every: Array,
     chosen: Chosen | None = None,
 ) -> tuple[State, Measured]:
-    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them. What is `chosen` is so for t0 and on."""
+    """Rounds t0 .. t1 - 1; the record has room for CAPACITY of them. `chosen` begins with round t0."""
 
     def turn(t: Array, carry: tuple[State, Measured]) -> tuple[State, Measured]:
         states, record = carry
@@ -103,7 +105,9 @@ def advance(
         states, measured = one_round(problem, algorithms, states, seeds, t, every, own)
         return states, jax.tree.map(lambda r, m: r.at[t - t0].set(m), record, measured)
 
-    shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every)[1]
+    # the same call as in `turn`, so that it is traced once
+    first = jax.tree.map(lambda leaf: leaf[0], chosen)
+    shapes = jax.eval_shape(one_round, problem, algorithms, states, seeds, t0, every, first)[1]
     record = jax.tree.map(lambda leaf: jnp.zeros((CAPACITY, *leaf.shape), leaf.dtype), shapes)
     return parallel.everywhere(jax.lax.fori_loop(t0, t1, turn, (states, record)), problem.mesh)
 
@@ -119,9 +123,15 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
     return parallel.everywhere(chosen, problem.mesh)
 
 
-@jax.jit
 def models_kept(algorithms: Algorithm, states: State) -> Params:
     """The models of all runs, stacked, that are evaluated and kept."""
+    if is_server_model(algorithms.average):
+        return states.params  # there is no program to compile
+    return _averages(algorithms, states)
+
+
+@jax.jit
+def _averages(algorithms: Algorithm, states: State) -> Params:
     return jax.vmap(kept)(algorithms, states)
 
 
@@ -151,9 +161,10 @@ class Window(NamedTuple):
 def pieces(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
 ) -> Iterator[Callable[[], Any]]:
-    """What brings the samples of the rounds from `first` to `last`.
+    """Functions that bring the samples of the rounds from `first` to `last`.
 
-    First those of the devices of some rounds, as many as fill a window; and where the last of these is evaluated, all.
+    A window has the samples of the devices of as many rounds as fit. If its last round is evaluated, blocks of all
+    samples follow.
     """
 
     def window(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
@@ -197,10 +208,10 @@ def _advance_streamed(
     t1: int,
     every: int,
 ) -> tuple[State, Measured, Window | None]:
-    """Rounds t0 .. t1 - 1, in their windows, of which the last may reach further.
+    """Rounds t0 .. t1 - 1, window by window; the last window may reach further.
 
-    The result of a window is awaited only when the next is on its way, so that the accelerator has work; and not
-    later, so that few windows are there at once.
+    It waits for the result of a window only after the next window has started, so that the accelerator has work; and
+    not later, so that few windows are in memory at once.
     """
     parts: list[Measured] = []
     t = t0
@@ -235,7 +246,7 @@ def _evaluated(part: Measured, loss: Any, accuracy: Any) -> Measured:
 
 
 def _mean(total: Callable[..., Array], coming: Iterator[Any], side: Split, params: Params) -> Any:
-    """The mean over all samples of a side, whose blocks come next, for each run."""
+    """For each run, the mean over all samples of a side; its blocks come next."""
     parts: list[Any] = []
     for _ in stream.blocks(side):
         problem, seen = next(coming)
@@ -252,7 +263,7 @@ Advance = Callable[[State, int, int], tuple[State, Measured]]
 def advancing(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
 ) -> Iterator[Advance]:
-    """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1, the first time from `first` on."""
+    """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1; the first call begins with round `first`."""
     if not problem.streamed:
         yield lambda states, t0, t1: advance(
             problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)

@@ -18,7 +18,7 @@ from folb.simulation import parallel
 class Samples:
     """A federation's split on the accelerator: device k owns rows start[k] : start[k] + size[k].
 
-    In a window the rows are those of the devices `present` alone, in ascending order, each from its row `placed`.
+    A window has only the rows of the devices `present`, in ascending order; each device's rows begin at `placed`.
     """
 
     x: Array

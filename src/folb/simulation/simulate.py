@@ -1,14 +1,16 @@
-"""The simulator: what is alike is stacked, and goes on in chunks of rounds that can be watched, stopped and resumed.
+"""The simulator: similar runs are stacked, and play in chunks of rounds that can be watched, stopped and resumed.
 
-Algorithms that differ only in numbers (mu, psi, lr) and all seeds are stacked, as many as fit into memory. Rounds run
-in a compiled loop, cut into chunks of about a quarter of a second, between which progress is shown and Ctrl-C is heard.
+Runs are stacked if their algorithms differ only in numbers (mu, psi, lr) or their seeds, as many as fit into memory.
+Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, progress is shown and Ctrl-C
+works.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +32,16 @@ from folb.simulation import parallel, solve
 from folb.simulation.evaluate import evaluation_block
 from folb.simulation.play import Info
 from folb.simulation.problem import ENDLESS, Problem, problem, start
-from folb.simulation.program import CAPACITY, Measured, advancing, begin, joined, models_kept, one_round
+from folb.simulation.program import (
+    CAPACITY,
+    Measured,
+    advance,
+    advancing,
+    begin,
+    joined,
+    models_kept,
+    one_round,
+)
 from folb.store import checkpoint
 from folb.store.environment import memory
 from folb.typing import Params
@@ -39,7 +50,7 @@ CHUNK_SECONDS = 0.25
 
 
 class Job(NamedTuple):
-    """One run to be done: its place among those that `simulate` returns."""
+    """One run to do, and its place among the runs that `simulate` returns."""
 
     place: int
     algorithm: Algorithm
@@ -70,16 +81,74 @@ def simulate(
 
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
     `abreast` is explained at `problem`.
-    `accelerators` share the devices of a round: how many, or "auto" for all that JAX knows of, in all processes. The
-    results agree with those of one to rounding.
-    `seeds` are the seeds themselves, or how many, from 0.
-    `observe(i, first, part)` is called as rounds complete: `part` is run i of those returned, from round `first` on,
-    with the rounds completed since the last call, and no model.
-    `checkpoints` is a directory in which an interrupted simulation leaves what the same call goes on from.
-    `stream` says whether the samples stay on the host, from which those of a round's devices are copied while the
-    round before is computed, and blocks of all of them for an evaluation. Left open, they do if they take more than
-    half of the accelerator's memory. Results agree to rounding.
+    `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
+    results agree with those of one accelerator up to rounding.
+    `seeds` is a list of seeds, or a number n for the seeds 0 .. n-1.
+    `observe(i, first, part)` is called as rounds complete: `part` has the rounds of run i that were completed since the
+    last call, beginning with round `first`, and no model.
+    `checkpoints` is a directory: an interrupted simulation leaves its state there, and the same call resumes from it.
+    `stream` says whether the samples stay on the host. If so, the samples of a round's devices are copied while the
+    round before is computed; for an evaluation all samples are copied, in blocks. By default they stay if they take
+    more than half of the accelerator's memory. Results agree up to rounding.
     """
+    ready = simulation(
+        federation,
+        model,
+        algorithms,
+        rounds=rounds,
+        seeds=seeds,
+        system=system,
+        objective=objective,
+        evaluate_every=evaluate_every,
+        record=record,
+        abreast=abreast,
+        accelerators=accelerators,
+        stream=stream,
+    )
+    return ready.run(observe, checkpoints)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulation that can begin: its data is on the accelerator, and a round of every algorithm was checked."""
+
+    problem: Problem
+    federation: Federation
+    batches: Sequence[list[Job]]
+    rounds: int
+    every: int
+
+    def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
+        """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
+        if checkpoints is not None:
+            atomic.directory(checkpoints)
+        runs: dict[int, Run] = {}
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile") as ahead:
+            for number, batch in enumerate(self.batches):
+                # the next program is compiled while the rounds of this one are played
+                for following in self.batches[number + 1 : number + 2]:
+                    ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
+                keep = None if checkpoints is None else (checkpoints, number)
+                runs |= _run_stacked(self.problem, self.federation, batch, self.rounds, self.every, observe, keep)
+        return [runs[place] for place in sorted(runs)]
+
+
+def simulation(
+    federation: Federation,
+    model: Model,
+    algorithms: Algorithm | Sequence[Algorithm],
+    *,
+    rounds: int,
+    seeds: int | Sequence[int] = (0,),
+    system: System | None = None,
+    objective: str = "uniform",
+    evaluate_every: int = 1,
+    record: Sequence[str] = (),
+    abreast: bool | None = None,
+    accelerators: int | str = 1,
+    stream: bool | None = None,
+) -> Simulation:
+    """Everything that `simulate` does before its first round. It finds any mistake in the input."""
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     if isinstance(seeds, bool):
         raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
@@ -96,41 +165,69 @@ def simulate(
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
     )
-    if checkpoints is not None:
-        atomic.directory(checkpoints)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:
             place = sum(map(len, groups.values()))
             groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
-    runs: dict[int, Run] = {}
-    for number, batch in enumerate(batch for jobs in groups.values() for batch in _batches(shared, jobs, rounds)):
-        keep = None if checkpoints is None else (checkpoints, number)
-        runs |= _run_stacked(shared, federation, batch, rounds, evaluate_every, observe, keep)
-    return [runs[place] for place in sorted(runs)]
+    batches = [batch for jobs in groups.values() for batch in _batches(shared, jobs, rounds)]
+    for batch in batches:
+        check_shapes(shared, batch, rounds)
+    return Simulation(shared, federation, batches, rounds, evaluate_every)
+
+
+def check_shapes(problem: Problem, jobs: list[Job], rounds: int) -> None:
+    """Raise an `InputError` if a round of these runs would. The round is traced, not run.
+
+    A rule that returns a wrong shape is found before any other algorithm is run.
+    """
+    stacked, seeds = _stacked(jobs)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
+
+
+def _remembered(jobs: list[Job], rounds: int) -> int:
+    """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
+    return rounds if jobs[0].algorithm.memory is not None else ENDLESS
+
+
+def compile_ahead(problem: Problem, jobs: list[Job], rounds: int, every: int) -> None:
+    """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
+    if problem.streamed or problem.mesh is not None:
+        return
+    stacked, seeds = _stacked(jobs)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    span = (np.int32(1), np.int32(2), np.int32(every))
+    advance.lower(problem, stacked, states, seeds, *span).compile()
+
+
+def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
+    """The algorithms of runs that differ only in numbers, stacked as one, and their seeds."""
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
+    return stacked, np.asarray([job.seed for job in jobs], np.uint32)
 
 
 def streams(federation: Federation, stream: bool | None) -> bool:
-    """Whether the samples stay on the host: as asked, or because they take more than half of the memory."""
+    """Whether the samples stay on the host: as asked, or if they take more than half of the memory."""
     if stream not in (None, True, False):
         raise InputError("stream", stream, "should be true, false, or none to decide by the samples' size")
     return federation.nbytes > memory() // 2 if stream is None else bool(stream)
 
 
-def _batches(problem: Problem, jobs: list[Job], rounds: int) -> list[list[Job]]:
-    """The jobs in their order, in as few parts as fit into memory, and as even."""
+def _batches(problem: Problem, jobs: list[Job], rounds: int = ENDLESS) -> list[list[Job]]:
+    """The jobs in order, in as few batches as fit into memory, of about equal size."""
     fit = 1 if len(jobs) == 1 else fitting(problem, jobs[0].algorithm, memory(), rounds)
     count = -(-len(jobs) // fit)
     return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
 
 
-def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int) -> int:
-    """How many runs stacked take half of `memory` bytes: an estimate from shapes alone, and at least 1.
+def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = ENDLESS) -> int:
+    """How many stacked runs take half of `memory` bytes: an estimate from shapes alone, and at least 1.
 
-    A run has its state, before and after a round and in between. Abreast it also has about eight models for each of
-    its K devices (their start, update and gradients), and, twice over, what the loss keeps for its gradient of the
-    samples at work at once: a block for each device, or one of the evaluation. Streamed, its devices have their share
-    of three windows (one in use, one before and one to come), whose room may be twice what they hold.
+    A run needs its state before, during and after a round. With `abreast` it also needs about eight models for each of
+    its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that are
+    computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its share of
+    three windows (the previous, the current and the next), and a window may be twice as large as its content.
     """
     model, train, K = problem.model, problem.train, algorithm.selection.K
     state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
@@ -163,7 +260,7 @@ def check(
     every: int,
     streamed: bool = False,
 ) -> None:
-    """Raise an `InputError` for what cannot be simulated."""
+    """Raise an `InputError` if this cannot be simulated."""
     if not algorithms:
         raise InputError("algorithms", [], "should be at least one")
     for algorithm in algorithms:
@@ -180,13 +277,13 @@ def check(
     for algorithm in algorithms:
         K = algorithm.selection.K
         if not algorithm.selection.replacement and K > federation.N:
-            raise InputError("K", K, f"should be at most the {federation.N} devices there are, without replacement")
+            raise InputError("K", K, f"should be at most the {federation.N} devices, without replacement")
         if streamed and not algorithm.selection.ahead:
-            reason = "with stream=True, --stream, devices are drawn some rounds ahead, their samples being on the host"
+            reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
         if algorithm.selection.sampling.memory and algorithm.memory is None:
-            raise InputError("memory", None, f"should be a DeviceMemory: the sampling of {algorithm.name} looks at one")
+            raise InputError("memory", None, f"should be a DeviceMemory: the sampling of {algorithm.name} uses one")
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
@@ -211,19 +308,17 @@ def _run_stacked(
     observe: Observe | None,
     kept: tuple[Path, int] | None,
 ) -> dict[int, Run]:
-    """Runs whose algorithms differ in numbers alone, as one program: each by its place."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
-    seeds = np.asarray([job.seed for job in jobs], np.uint32)
-    remembered = rounds if jobs[0].algorithm.memory is not None else ENDLESS  # else it makes no difference
-    states = begin(problem, stacked, seeds, remembered)
-    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every))
+    """Play runs whose algorithms differ only in numbers, as one program; return each by its place."""
+    stacked, seeds = _stacked(jobs)
+    states = begin(problem, stacked, seeds, rounds=_remembered(jobs, rounds))
+    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as in `advance`: traced once
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
     model = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
-        """The rounds of `record`, the earliest being `first`, as runs."""
+        """The rounds of `record`, from round `first` on, as runs."""
         return {job.place: _run(problem, job, record, r, first, every, model) for r, job in enumerate(jobs)}
 
     def tell(first: int, record: Measured) -> None:
@@ -234,7 +329,7 @@ def _run_stacked(
 
     mark = ""
     if kept is not None:
-        others = (problem.share, problem.system, *inputs[1:])  # the samples' digest is known
+        others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
         mark = checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
     if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
         at = (found[0], found[1][0], [found[1][1]])
@@ -253,17 +348,17 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as advance:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)
                 begun = time.perf_counter()
-                states, record = advance(states, t, t + length)
+                states, record = play_on(states, t, t + length)
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
-                at = (t + length, states, [*chunks, part])  # at once: an interruption must not come in between
+                at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
                 tell(t, part)
                 now = time.perf_counter()
-                # grow slowly: the first chunk's time is compilation
+                # grow slowly: the first chunk's time is mostly compilation
                 length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
                 if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
                     keep()
@@ -279,7 +374,7 @@ def _run_stacked(
 
 
 def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: Params) -> Run:
-    """Run r of a stacked record whose earliest round is `first`, without its model, which is like `model`."""
+    """Run r of a stacked record that begins with round `first`, without its model; `model` has the shapes."""
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
     up, down = traffic(job.algorithm, info, len(problem.train.size), model)
@@ -306,9 +401,9 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
 def traffic(algorithm: Algorithm, info: Info, N: int, params: Params) -> tuple[Any, Any]:
     """Bytes up and down in each round, for a model like `params`.
 
-    Down: the model, to every distinct device asked (all N for a survey), and the shift that follows from its memory to
-    each of S_1. Up: what reaches the server in time from each distinct device: its update and the algorithm's uploads;
-    the gradient alone from S_2 of Algorithm 2; and a survey's upload from all N.
+    Down: the model, to every distinct device asked (all N for a survey), and to each device of S_1 the shift computed
+    from its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; only the
+    gradient from S_2 of Algorithm 2; and a survey's upload from all N.
     """
     model, survey = _nbytes(params), algorithm.selection.sampling.survey
     asked, replied, gradients_only = (

@@ -1,7 +1,7 @@
-"""What one round asks of the chosen devices: the proximal solve, gradients and losses.
+"""The work of a round's devices: the proximal solve, gradients and losses.
 
-Every function takes the devices of a round as K slots and answers with stacks. With `abreast` the slots are
-computed side by side; one after another suits a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks. With `abreast` the slots are computed side by
+side; one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from folb.core import tree
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
-from folb.errors import InputError
 from folb.models import Model
 from folb.simulation import parallel
 from folb.simulation.samples import Samples
@@ -24,11 +24,12 @@ from folb.typing import Params
 
 BLOCK = 128  # samples of one device taken at once by a full gradient
 LANES = 64  # slots, or blocks of full gradients, that a CPU takes side by side
+RUNS = "runs"  # the axis of stacked runs
 UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless the model is heavy
 
 
 class Settings(NamedTuple):
-    """What the local steps of each slot go by."""
+    """The settings of each slot's local steps."""
 
     lr: Array
     mu: Array
@@ -45,23 +46,33 @@ class Slots(NamedTuple):
 
 
 def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Params]:
-    """f(data, *arrays), whose arrays have an entry for each slot, as it is, or in parts on the accelerators of `mesh`.
+    """f(data, *arrays), whole or in parts on the accelerators of `mesh`; the arrays have an entry per slot.
 
-    Under `vmap` over stacked runs, f sees the slots of all runs in one row, and can share its lanes among them.
+    Under `vmap` over the axis RUNS, f sees the slots of all runs in one row, and they can share its lanes.
     """
-    whole: Any = jax.custom_batching.custom_vmap(parallel.over_parts(f, mesh))
+    whole = parallel.over_parts(f, mesh)
 
-    def rule(runs: int, batched: Any, data: Samples, *arrays: Any) -> tuple[Params, Any]:
-        def in_a_row(value: Array, own: bool) -> Array:
-            each = value if own else jnp.broadcast_to(value, (runs, *value.shape))
-            return each.reshape(-1, *each.shape[2:])
+    def over_all(data: Samples, *arrays: Any) -> Params:
+        try:
+            runs = jax.lax.axis_size(RUNS)
+        except NameError:  # this run is not stacked
+            return whole(data, *arrays)
+        stacked = jax.lax.all_gather(arrays, RUNS)
+        row = whole(data, *jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), stacked))
+        return _of_run(jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row), jax.lax.axis_index(RUNS))
 
-        row = whole(data, *jax.tree.map(in_a_row, arrays, tuple(batched[1:])))
-        result = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
-        return result, jax.tree.map(lambda _: True, result)
+    return over_all
 
-    whole.def_vmap(rule)
-    return whole
+
+@jax.custom_batching.custom_vmap
+def _of_run(stack: Params, run: Array) -> Params:
+    """The part of a stack that is a run's own; over all runs, the stack as it is."""
+    return jax.tree.map(lambda v: v[run], stack)
+
+
+@_of_run.def_vmap
+def _of_all_runs(runs: int, batched: Any, stack: Params, run: Array) -> tuple[Params, Any]:
+    return stack, jax.tree.map(lambda _: True, stack)
 
 
 def solve(
@@ -85,10 +96,10 @@ def solve(
     here, lr, mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), alike)
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
-        """Slots with about as many steps, side by side: none waits long for another."""
+        """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
         groups = -(-count // group_size(solver, count, abreast))
-        size = -(-count // groups)  # as even as can be
+        size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
@@ -107,15 +118,15 @@ def group_size(solver: Solver, slots: int, abreast: bool) -> int:
         return 1
     if jax.default_backend() != "cpu":
         return slots
-    # epochs differ as the devices' sizes do: by orders of magnitude
+    # epochs differ like the devices' sizes: by orders of magnitude
     return min(LANES, max(1, slots // 16) if solver.unit == "epoch" else slots)
 
 
 def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
     """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
 
-    With unit "epoch" a pass ends with a smaller batch where `batch` does not divide the samples; with unit
-    "step" batches run on from one pass into the next.
+    With unit "epoch" a pass ends with a smaller batch if `batch` does not divide the samples; with unit "step" a batch
+    may span two passes.
     """
     start, size = data.first(slots.device), data.size[slots.device]
     per_epoch = -(-size // solver.batch)
@@ -154,34 +165,27 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
             at = _each(step, len(steps))(at, x[u], y[u], weight[u], s + u < steps, here, settings)
         return s + unroll, at, batches(s + unroll)
 
-    # The coming batches are part of the loop's state: left to itself, the compiler would compute their rows
-    # anew in every operation that reads them.
+    # The next batches are part of the loop's state: otherwise the compiler would compute their rows again in every
+    # operation that reads them.
     first = (jnp.int32(0), (here, jax.vmap(solver.step.init)(here)), batches(jnp.int32(0)))
     _, (w, _), _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
     return jax.tree.map(jnp.subtract, w, here)
 
 
 def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, settings: Settings) -> tuple[Params, Any]:
-    """A device's model and the state of its solver after a step along g, if it is active; else as they were."""
+    """A device's model and the state of its solver after a step along g, if it is active; otherwise unchanged."""
     w, state = at
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
     move, following = solver.step.apply(g, state, settings.lr, **settings.numbers)
-    check_like("local_step: shapes of the move", move, w)
-    check_like("local_step: shapes of the state", following, state)
+    tree.check_like("local_step: the move", move, w)
+    tree.check_like("local_step: the state after a step", following, state)
     w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
     return w, jax.tree.map(lambda new, old: jnp.where(active, new, old), following, state)
 
 
-def check_like(field: str, found: Any, wanted: Any) -> None:
-    """Raise unless both are trees of the same shapes: anything else would be broadcast in silence."""
-    shapes, expected = (jax.tree.map(jnp.shape, what) for what in (found, wanted))
-    if shapes != expected:
-        raise InputError(field, shapes, f"should be {expected}")
-
-
 def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
-    """f over the leading axis; for one slot without that axis, which would cost products their best layout."""
+    """f over the leading axis. One slot runs without that axis, which would make products slower."""
     if slots > 1:
         return jax.vmap(f)
     return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
@@ -197,7 +201,7 @@ def _gradient_descent(
     mesh: Mesh | None,
     shift: Params | None,
 ) -> Params:
-    """Full-gradient steps on h_k, all slots abreast."""
+    """Full-gradient steps on h_k, all slots side by side."""
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
@@ -255,10 +259,10 @@ def _means(
     abreast: bool,
     mesh: Mesh | None,
 ) -> Any:
-    """block_sum(w, x, y, weight) over all samples of each slot's device, each weighing 1 / n_k.
+    """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
 
-    Devices differ in size by orders of magnitude, so the samples are cut into blocks and the blocks of all
-    slots queue for the lanes: the work is that of the samples there are, not of K times the largest device.
+    Devices differ in size by orders of magnitude. So the samples are cut into blocks, and the blocks of all slots queue
+    for the lanes: the cost depends on the number of samples, not on K times the largest device.
     """
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:

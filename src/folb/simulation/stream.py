@@ -1,7 +1,7 @@
-"""A window of a federation's samples: the few that the next step needs, on the accelerator.
+"""A window of a federation's samples: only those that the next step needs are on the accelerator.
 
-Samples that do not fit there stay on the host, in memory or mapped from a file. A thread of its own gathers and
-copies what the next step needs while the accelerator is at work on the last.
+Samples that do not fit there stay on the host, in memory or mapped from a file. A separate thread gathers and copies
+what the next step needs while the accelerator computes the current step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Piece = TypeVar("Piece")
 
 
 def ahead(pieces: Iterable[Callable[[], Piece]]) -> Generator[Piece]:
-    """Each piece made, in order: while one is in use, a thread makes the next. Closing ends the thread."""
+    """Make the pieces in order: while one is in use, a thread makes the next. Closing ends the thread."""
     made: Future[Piece] | None = None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-stream") as reader:
         for make in pieces:
@@ -41,13 +41,13 @@ def ahead(pieces: Iterable[Callable[[], Piece]]) -> Generator[Piece]:
 
 
 def nothing(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
-    """A split of which no sample is on the accelerator yet, but all that is known of the devices."""
+    """A split with all facts about its devices, but no samples on the accelerator yet."""
     known = bring(federation, replace(split, x=split.x[:0], y=split.y[:0]), table, mesh)
     return window(split, known, np.zeros(0, np.int32), mesh)
 
 
 def fitting(split: Split, rounds: Sequence[NDArray]) -> int:
-    """How many rounds, each given by its devices, have their samples in one window of a block's size; at least 1."""
+    """How many rounds, each given by its devices, fit into one window of `BLOCK` bytes; at least 1."""
     room, seen = BLOCK // (split.x.nbytes // len(split.y)), np.zeros(0, np.int32)
     for n, devices in enumerate(rounds):
         seen = np.union1d(seen, devices)
@@ -57,9 +57,9 @@ def fitting(split: Split, rounds: Sequence[NDArray]) -> int:
 
 
 def window(split: Split, known: Samples, chosen: NDArray, mesh: Mesh | None = None) -> Samples:
-    """The samples of the devices chosen, end to end.
+    """The samples of the chosen devices, end to end.
 
-    Room is for a power of two of samples, and of devices: windows of few sizes are few programs.
+    It has room for a power of two of samples, and of devices: few sizes of windows mean few programs.
     """
     device = np.unique(chosen)
     size = split.size[device]
@@ -77,7 +77,7 @@ def window(split: Split, known: Samples, chosen: NDArray, mesh: Mesh | None = No
 
 
 def blocks(split: Split) -> list[tuple[int, int, int]]:
-    """All samples in blocks of one size: the first row of each, the size, and how many rows were in the last."""
+    """All samples in blocks of one size: the first row, the size, and how many of its rows the block before had."""
     n = len(split.y)
     count = -(-split.x.nbytes // BLOCK)
     size = -(-n // max(1, min(count, n)))

@@ -49,7 +49,7 @@ def survey_norms(problem: Problem, params: Params, group: int) -> Array:
 
 
 def survey_upload(problem: Problem, upload: Upload, params: Params, mu: Any, group: int) -> Array:
-    """An upload of all N devices, a number each, `group` gradients in memory at a time."""
+    """An upload of all N devices, one number each, with `group` gradients in memory at a time."""
     N = len(problem.train.size)
     stack = jax.tree.map(lambda v: jnp.broadcast_to(v, (group, *v.shape)), params)
 

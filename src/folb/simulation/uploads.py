@@ -1,4 +1,4 @@
-"""What the devices of a round send beside their updates, computed for all slots at once."""
+"""What the devices of a round send besides their updates, computed for all slots at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from folb.typing import Params
 
 
 class Sources:
-    """What uploads are computed from, stacked over the slots `device` of which some are `wanted`.
+    """What uploads are computed from, stacked over the slots `device`; some of them are `wanted`.
 
-    A value is traced when it is first asked for; the compiler drops the values that nobody uses.
+    A value is traced when it is first used. The compiler drops unused values.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The run directory: what is on disk of a run, from its first round on."""
+"""The run directory: the files of a run, from its first round on."""

@@ -1,7 +1,7 @@
 """Where a simulation left off: files NUMBER-ROUND.checkpoint for each program of stacked runs.
 
-A checkpoint is an npz followed by its SHA-256. The last few are kept: one that is damaged is passed over for the
-one before it, and none is used that another simulation left.
+A checkpoint is an npz followed by its SHA-256. The last few are kept: a damaged one is skipped, and the one before it
+is used. A checkpoint of another simulation is never used.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from folb import atomic
 
 KEPT = 3
 SECONDS = 1.0  # between two checkpoints
-SHARE = 0.05  # of the time, at most, spent on them
+SHARE = 0.05  # largest part of the time spent on them
 
 log = logging.getLogger(__name__)
 
 
 def fingerprint(program: str, *trees: Any) -> str:
-    """What tells one simulation from another: the program of a round, and the values that go into it."""
+    """A hash that tells one simulation from another: of the program of a round, and of its input values."""
     # a function's address is new in every process
     digest = hashlib.sha256(re.sub("0x[0-9a-f]+", "", program).encode())
     for leaf in jax.tree.leaves(trees):
@@ -35,7 +35,7 @@ def fingerprint(program: str, *trees: Any) -> str:
 
 
 def save(directory: Path, number: int, mark: str, t: int, tree: Any) -> None:
-    """Keep `tree`, reached by program `number` before round t, and of those before it the last few."""
+    """Save `tree`, the state of program `number` before round t, and keep only the last few checkpoints."""
     arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     content = io.BytesIO()
     np.savez(content, mark=np.array(mark), t=np.array(t), **arrays)
@@ -52,19 +52,24 @@ def kept(directory: Path, number: int) -> list[Path]:
 
 def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
     """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
+    count = len(jax.tree.leaves(like))
     for path in kept(directory, number):
         try:
             content = path.read_bytes()
         except OSError as error:
-            log.warning("%s cannot be read (%s); going on from the one before", path, error.strerror)
+            log.warning("%s cannot be read (%s); trying the one before", path, error.strerror)
             continue
         body, digest = content[:-32], content[-32:]
         if hashlib.sha256(body).digest() != digest:
-            log.warning("%s is damaged; going on from the one before", path)
+            log.warning("%s is damaged; trying the one before", path)
             continue
         arrays = np.load(io.BytesIO(body), allow_pickle=False)
-        if str(arrays["mark"]) == mark:
-            count = len(jax.tree.leaves(like))
-            leaves = [arrays[f"leaf{i}"] for i in range(count)]
-            return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+        if str(arrays["mark"]) != mark:
+            continue
+        names = [name for name in arrays if name.startswith("leaf")]
+        if len(names) != count:  # another version of folb saved a different state
+            log.warning("%s has %d arrays, but should have %d; trying the one before", path, len(names), count)
+            continue
+        leaves = [arrays[f"leaf{i}"] for i in range(count)]
+        return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
     return None

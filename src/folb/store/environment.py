@@ -1,4 +1,4 @@
-"""The versions and the machine that a run is made with, and what its runs are."""
+"""The versions and the machine that an experiment is run with, and a list of its runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "machine", "device", "acc
 
 
 def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
-    """The versions and the machine that a run is made with, and when."""
+    """The versions, the machine, the command and the time of a run."""
     return {
         "folb": __version__,
         "python": platform.python_version(),
@@ -55,10 +55,10 @@ def about_runs(algorithms: Sequence[Algorithm], seeds: Sequence[int]) -> list[di
 
 
 def memory() -> int:
-    """The memory that the device may use, in bytes; a CPU's is the machine's.
+    """The memory that the device may use, in bytes; for a CPU, the machine's.
 
-    In whole GiB: stacks of other sizes are other programs, whose results may differ in the last digit, and a page
-    more or less should not make the difference.
+    In whole GiB: the memory decides how many runs are stacked, and another stack is another program, whose results may
+    differ in the last digit. A page more or less should not matter.
     """
     stats = jax.local_devices()[0].memory_stats()
     available = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

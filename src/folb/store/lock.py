@@ -22,7 +22,7 @@ LOCK = ".folb-lock"
 
 
 def holder(path: Path) -> dict[str, Any] | None:
-    """The process that runs the experiment of this directory now, as its lock tells; None if there is none."""
+    """The process that now runs the experiment of this directory, read from its lock; None if there is none."""
     try:
         handle = os.open(path / LOCK, os.O_RDWR)
     except OSError:
@@ -38,14 +38,15 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 def _parsed_lock(content: bytes) -> dict[str, Any]:
     try:
-        return dict(json.loads(content))
-    except ValueError:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Be the one process that writes to the directory; the system gives the claim up for one that is killed."""
+    """Be the only process that writes to the directory. The system releases the lock of a killed process."""
     handle = _locked(path)
     try:
         who = {"pid": os.getpid(), "host": socket.gethostname(), "since": now(), "command": command()}
@@ -59,12 +60,12 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """The lock, opened and held; an `InputError` names the process that holds it instead."""
-    for _ in range(20):  # it may be held for a moment by a reader that looks whether it is held
+    """Take the lock and return it. If another process holds it, an `InputError` names that process."""
+    for _ in range(20):  # a reader that checks the lock may hold it for a moment
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the one before may have removed the file between our opening and our locking it
+            # its last holder may have removed the file after we opened it and before we locked it
             if os.fstat(handle).st_ino == os.stat(path / LOCK).st_ino:
                 return handle
         other = _parsed_lock(os.read(handle, 4096))
@@ -90,9 +91,9 @@ def now() -> str:
 
 
 def command() -> str:
-    """The command line, as one would type it.
+    """The command line, as a user would type it.
 
-    That of a program of another name is nobody's business: Flower's hands a token to the server's process.
+    Of another program, only the name: Flower passes a token to the server's process on the command line.
     """
     program = Path(sys.argv[0])
     own = program.name == "folb" or program.parts[-2:] == ("folb", "__main__.py")

@@ -12,17 +12,18 @@ from typing import Any
 from folb import atomic
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.directory import ROUNDS, _parsed
+from folb.store.directory import ROUNDS
+from folb.store.round_lines import parsed
 from folb.typing import NDArray
 
 
 class Recorder:
-    """Writes rounds.jsonl as rounds happen. Rounds already there, before an interruption, are not written twice."""
+    """Writes rounds.jsonl as rounds happen. Rounds recorded before an interruption are not written twice."""
 
     def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
         self.path, self.runs = path, runs
-        self.known: list[list[int]] = [[] for _ in runs]  # a hash of each line recorded of each run
-        self.altered = False  # a line was there that is not what the round gave
+        self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
+        self.altered = False  # whether a recorded line differs from what the round gave
         file = path / ROUNDS
         content = file.read_bytes() if file.is_file() else b""
         sound = b"".join(self._sound(content))
@@ -33,7 +34,7 @@ class Recorder:
     def _sound(self, content: bytes) -> Iterator[bytes]:
         """The lines that continue their run."""
         for raw in content.splitlines(keepends=True):
-            line = _parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
+            line = parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
             if line and line["round"] == len(self.known[line["run"]]) + 1:
                 self.known[line["run"]].append(hash(raw))
                 yield raw
@@ -48,7 +49,7 @@ class Recorder:
             known.extend(map(hash, new))
 
     def finish(self, runs: Sequence[Run]) -> None:
-        """Set right what was altered since it was recorded."""
+        """Rewrite the file if a line was altered after it was recorded."""
         if self.altered:
             whole = [line for i, run in enumerate(runs) for line in _lines(i, self.runs[i], 1, run)]
             atomic.replace(self.path / ROUNDS, b"".join(whole))
@@ -90,7 +91,7 @@ def _short(values: NDArray) -> list[float | None]:
 
 
 def _of_devices(part: Run, n: int) -> dict[str, Any]:
-    """What round n had of each of its distinct devices."""
+    """The record of each distinct device of round n."""
     chosen = (part.times[n] > 0) | part.lost[n]
     found: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
     found |= {name: _short(values[n][chosen]) for name, values in part.records.items()}

@@ -1,4 +1,4 @@
-"""The paper's theory: the constants of its assumptions, its bounds, and rounds held against them."""
+"""The paper's theory: the constants of its assumptions, its bounds, and the comparison of rounds with them."""
 
 from folb.theory.audit import Audit, Played, audit
 from folb.theory.bounds import (

@@ -1,4 +1,4 @@
-"""A round held against the bound that the paper claims for its rule."""
+"""A round compared with the bound that the paper claims for its rule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from folb.typing import NDArray, Params
 
 
 class Played(NamedTuple):
-    """One round, over all N devices: 0 for those that took no part."""
+    """One round, over all N devices: 0 for a device that took no part."""
 
     K: int
     share: Array  # of the multiset
@@ -44,8 +44,8 @@ class Played(NamedTuple):
 Claim = Callable[[Point, Constants, Any, Played], Any]
 
 
-# What the paper claims for a rule. (6) supposes exact signs, which only the selection (7) has; for (18) no bound
-# is printed, so it is held against (15), from which it is derived.
+# What the paper claims for a rule. (6) needs exact signs, which only the selection (7) has. The paper prints no bound
+# for (18), so it is compared with (15), from which it is derived.
 CLAIMS: dict[Any, tuple[str, Claim]] = {
     rules.mean: ("(4)", lambda at, c, mu, r: mean_bound(at, c, mu, r.gamma.max(), r.share)),
     rules.signed: ("(6)", lambda at, c, mu, r: signed_bound(at, c, mu, r.gamma.max(), r.share)),
@@ -56,13 +56,13 @@ CLAIMS: dict[Any, tuple[str, Claim]] = {
 
 
 class Audit(NamedTuple):
-    """One round from w^t, played once for each seed, beside what was promised of it.
+    """One round from w^t, played once for each seed, and what the bounds promise for it.
 
-    The bounds are on expectations over the selection, so it is the means over seeds that they speak of.
-    A bound is infinite where it promises nothing: mu or mu' is not positive, or the rule has none.
+    The bounds are on expectations over the selection, so they are about the means over seeds. A bound is infinite if it
+    promises nothing: mu or mu' is not positive, or the rule has no bound.
     """
 
-    equation: str | None  # whose right-hand side `bound` is
+    equation: str | None  # the equation whose right-hand side is `bound`
     constants: Constants  # as estimated at w^t
     before: float  # f(w^t)
     after: NDArray  # [seeds] f(w^{t+1})
@@ -95,10 +95,10 @@ def audit(
     t: int = 1,
     constants: Constants | None = None,
 ) -> Audit:
-    """Play round t from w^t = `params` with every seed, and hold it against the bound of the algorithm's rule.
+    """Play round t from w^t = `params` with every seed, and compare it with the bound of the algorithm's rule.
 
-    The step is the paper's, w^{t+1} = w^t + Delta, whatever the algorithm's server would make of Delta. Without
-    `constants` they are estimated at w^t; where the Hessian changes along the way they may be too small.
+    The step is the paper's, w^{t+1} = w^t + Delta, whatever the algorithm's server step is. If no `constants` are
+    given, they are estimated at w^t; they may be too small if the Hessian changes along the way.
     """
     check("seeds", list(seeds), len(seeds) > 0, "should be at least one")
     for seed in seeds:
@@ -145,7 +145,7 @@ def _audit(
 
 
 def _clamping(algorithm: Algorithm) -> Callable[[Round], Update]:
-    """The algorithm's rule on gamma as it asks for it, so that the round's record can keep gamma unclamped."""
+    """The algorithm's rule with gamma clamped if it asks for that; the round's record can keep gamma unclamped."""
 
     def rule(round: Round) -> Update:
         if algorithm.clamp_gamma and round.gamma is not None:

@@ -1,11 +1,11 @@
 """The paper's bounds on one round's loss.
 
 A bound is a function of the `Point` w^t, the `Constants` of Assumptions 1 to 3, mu, the inexactness gamma of
-Assumption 4 and the selection P, and gives the right-hand side as printed, for mu > 0 and mu' > 0. Where P
-enters it enters linearly, so with the share of each device in a multiset in place of P the same function gives
-the right-hand side for that multiset, and its mean over the multisets is the paper's.
+Assumption 4 and the selection P. It returns the right-hand side as printed, for mu > 0 and mu' > 0. A bound that
+depends on P is linear in P. So the same function takes the share of each device in a multiset in place of P, and
+returns the right-hand side for that multiset; its mean over the multisets is the paper's.
 
-Not all that is printed is true: docs/theory.md says what holds, under which condition, and what does not.
+Not all printed statements are true: docs/theory.md says which hold, under which condition, and which do not.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def psi(constants: Constants, mu: Any, K: Any) -> Any:
 
 
 def corrected_psi(constants: Constants, mu: Any) -> Any:
-    """B (L / mu' + 1 + 3 L B mu / (2 mu'^2)): not the paper's psi, but the one the proof of (15) arrives at.
+    """B (L / mu' + 1 + 3 L B mu / (2 mu'^2)): not the paper's psi, but the one that follows from the proof of (15).
 
-    The printed one keeps a factor 1/mu that (15) has already taken out of the sum, and a 1/K too many.
+    The printed psi keeps a factor 1/mu that (15) has already taken out of the sum, and it has one factor 1/K too many.
     """
     B, L, strong = constants.B, constants.L, constants.mu_prime(mu)
     return B * (L / strong + 1 + 3 * L * B * mu / (2 * strong**2))
@@ -81,7 +81,7 @@ def weights_bound(point: Point, constants: Constants, mu: Any, gamma: Any, weigh
     """Not the paper's: what its proof of (4) gives for any weights a_k [N] of the updates, and gamma_k [N].
 
     f - 1/mu sum_k a_k <grad f, grad F_k> + B/mu sum_k |a_k| (L (1 + gamma_k) / mu' + gamma_k) ||grad f||^2
-    + L B^2 / (2 mu'^2) (sum_k |a_k| (1 + gamma_k))^2 ||grad f||^2, for every multiset and not in expectation alone.
+    + L B^2 / (2 mu'^2) (sum_k |a_k| (1 + gamma_k))^2 ||grad f||^2, for every multiset and not only in expectation.
     """
     B, L, strong = constants.B, constants.L, constants.mu_prime(mu)
     reach = abs(weights) @ (1 + gamma) / strong
@@ -98,7 +98,7 @@ def fedprox_bound(point: Point, constants: Constants, mu: Any, gamma: Any, K: An
 
 
 class Sides(NamedTuple):
-    """The two sides of a statement: the left one as it is, the right one as printed."""
+    """The two sides of a statement: the left one exact, the right one as printed."""
 
     left: Any
     right: Any

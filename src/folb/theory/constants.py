@@ -15,11 +15,11 @@ from folb.simulation.problem import Problem
 from folb.simulation.survey import owners, survey_inner_products, survey_norms
 from folb.typing import Params
 
-GROUP = 10  # devices whose gradients or Hessians are explored at a time
+GROUP = 10  # devices whose gradients or Hessians are computed at a time
 
 
 class Constants(NamedTuple):
-    """L, B and sigma of Assumptions 1 to 3; sigma < 0 where every F_k is strongly convex."""
+    """L, B and sigma of Assumptions 1 to 3; sigma < 0 if every F_k is strongly convex."""
 
     B: Any
     L: Any
@@ -31,7 +31,7 @@ class Constants(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What the bounds know of w^t."""
+    """What the bounds use of w^t."""
 
     loss: Any  # f(w^t)
     inner: Any  # [N] <grad f(w^t), grad F_k(w^t)>
@@ -60,8 +60,8 @@ def survey(problem: Problem, params: Params) -> Point:
 def estimate(problem: Problem, params: Params, iterations: Array | int = 100) -> Constants:
     """B, L and sigma at w^t = `params`, over all N devices.
 
-    The assumptions ask for constants that serve every w. B is exact for w^t, the only place where the proofs
-    use it. L and sigma are those of the Hessians at w^t, found from below by power iteration.
+    The assumptions need constants that hold for every w. B is exact at w^t, the only place where the proofs use it. L
+    and sigma come from the Hessians at w^t; power iteration approaches them from below.
     """
     square = survey_inner_products(problem, params) @ problem.share
     largest = jnp.max(survey_norms(problem, params, GROUP))
@@ -74,10 +74,10 @@ def estimate(problem: Problem, params: Params, iterations: Array | int = 100) ->
 
 
 def curvature(problem: Problem, params: Params, iterations: Array | int) -> tuple[Array, Array]:
-    """Of each device's Hessian, the largest |eigenvalue| and the smallest eigenvalue: [N], [N].
+    """The largest |eigenvalue| and the smallest eigenvalue of each device's Hessian: [N], [N].
 
-    Power iteration on Hessian-vector products: on H, and then on |H| I - H, whose largest eigenvalue is
-    where the smallest of H is. A group of devices at a time, each with a vector of its own.
+    Power iteration on Hessian-vector products: on H, and then on |H| I - H, whose largest eigenvalue belongs to the
+    smallest of H. It takes a group of devices at a time, each with its own vector.
     """
     N = len(problem.train.size)
     group = min(N, GROUP)
@@ -114,7 +114,7 @@ def _axpy(shift: Array, v: Params, sign: Array, u: Params) -> Params:
 
 
 def _unit(stack: Params) -> Params:
-    """Each entry at length 1; one that vanished stays 0."""
+    """Each entry scaled to length 1; an entry that is 0 stays 0."""
     size = tree.norms(stack)
     scale = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
     return jax.vmap(lambda s, v: jax.tree.map(lambda leaf: s * leaf, v))(scale, stack)

@@ -1,8 +1,8 @@
 """Random quadratics, on which the paper's statements can be checked exactly.
 
-F_k(w) = <g_k, w> + w^T A_k w / 2 has a known B, L and sigma, local solutions of known gamma_k, and with N = 3 and
-K = 2 an expectation that is a sum over all N^K multisets. Rounds are aggregated by the library's own rules. A check
-gives for each of its statements an array that says in which cases it is false.
+F_k(w) = <g_k, w> + w^T A_k w / 2 has known B, L and sigma, and local solutions with known gamma_k. With N = 3 and
+K = 2, an expectation is a sum over all N^K multisets. The library's own rules aggregate the rounds.
+For each statement, a check returns an array that says in which cases the statement is false.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Quadratics(NamedTuple):
 
     @property
     def point(self) -> Point:
-        """What the bounds know of w^t."""
+        """What the bounds use of w^t."""
         g = self.share @ self.g
         return Point(0.0, self.g @ g, g @ g)
 
@@ -89,7 +89,7 @@ def random_case(
     exact: bool = False,
     against: bool = False,
 ) -> Case:
-    """`against`: the residuals point along grad f, where inexactness costs most."""
+    """With `against` the residuals point along grad f, where inexactness does most harm."""
     scale = 10 ** rng.uniform(-3, 0.3) if scale is None else scale
     spread = 10 ** rng.uniform(-1.5, 0.7) if spread is None else spread
     problem = random_quadratics(rng, scale=scale, spread=spread)
@@ -165,7 +165,7 @@ def theorem_2(tried: Sequence[Case]) -> NDArray:
 
 
 def one_set(tried: Sequence[Case]) -> dict[str, NDArray]:
-    """Where (14), with exact local solutions, is false; as printed, and with 1 for its factor K."""
+    """Where (14), with exact local solutions, is false: as printed, and with 1 in place of its factor K."""
     false: dict[str, list[bool]] = {"as printed": [], "with 1 for K": []}
     for case in tried:
         at, c = case.problem.point, case.problem.constants
@@ -186,7 +186,7 @@ def theorem_3(seed: int, count: int) -> dict[str, dict[str, NDArray]]:
         mus = np.exp(rng.uniform(np.log(low), np.log(high), 2 * count))
         made = [random_case(rng, mu=mu, against=i % 2 == 0) for i, mu in enumerate(mus)]
         printed, corrected = [], []
-        for case in [case for case in made if case.mu <= high][:count]:  # sigma pushes mu up in some
+        for case in [case for case in made if case.mu <= high][:count]:  # in some cases sigma raises mu
             at, c = case.problem.point, case.problem.constants
             expected = chances(case.P) @ losses(rules.mean, case)[0]
             bound = partial(bounds.hetero_bound, at, c, case.mu, case.gamma, case.P)
@@ -206,13 +206,13 @@ def large_K() -> tuple[float, float, float]:
     g[0], A[0] = 1, -0.5
     problem = Quadratics(g, A, np.full(10, 0.1))
     c = problem.constants
-    after = problem.loss(problem.solve(mu, -g)[0])  # gamma_1 = 1, the residual pointing on
+    after = problem.loss(problem.solve(mu, -g)[0])  # gamma_1 = 1: the residual -g_1 doubles the step
     bound = partial(bounds.hetero_bound, problem.point, c, mu, np.ones(10), np.eye(10)[0])
     return float(after), float(bound(bounds.psi(c, mu, K))), float(bound(bounds.corrected_psi(c, mu)))
 
 
 def near_optimal(seed: int, count: int) -> NDArray:
-    """How far of the way from uniform selection to the best, the single best device, (7) goes."""
+    """How far (7) goes on the way from uniform selection to the best selection, a single device."""
     rng = np.random.default_rng(seed)
     gains = []
     for _ in range(count):
@@ -225,7 +225,7 @@ def near_optimal(seed: int, count: int) -> NDArray:
 
 
 class Selected(NamedTuple):
-    """What becomes of (17): in which cases it is false, and where it is weaker than (15) at uniform P."""
+    """Of (17): in which cases it is false, and in which it is weaker than (15) at uniform P."""
 
     printed: NDArray
     corrected: NDArray
@@ -250,7 +250,7 @@ def hetero_selection(tried: Sequence[Case]) -> Selected:
 
 
 class Compared(NamedTuple):
-    """Of (8) and FedProx's bound: where the chain of Sec. III-C breaks, and where (8) is the larger, by K."""
+    """Of (8) and FedProx's bound: where the chain of Sec. III-C breaks, and where (8) is larger, for each K."""
 
     broken: NDArray
     larger: dict[int, NDArray]

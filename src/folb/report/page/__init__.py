@@ -1,7 +1,7 @@
-"""The report page: one HTML file that needs nothing else, neither a network nor a server.
+"""The report page: one HTML file that needs neither a network nor a server.
 
-`page.html` is the frame; the style and the scripts go into it whole, and the data lie beside them as JSON.
-A content-security policy names style and script by their hashes: nothing else runs, whatever the data say.
+`page.html` is the frame. It gets the style, the scripts, and the data as JSON.
+A content-security policy names style and script by their hashes: nothing else runs, whatever is in the data.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ SCRIPTS = ("elements.js", "runs.js", "curves.js", "devices.js", "page.js")  # ea
 
 
 def render(view: dict[str, Any], live: bool = False) -> str:
-    """The page that shows a `folb.view.view`; a live one may ask the server it came from for more."""
+    """The page that shows a `folb.report.payload.view`. A live page may ask its own server for more."""
     parts = {
         "policy": policy(live),
-        # a directory's name may hold bytes that are no text
+        # a directory's name may hold bytes that are not text
         "title": escape(str(view["title"]).encode("utf-8", "replace").decode()),
         "style": _style(),
         "script": _script(),
         "view": _embedded(view),
     }
-    # in one pass, so that nothing which is put in is looked at again
+    # in one pass, so that inserted text is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
 
 
@@ -39,7 +39,7 @@ def policy(live: bool) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON in which no character means anything to HTML; it is plain ASCII, too."""
+    """JSON in plain ASCII, without characters that HTML would interpret."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,16 +1,16 @@
 // Accuracy and loss: median lines with bands over the seeds.
 
-const COLOURS = 7; // of the stylesheet; with the dashes they tell 35 curves apart
+const COLOURS = 7; // in the stylesheet; with the dashes they make 35 different curves
 const DASHES = 5;
 const AXES = { round: "Rounds", mb: "MB up and down", seconds: "Simulated seconds" };
-const CROWD = 2000; // points of a curve that a chart draws
+const CROWD = 2000; // the most points of a curve that a chart draws
 
 function swatch(style) {
   const line = s("line", { x1: 1, x2: 27, y1: 5, y2: 5, class: `line ${style}` });
   return s("svg", { class: "swatch", width: 28, height: 10, "aria-hidden": "true" }, line);
 }
 
-/** One measure of all algorithms. What it shares with its neighbour, such as the axis, is in `curves`. */
+/** One measure of all algorithms. `curves` has what both charts share, such as the axis. */
 class Chart {
   constructor(curves, { measure, title, target = null, log = false, value }) {
     Object.assign(this, { curves, measure, title, target, log, value });
@@ -74,7 +74,7 @@ class Chart {
     this.point();
   }
 
-  /** The values to make room for: those of the part that is shown, and the target where all is. */
+  /** The values to make room for: those of the shown part, and the target if everything is shown. */
   range(from, to, log) {
     const values = this.target !== null && !this.curves.part ? [this.target] : [];
     for (const { xs, low, high } of this.shown) {
@@ -116,7 +116,7 @@ class Chart {
     return [line, s("text", { class: "target", x: right - 4, y: y - 5 }, `target ${digits(this.target, 4)} %`)];
   }
 
-  /** The points of a band to draw: those in sight and one beyond on either side, thinned where they crowd. */
+  /** The points of a band to draw: those in sight and one more on each side, fewer where they are dense. */
   points(xs, low, high) {
     const first = Math.max(0, last(xs, low));
     const end = Math.min(xs.length, last(xs, high) + 2);
@@ -173,7 +173,7 @@ class Chart {
     this.readout.style.left = `${Math.max(0, x + 14 + width > this.width ? x - 14 - width : x + 14)}px`;
   }
 
-  /** What each algorithm has at a value of the horizontal axis. */
+  /** The values of each algorithm at a value of the horizontal axis. */
   values(at) {
     const there = this.shown.filter(({ xs }) => xs.length && at >= xs[0] && at <= xs.at(-1));
     return there.map(({ style, label, xs, low, middle, high, seeds }) => {
@@ -182,7 +182,7 @@ class Chart {
     });
   }
 
-  /** The read-out, for those who hear it. */
+  /** The read-out, for screen readers. */
   told() {
     const values = this.values(this.curves.at).map(({ label, middle }) => `${label} ${this.value(middle)}`);
     return `${this.curves.where()}: ${values.join(", ")}`;
@@ -204,7 +204,7 @@ class Curves {
   at = null; // where the cross-hair is
   hidden = new Set();
   bands = new Map();
-  xs = []; // where on the axis some algorithm that is shown has a value
+  xs = []; // the places on the axis where a shown algorithm has a value
 
   constructor(experiment) {
     this.id = experiment.id;
@@ -222,7 +222,7 @@ class Curves {
     ];
     this.heard = h("p", { class: "heard", role: "status" });
     this.all = button("Show all", () => this.zoom(null));
-    const seeds = `Lines are medians over ${experiment.seeds} seeds; bands reach from the least to the greatest. `;
+    const seeds = `Lines are medians over ${experiment.seeds} seeds; bands show their range. `;
     const how = "Drag to zoom; double-click or Escape shows all. Arrow keys read values, + and − zoom.";
     this.node = h("div", { class: "curves" }, this.legend(), this.switches(),
       h("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)),
@@ -304,7 +304,7 @@ class Curves {
     for (const chart of this.charts) chart.point();
   }
 
-  /** Move the cross-hair by so many values, and what is shown with it. */
+  /** Move the cross-hair by this many values, and the shown part with it. */
   step(by) {
     const [low, high] = this.domain();
     const from = last(this.xs, this.at ?? (low + high) / 2);
@@ -319,7 +319,7 @@ class Curves {
     this.heard.textContent = text;
   }
 
-  /** Draw again; from the data, where they have changed. */
+  /** Draw again; read the data again if they have changed. */
   draw(changed = false) {
     if (changed) this.bands.clear();
     this.xs = [...new Set(this.shown().flatMap((group) => this.band(group, "accuracy").xs))].sort(ascending);

@@ -1,9 +1,9 @@
 // What the devices did: a heat map of device by round, and counts.
 
 const MEASURES = { weights: "Aggregation weight", gamma: "Gamma" };
-const FEW = 10; // devices in the table, unless all are asked for
+const FEW = 10; // devices in the table by default
 const SHADES = 511; // an odd number, so that zero has a colour of its own
-const FAINT = 0.15; // how far from zero's colour the least weight is: its sign must show
+const FAINT = 0.15; // the least distance of a weight from zero's colour, so that its sign is visible
 
 /** Colours of the stylesheet, as [r, g, b]. */
 function colours(node, ...names) {
@@ -24,7 +24,7 @@ function between(stops, part) {
   return stops[i].map((from, channel) => from + (stops[i + 1][channel] - from) * (at - i));
 }
 
-/** Device by round in a canvas, in one pass over the records however many there are. */
+/** Device by round in a canvas, in one pass over all records. */
 class HeatMap {
   measure = "weights";
   part = null; // the rows and devices shown, as [from, end, from, end]; null: all
@@ -101,7 +101,7 @@ class HeatMap {
     this.point(this.cell);
   }
 
-  /** Find the record that shows at each pixel: where several meet, a rejected device, else the largest value. */
+  /** Find the record to show at each pixel: of several, a rejected device, else the largest value. */
   settle() {
     const { records, columns, lines } = this;
     const { devices, flags } = records;
@@ -221,12 +221,12 @@ class HeatMap {
     const patches = [patch("lost", "lost"), patch("rejected", "rejected"), patch("none", "not chosen")];
     this.key.replaceChildren(h("span", {}, ends[0], bar, ends[1]), ...patches);
     if (Math.min(...this.size) * this.ratio < 1) {
-      const crowded = "Several cells share a pixel: a rejected device shows, else the largest value.";
+      const crowded = "Several cells share a pixel: it shows a rejected device, else the largest value.";
       this.key.append(h("span", { class: "hint" }, `${crowded} Zoom in to see each.`));
     }
   }
 
-  /** The cell at a point: that which shows there, or one without a record. */
+  /** The cell at a point: the shown cell, or a cell without a record. */
   under({ x, y }) {
     const { frame, ratio, columns, lines, records } = this;
     const [t0, t1, d0, d1] = this.extent();
@@ -332,7 +332,7 @@ class Devices {
     this.head = h("tr", {}, ...headings);
     this.body = h("tbody");
     this.more = button("", () => this.extend());
-    const caption = h("caption", {}, "Rounds in which each device was chosen, and what became of it");
+    const caption = h("caption", {}, "Rounds in which each device was chosen, and what happened to it");
     const table = h("table", { class: "counts" }, caption, h("thead", {}, this.head), this.body);
     this.node = h("div", {},
       h("div", { class: "controls" }, h("label", {}, "Run ", this.select), measure, this.map.all),

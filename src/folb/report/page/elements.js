@@ -1,4 +1,4 @@
-// Elements, numbers and scales. Text goes in as text nodes alone; nothing on this page parses HTML.
+// Elements, numbers and scales. Text is only added as text nodes; nothing on this page parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,7 +16,7 @@ const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag
 const s = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const button = (text, onclick) => h("button", { type: "button", onclick }, text);
 
-/** A number with so many significant digits, and one with so many decimals. */
+/** A number with n significant digits, and a number with n decimals. */
 const digits = (x, n) => minus(x.toLocaleString("en", { maximumSignificantDigits: n }));
 const decimals = (x, n) => minus(x.toLocaleString("en", { minimumFractionDigits: n, maximumFractionDigits: n }));
 const minus = (text) => text.replace("-", "−");
@@ -25,7 +25,7 @@ const whole = (x) => decimals(x, 0);
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const ascending = (a, b) => (a < b ? -1 : a > b ? 1 : 0); // of infinities, too
 
-/** The last index whose value is at most x, in ascending values; -1 if there is none. */
+/** In ascending values, the last index whose value is at most x, or -1. */
 function last(values, x) {
   let low = 0;
   let high = values.length;
@@ -48,7 +48,7 @@ function ticks(low, high, n) {
   return found.map((value) => ({ value, text: decimals(value, places) }));
 }
 
-/** Powers of ten from low to high, with 2 and 5 times them where there is room; round numbers if these are too few. */
+/** Powers of ten from low to high, with 2 and 5 times these where there is room; round numbers if there are too few. */
 function logTicks(low, high, n) {
   const powers = [];
   for (let k = Math.floor(Math.log10(low)); 10 ** k <= high; k++) powers.push(10 ** k);
@@ -60,7 +60,7 @@ function logTicks(low, high, n) {
   return values.filter((_, i) => i % every === 0).map((value) => ({ value, text: digits(value, 1) }));
 }
 
-/** From a domain to pixels, straight or logarithmic. */
+/** From a domain to pixels, linear or logarithmic. */
 function scale([low, high], [from, to], log = false) {
   const f = log ? Math.log : (x) => x;
   return (x) => from + ((f(x) - f(low)) / (f(high) - f(low) || 1)) * (to - from);
@@ -75,7 +75,7 @@ function choice(label, name, options, choose) {
   return h("fieldset", {}, h("legend", {}, label), ...buttons);
 }
 
-/** What may be wider than the page scrolls by itself, with the keyboard too. */
+/** A box that scrolls, also with the keyboard, if it is wider than the page. */
 function scrolling(label, ...children) {
   return h("div", { class: "scrolling", tabindex: 0, role: "region", "aria-label": label }, ...children);
 }
@@ -83,8 +83,8 @@ function scrolling(label, ...children) {
 const pairs = (entries) => h("dl", {}, ...entries.flatMap(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]));
 
 /**
- * Pointer and keyboard on a drawing. Points come as `place` makes them of an event: `hover` hears of one, or of
- * null; `drag` of two while a part is being chosen, `zoom` of two when it is; `keys` has an action for each key.
+ * Pointer and keyboard on a drawing. `place` makes points from events. `hover` gets a point or null, `drag` gets two
+ * points while the user chooses a part, and `zoom` gets two at the end. `keys` has an action for each key.
  */
 function interact(node, { place, hover, drag, zoom, keys }) {
   let from = null;
@@ -122,7 +122,7 @@ function position(event, node, width) {
   return { x: ((event.clientX - box.left) * width) / box.width, y: ((event.clientY - box.top) * width) / box.width };
 }
 
-/** Draw again whenever the node has become wider or narrower; `drawn` is the width of the last drawing. */
+/** Draw again whenever the node's width has changed; `drawn` is the width of the last drawing. */
 function onResize(node, drawn, draw) {
   new ResizeObserver(() => node.clientWidth && node.clientWidth !== drawn() && draw()).observe(node);
 }

@@ -1,11 +1,11 @@
-// The page: experiments from the data that lie in it or, on a live page, from the server piece by piece.
+// The page: experiments from its own data or, on a live page, piece by piece from the server.
 
 const POLL = 400; // milliseconds
 
 class Experiment {
   devices = null;
 
-  /** `ask` gets the records of a run that has been chosen, where they are not all here already. */
+  /** `ask` fetches the records of a chosen run, if they are not all here already. */
   constructor(id, about, ask = null) {
     Object.assign(this, { id, about, ask });
     this.runs = about.runs.map((run) => new Run(run));
@@ -51,7 +51,7 @@ class Experiment {
     else this.devices.draw();
   }
 
-  /** Show what has come in; on a live page, with what is new about it. */
+  /** Show the data so far; on a live page, also the new state. */
   draw(about = this.about) {
     this.about = about;
     const done = this.runs.reduce((sum, run) => sum + run.rounds.length, 0);
@@ -67,27 +67,27 @@ class Experiment {
     this.devices?.draw();
   }
 
-  /** Replies refused, devices lost and rounds abandoned, the newest first; nothing where nothing was. */
+  /** Rejected replies, lost devices and abandoned rounds, the newest first; nothing if there are none. */
   wentWrong() {
     const all = this.runs.flatMap((run) => run.trouble).reverse();
     if (!all.length) return "";
     const lines = all.map(([round, words]) => h("li", {}, `round ${round}: ${words}`));
-    return h("details", {}, h("summary", {}, `Refused, lost and abandoned: ${whole(all.length)}`), h("ul", {}, ...lines));
+    return h("details", {}, h("summary", {}, `Rejected, lost and abandoned: ${whole(all.length)}`), h("ul", {}, ...lines));
   }
 
   furnish() {
     const missing = (this.about.left_out ?? []).map((i) => this.runs[i].title).join("; ");
-    const without = h("p", {}, "What each device did is not recorded: ", h("code", {}, "--records"), " records it.");
+    const without = h("p", {}, "The run did not record its devices: use ", h("code", {}, "--records"), " for that.");
     if (this.about.records && this.recorded().length) this.devices = new Devices(this);
     this.place.replaceChildren(this.devices?.node ?? (this.about.records ? "" : without));
-    if (missing) this.place.append(h("p", { class: "hint" }, `Left out, to keep this page small: ${missing}.`));
+    if (missing) this.place.append(h("p", { class: "hint" }, `Not shown, to keep this page small: ${missing}.`));
   }
 
   table() {
     const { headings, rows } = this.about.table;
     if (!rows.length) return h("p", {}, "No round has been evaluated yet.");
-    const how = this.seeds > 1 ? `To the target: medians over ${this.seeds} seeds; all else: means.` : "One seed.";
-    const soFar = this.about.state === "finished" ? "" : " As far as it has come.";
+    const how = this.seeds > 1 ? `Values to the target are medians over ${this.seeds} seeds; all others are means.` : "One seed.";
+    const soFar = this.about.state === "finished" ? "" : " The run is not finished.";
     const cell = (text, i) => (i ? h("td", {}, text) : h("th", { scope: "row" }, text));
     return h("table", { class: "results" }, h("caption", {}, how + soFar),
       h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text)))),
@@ -95,7 +95,7 @@ class Experiment {
   }
 }
 
-/** The button for light and dark. Charts follow the stylesheet; canvases have to be drawn again. */
+/** The button for light and dark. Charts follow the stylesheet; canvases must be drawn again. */
 function theme(redraw) {
   const preferred = matchMedia("(prefers-color-scheme: dark)");
   const { dataset } = document.documentElement;
@@ -120,7 +120,7 @@ function list(runs) {
   return scrolling("Runs", h("table", { class: "runs" }, head, h("tbody", {}, ...rows)));
 }
 
-/** Ask the server again and again for what is new; it may go away and come back, and so may the run. */
+/** Ask the server again and again for news; the server and the run may go away and come back. */
 async function follow(address, show, status) {
   let experiment = null;
   let cursor = "";

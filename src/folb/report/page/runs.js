@@ -1,6 +1,6 @@
 // The data: a run's rounds, what its devices did in them, and the band of several runs.
 
-const LOST = 1; // bits of the flags of folb.view
+const LOST = 1; // bits of the flags of folb.report.payload
 const REJECTED = 2;
 const TIMES = 4;
 
@@ -23,9 +23,9 @@ class Run {
     this.loss = [];
     this.bytes = 0;
     this.seconds = 0;
-    this.trouble = []; // what went wrong on real devices: a round, and words
+    this.trouble = []; // what went wrong on real devices: a round and words
     this.packed = []; // records
-    this.records = null; // unpacked, once they are looked at
+    this.records = null; // unpacked on first use
   }
 
   append({ rounds, bytes, seconds, evaluated, accuracy, loss, records, trouble = [] }) {
@@ -40,7 +40,7 @@ class Run {
       this.x.mb.push(this.bytes / 1e6);
       this.x.seconds.push(this.seconds);
       this.accuracy.push(accuracy[next] === null ? -Infinity : 100 * accuracy[next]);
-      // what has diverged is worse than anything
+      // a diverged value is worse than any other
       this.loss.push(loss[next] === "unmeasured" ? NaN : loss[next] ?? Infinity);
       next++;
     });
@@ -79,7 +79,7 @@ function band(runs, axis, measure) {
   return found;
 }
 
-/** What each device was to each round of a run, in flat arrays; those of row t begin at start[t]. */
+/** The records of devices in each round of a run, in flat arrays; row t begins at start[t]. */
 class Records {
   constructor() {
     this.taken = 0;
@@ -94,7 +94,7 @@ class Records {
     return this.start.at(-1);
   }
 
-  /** Take in the packed pieces that are new. */
+  /** Unpack the new pieces. */
   take(pieces) {
     for (; this.taken < pieces.length; this.taken++) {
       const piece = pieces[this.taken];
@@ -126,7 +126,7 @@ class Records {
     return found;
   }
 
-  /** The size that all but a hundredth of the values keep within; the colours of a scale end there. */
+  /** The size that 99 % of the values stay within; the colours of a scale end there. */
   extent(values) {
     const sizes = [];
     const every = Math.ceil(this.size / 50000) || 1;

@@ -1,0 +1,37 @@
+"""Your own selection, with a memory: devices with large last updates are drawn more often.
+
+folb compare synthetic_1_1 --algorithms fedavg,examples/my_selection.py:by_last_update --set explore=0.1,0.5
+"""
+
+from typing import Annotated
+
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+import folb
+from folb import tree
+
+
+def start(params: object) -> tuple[tuple[()], Array]:
+    """Nothing for the server; for each device the norm of its last update, or -1 before the first."""
+    return (), jnp.float32(-1)
+
+
+def remember(round: folb.Round) -> tuple[tuple[()], Array]:
+    """The norms of this round's updates; for a lost device the server keeps the old norm."""
+    return (), tree.norms(round.delta)
+
+
+def chances(known: folb.Known, explore: Array) -> Array:
+    """P_k in proportion to the norm (for a new device, the largest norm), plus an equal share for all."""
+    norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
+    norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
+    return (1 - explore) * norm / jnp.sum(norm) + explore / len(norm)
+
+
+@folb.named
+def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
+    """FedAvg whose devices are drawn by the size of their last update."""
+    sampling = folb.Sampling(Partial(chances, explore=explore), memory=True)
+    return folb.compose(folb.rules.mean, sampling=sampling, memory=folb.DeviceMemory(start, remember), **common)

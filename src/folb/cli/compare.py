@@ -1,0 +1,119 @@
+"""`folb compare`, `folb run` and `folb resume`: an experiment, run and shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from folb.cli import options as common
+
+if TYPE_CHECKING:
+    from folb.experiments.execute import OnStart
+    from folb.experiments.experiment import Experiment
+    from folb.simulation.simulate import Observe
+    from folb.store.directory import RunDirectory
+
+
+def add(commands: Any) -> None:
+    """`folb compare` and `folb run`."""
+    compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
+    compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
+    compare.add_argument(
+        "--algorithms", metavar="A,B", help="names of `folb list`, or my_file.py:function (folb,fedprox,fedavg)"
+    )
+    common.add_experiment(compare)
+    compare.set_defaults(handle=_compare)
+    run = commands.add_parser("run", help="run an experiment from a TOML file")
+    run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
+    run.set_defaults(handle=_run)
+    for command in (compare, run):
+        command.add_argument(
+            "--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)"
+        )
+        command.add_argument("--records", action="store_true", help="also keep every device's weight and gamma")
+        common.add_running(command)
+        common.add_processes(command)
+
+
+def add_resume(commands: Any) -> None:
+    """`folb resume`."""
+    resume = commands.add_parser("resume", help="resume an interrupted run")
+    resume.add_argument("run", metavar="RUN", help=common.RUN)
+    common.add_running(resume)
+    common.add_processes(resume)
+    resume.set_defaults(handle=_resume)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    given: dict[str, Any] = {}
+    if options.algorithms is not None:
+        given["algorithms"] = [name for name in options.algorithms.split(",") if name]
+    _execute(common.experiment(options, set=common.settings(options.set), **given), options)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from folb.experiments.experiment import from_toml
+
+    _execute(from_toml(options.experiment), options)
+
+
+def _execute(experiment: Experiment, options: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from folb.cli.running import completed
+    from folb.experiments.execute import execute
+
+    common.use_compilation_cache()
+    accelerators = common.accelerators(options)
+
+    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
+        return execute(
+            replace(experiment, records=True) if options.records else experiment,
+            directory=options.out,
+            again=options.again,
+            accelerators=accelerators,
+            stream=options.stream,
+            track=options.track,
+            on_start=on_start,
+            observe=observe,
+        )
+
+    _show(*completed(options, work), options.json)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    from folb.cli.running import completed
+    from folb.experiments.execute import resume
+
+    common.use_compilation_cache()
+    accelerators = common.accelerators(options, None)
+
+    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
+        return resume(
+            options.run,
+            again=options.again,
+            accelerators=accelerators,
+            stream=options.stream,
+            track=options.track,
+            on_start=on_start,
+            observe=observe,
+        )
+
+    _show(*completed(options, work), options.json)
+
+
+def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
+    """Show the results of a run. Of several processes, only the first shows them."""
+    from folb.cli import tables
+    from folb.store import directory
+
+    if start is None:
+        return
+    if as_json:
+        print(json.dumps(json.loads((stored.path / directory.RESULTS).read_bytes())))
+        return
+    tables.say(tables.summary(start.plan))
+    tables.show(tables.results(stored.runs(), start.plan.experiment.target))
+    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")

@@ -1,0 +1,174 @@
+"""The options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from folb.errors import InputError
+
+if TYPE_CHECKING:
+    from folb.experiments.experiment import Experiment
+
+DATASET = "a dataset of `folb list`, a LEAF directory, a directory of .npy files, or an .npz, .csv or .parquet file"
+RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
+DISK = """
+On disk, each round of a run takes at most 250 bytes and the algorithm's label.
+With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
+results and the picture take 1 MB, and results.json 50 bytes more for each
+evaluation. While it runs there are three checkpoints. Each holds, for each run,
+the model, the server's memory, and for each round so far 50 bytes and 9 for
+each chosen device (17 with --records). The files of --track come on top.
+Run directories are in FOLB_RUNS, else in ./runs.
+"""
+
+
+def add_experiment(command: argparse.ArgumentParser) -> None:
+    """The experiment's choices, except the algorithms."""
+    command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
+    command.add_argument("--system", help="a system model of `folb list` (uniform)")
+    command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
+    command.add_argument("--rounds", type=int, help="communication rounds (100)")
+    command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
+    command.add_argument("--target", type=float, help="accuracy for 'rounds to target' (0.7)")
+    command.add_argument("--evaluate-every", type=int, metavar="N", help="evaluate every N rounds (1)")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is only for NAME",
+    )
+
+
+def add_running(command: argparse.ArgumentParser) -> None:
+    """The options of every command that runs an experiment."""
+    command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    command.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
+    command.add_argument(
+        "--track",
+        choices=("tensorboard", "mlflow", "wandb"),
+        help="also log each round for this tool, in the run directory",
+    )
+    add_devices(command)
+    command.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        help="keep the samples on the host; each round copies those of its devices to the accelerator "
+        "(by default if all samples take half of its memory)",
+    )
+    command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
+
+
+def add_devices(command: argparse.ArgumentParser) -> None:
+    """The option for the number of accelerators."""
+    command.add_argument(
+        "--devices",
+        metavar="auto|N",
+        help="how many accelerators share a round; auto: all (1; a resumed run keeps its number)",
+    )
+
+
+def add_processes(command: argparse.ArgumentParser) -> None:
+    """The options for the accelerators of several processes."""
+    command.add_argument(
+        "--process",
+        metavar="I/N",
+        help="this is process I (from 0) of N processes that run the same command; process 0 writes the run directory",
+    )
+    command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
+
+
+def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
+    """The experiment that the options describe."""
+    from folb.experiments.experiment import Experiment
+
+    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
+    if options.seeds is not None:
+        given["seeds"] = seeds(options.seeds)
+    return Experiment(dataset=options.dataset, **given)
+
+
+def seeds(text: str, field: str = "seeds") -> int | list[int]:
+    """A number of seeds, or a list of them."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part]
+    except ValueError:
+        raise InputError(field, text, "should be a number of seeds, or a list such as 4,5,6") from None
+    return numbers if "," in text or not numbers else numbers[0]
+
+
+def settings(pairs: list[str]) -> dict[str, Any]:
+    """The values of --set: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (key and equals and text):
+            raise InputError("set", pair, "should be KEY=VALUE")
+        part, dot, name = key.rpartition(".")
+        values = text.split(",") if "," in text else text
+        home = found.setdefault(part, {}) if dot else found
+        if not isinstance(home, dict):
+            raise InputError("set", key, f"{part} is set to a value already")
+        if name in home:
+            raise InputError("set", pair, f"{key} is given already; put commas between several values")
+        home[name] = values
+    return found
+
+
+def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
+    """How many accelerators share the work, or `usual`. The check comes after this process has joined the others."""
+    from folb.simulation import parallel
+
+    process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
+    if process is not None and coordinator is not None:
+        _keep_output_apart()
+        parallel.join(coordinator, process, _waiting, _too_late)
+    elif process is not None:
+        raise InputError("process", process, "should be given together with --coordinator")
+    elif coordinator is not None:
+        raise InputError("coordinator", coordinator, "should be given together with --process")
+    given = options.devices
+    if given is None:
+        return usual
+    count = int(given) if given.isascii() and given.isdecimal() else given
+    try:
+        parallel.mesh(count)
+    except InputError as error:
+        raise InputError("devices", count, error.expected) from None
+    return count
+
+
+def _waiting(line: str) -> None:
+    print(f"folb: {line}", file=sys.stderr, flush=True)
+
+
+def _too_late(error: InputError) -> None:
+    print(f"folb: error: {error}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def _keep_output_apart() -> None:
+    """Send what JAX's collectives print to standard error: standard output is for results."""
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between commands: they take seconds to compile and milliseconds to load."""
+    import jax
+
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "folb" / "compiled"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # without a cache it takes longer, with the same results
+    jax.config.update("jax_compilation_cache_dir", str(home))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

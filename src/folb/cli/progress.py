@@ -1,0 +1,79 @@
+"""Work in a thread of its own, under a progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from folb.cli.signals import how_to_resume
+
+if TYPE_CHECKING:
+    from folb.results.run import Run
+    from folb.simulation.simulate import Observe
+
+T = TypeVar("T")
+Begin = Callable[[int], None]  # shows the bar, given the number of rounds
+
+
+def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begin, Observe], T]) -> T:
+    """Do some work, and show its progress once it has begun.
+
+    The main thread receives Ctrl-C and SIGTERM even while the compiler or a long round is at work. It then ends the
+    process at once; only the current round is lost.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    stop, ended = threading.Event(), threading.Event()
+    done: list[T] = []
+    failed: list[BaseException] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    tasks: list[Any] = []
+
+    def begin(total: int) -> None:
+        tasks.append(bar.add_task(about, total=total))
+        bar.start()
+
+    def end() -> None:
+        if tasks:  # otherwise it would end a line that never began
+            bar.stop()
+
+    def observe(i: int, first: int, part: Run) -> None:
+        bar.advance(tasks[0], len(part.seconds))
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    def working() -> None:
+        try:
+            done.append(work(begin, observe))
+        except BaseException as error:
+            failed.append(error)
+        ended.set()  # not join(): after an interrupt it believes that the thread has ended
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        threading.Thread(target=working, daemon=True).start()
+        while not ended.wait(0.1):
+            pass
+    except KeyboardInterrupt:
+        stop.set()
+        with contextlib.suppress(KeyboardInterrupt):  # a second one ends the wait
+            ended.wait(1.5)
+        if not ended.is_set():
+            end()
+            print(f"folb: interrupted{how_to_resume(options)}", file=sys.stderr, flush=True)
+            os._exit(130)  # an ordinary exit would wait for the round
+        raise
+    finally:
+        end()
+        signal.signal(signal.SIGTERM, before)
+    if failed:
+        raise failed[0]
+    return done[0]

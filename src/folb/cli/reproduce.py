@@ -1,0 +1,84 @@
+"""`folb reproduce`: the paper's figures and tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from folb.cli import options as common
+from folb.errors import InputError
+
+if TYPE_CHECKING:
+    from folb.experiments.plan import Plan
+    from folb.store.directory import RunDirectory
+
+
+def add(commands: Any) -> None:
+    """`folb reproduce`."""
+    reproduce = commands.add_parser(
+        "reproduce", help="repeat the paper's figures and tables, with a verdict for each claim"
+    )
+    reproduce.add_argument(
+        "names", metavar="NAME", nargs="+", help="table1, fig2, … fig11, theory, all, or an experiment file of your own"
+    )
+    reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
+    reproduce.add_argument(
+        "--only", metavar="ARM", action="append", help="run only these arms, such as table1-mnist-* (may be repeated)"
+    )
+    reproduce.add_argument(
+        "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
+    )
+    reproduce.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="where results and pages go (docs/reproduction if it exists, else reproduction; or reproduction-quick)",
+    )
+    reproduce.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    common.add_devices(reproduce)
+    reproduce.set_defaults(handle=_reproduce)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from folb import paper
+    from folb.cli import tables
+    from folb.cli.running import completed, same_command
+    from folb.experiments import execute
+    from folb.paper import figure_files
+
+    names = figure_files.chosen(options.names)
+    home = options.out or paper.home(options.quick)
+    common.use_compilation_cache()
+    accelerators = common.accelerators(options)
+
+    def complete(planned: Plan, about: str) -> RunDirectory:
+        return completed(
+            options,
+            lambda on_start, observe: execute.carry_out(
+                planned, accelerators=accelerators, on_start=on_start, observe=observe
+            ),
+            about=about,
+            command=same_command(),
+            tell=False,
+        )[0]
+
+    def tell(line: str) -> None:
+        print(f"folb: {line}", file=sys.stderr)
+
+    if options.pages_only and options.only:
+        raise InputError("only", options.only, "chooses what to run, but --pages-only runs nothing")
+    if options.pages_only and not any(Path(home, "results").glob("*.json")):
+        raise InputError("out", str(home), "has no results to make pages from")
+    if not options.pages_only:
+        paper.carry_out(names, home, options.quick, complete, tell, options.only or ["*"])
+    pages = paper.write(names, home, options.quick)
+    if options.json:
+        print(json.dumps(paper.document(pages, options.quick)))
+        return
+    if options.quick:
+        tables.say("A quick try: few seeds and draws, fewer rounds, no line search.\n")
+    tables.show(tables.verdicts(pages))
+    tables.say(f"\nin {home}: README.md, results/, and a page and a picture for each")

@@ -1,0 +1,61 @@
+"""`folb.execute` under a progress bar, for every command that runs an experiment."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from folb.cli.progress import under_progress
+
+if TYPE_CHECKING:
+    from folb.experiments.execute import OnStart, Start
+    from folb.simulation.simulate import Observe
+    from folb.store.directory import RunDirectory
+
+
+def completed(
+    options: argparse.Namespace,
+    work: Callable[[OnStart, Observe], RunDirectory],
+    *,
+    about: str = "rounds",
+    command: str | None = None,
+    tell: bool = True,
+) -> tuple[RunDirectory, Start | None]:
+    """The run directory that `work` fills, and how it began. Of several processes, only the first knows the latter.
+
+    If it is interrupted, `command` resumes it; by default that is `folb resume`. With `tell`, a line on standard error
+    says if nothing was run.
+    """
+    started: list[Start] = []
+    options.going = command
+
+    def working(begin: Callable[[int], None], observe: Observe) -> RunDirectory:
+        def on_start(start: Start) -> None:
+            started.append(start)
+            if not start.finished:
+                options.going = command or _resuming(options, start)
+                begin(start.rounds)
+
+        return work(on_start, observe)
+
+    stored = under_progress(options, about, working)
+    options.going = None
+    if not started:
+        return stored, None
+    if tell and started[0].finished:
+        tracked = f" and logs to {options.track}" if options.track else ""
+        print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
+    return stored, started[0]
+
+
+def _resuming(options: argparse.Namespace, start: Start) -> str:
+    together = ["--coordinator", options.coordinator, "--process", options.process] if options.process else []
+    return shlex.join(["folb", "resume", str(start.path), *together])
+
+
+def same_command() -> str:
+    """This command without --again: it then resumes what it did."""
+    return shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])

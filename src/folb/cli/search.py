@@ -1,0 +1,79 @@
+"""`folb tune`: the line search."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from folb.cli import options as common
+
+if TYPE_CHECKING:
+    from folb.experiments.plan import Plan
+    from folb.experiments.tune import Point
+    from folb.store.directory import RunDirectory
+
+
+def add(commands: Any, whole: bool) -> None:
+    """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
+    tune = commands.add_parser("tune", help="the line search: find the best of a grid of an algorithm's settings")
+    tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
+    tune.add_argument("--algorithm", required=True, help="a name of `folb list`, or my_file.py:function")
+    if whole:
+        from folb.experiments.tune import sweepable
+
+        for name, meaning in sweepable().items():
+            spelt = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+            tune.add_argument(*spelt, dest=f"sweep_{name}", metavar="V1,V2", help=meaning.replace("%", "%%"))
+    common.add_experiment(tune)
+    tune.add_argument(
+        "--report-seeds",
+        help="the seeds that the winner is reported on: how many (after the last of --seeds), or a list of other seeds",
+    )
+    common.add_running(tune)
+    tune.set_defaults(handle=_tune)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.cli.running import completed, same_command
+    from folb.experiments import execute, tune
+    from folb.store import directory
+
+    named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
+    settings = common.settings([*options.set, *named])
+    experiment = common.experiment(options, algorithms=[options.algorithm], set=settings)
+    wanted = None if options.report_seeds is None else common.seeds(options.report_seeds, "report_seeds")
+    seeds = tune.other_seeds(experiment.seeds, wanted)
+    common.use_compilation_cache()
+    accelerators = common.accelerators(options)
+
+    def complete(planned: Plan) -> RunDirectory:
+        # `folb resume` would finish the grid, but not run the winner
+        return completed(
+            options,
+            lambda on_start, observe: execute.carry_out(
+                planned,
+                again=options.again,
+                accelerators=accelerators,
+                track=options.track,
+                on_start=on_start,
+                observe=observe,
+            ),
+            command=same_command(),
+        )[0]
+
+    def show(planned: Plan, points: Sequence[Point]) -> None:
+        if not options.json:
+            tables.say(tables.summary(planned))
+            tables.show(tables.points(points, planned.experiment.target))
+
+    found = tune.search(experiment, seeds, options.stream, complete, show)
+    if options.json:
+        reported = json.loads((found.winner.path / directory.RESULTS).read_bytes())
+        print(json.dumps(tune.document(found.planned, found.points, seeds, reported)))
+        return
+    tables.say("\n" + tune.verdict(found.planned, found.points, seeds) + "\n")
+    tables.show(tables.results(found.winner.runs(), experiment.target))
+    tables.say(f"\nin {found.grid.path}: the grid, and winner.toml; in {found.winner.path}: the winner")

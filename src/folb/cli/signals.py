@@ -1,0 +1,47 @@
+"""Ctrl-C, and the end of a process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
+            print("folb: interrupted", file=sys.stderr, flush=True)
+            os._exit(130)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
+        threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def leave(options: argparse.Namespace, code: int) -> int:
+    """The exit code. One of several processes ends at once instead, because the others are waiting for it."""
+    if getattr(options, "process", None) is not None:
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def how_to_resume(options: argparse.Namespace) -> str:
+    """The last words of an interrupted command. It sets `going` while there is something to resume."""
+    return f"; resume with: {options.going}" if getattr(options, "going", None) else ""

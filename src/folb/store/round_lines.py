@@ -1,0 +1,130 @@
+"""The lines of rounds.jsonl, one for each round of each run: their fields, and the runs they describe.
+
+A damaged line is skipped, and the others are used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from folb.results.run import Run
+from folb.store.fields import COUNT, LARGEST, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
+
+SINGLE = optional(number(-LARGEST, LARGEST))
+TROUBLE = Kind(
+    lambda value: (
+        isinstance(value, list)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+        and all(optional(COUNT).holds(device) and TEXT.holds(reason) for device, reason in value)
+    ),
+    "should be a list of devices and reasons",
+)
+# what every line has
+ALWAYS = {
+    "run": COUNT,
+    "round": POSITIVE,
+    "bytes_up": SIZE,
+    "bytes_down": SIZE,
+    "seconds": optional(number(0, 1e18)),  # longer than any run; their sum is finite
+    "updated": TRUTH,
+    "lost": COUNT,
+}
+# what the line of some rounds has: evaluated ones, those with recorded devices, those with failures
+SOMETIMES = {
+    "test_accuracy": optional(number(-1e30, 1e30)),
+    "train_loss": SINGLE,
+    "devices": many(COUNT),
+    "times": many(COUNT),
+    "weights": many(SINGLE),
+    "gamma": many(SINGLE),
+    "lost_devices": many(COUNT),
+    "rejected_devices": many(COUNT),
+    "refused": TROUBLE,
+    "failed": TROUBLE,
+    "abandoned": TEXT,
+}
+PER_DEVICE = ("times", "weights", "gamma")
+AMONG_DEVICES = ("lost_devices", "rejected_devices")
+
+
+def parsed(raw: bytes, runs: int) -> dict[str, Any] | None:
+    """A line of a directory that has `runs` runs; None if it is damaged."""
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and _is_sound(line, runs) else None
+
+
+def _is_sound(line: dict[str, Any], runs: int) -> bool:
+    return (
+        all(name in line and kind.holds(line[name]) for name, kind in ALWAYS.items())
+        and line["run"] < runs
+        and all(kind.holds(line[name]) for name, kind in SOMETIMES.items() if name in line)
+        and _devices_match(line)
+    )
+
+
+def _devices_match(line: dict[str, Any]) -> bool:
+    """Whether the fields about devices have a value for each of `devices`, and for no others."""
+    if "devices" not in line:
+        return not any(name in line for name in (*PER_DEVICE, *AMONG_DEVICES))
+    devices = line["devices"]
+    return (
+        all(name in line for name in ("times", *AMONG_DEVICES))
+        and all(len(line[name]) == len(devices) for name in PER_DEVICE if name in line)
+        and all(set(line[name]) <= set(devices) for name in AMONG_DEVICES)
+    )
+
+
+def trouble(line: dict[str, Any]) -> Iterator[str]:
+    """What went wrong in a round on real devices, in words."""
+    for name, verb in (("refused", "rejected"), ("failed", "lost")):
+        for device, reason in line.get(name, []):
+            yield f"{verb}: {reason}" if device is None else f"device {device} {verb}: {reason}"
+    if line.get("abandoned"):
+        yield f"abandoned: {line['abandoned']}"
+
+
+def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
+    """The lines of one run, without its model."""
+    evaluated = [line for line in lines if "test_accuracy" in line]
+
+    def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
+        return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
+
+    def per_device(name: str, kind: type) -> Any:
+        """[rounds, K]; zeros fill up a round with fewer distinct devices."""
+        rows = [line.get(name, []) for line in lines]
+        filled: Any = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
+        for row, values in zip(filled, rows, strict=True):
+            row[: len(values)] = [math.nan if value is None else value for value in values]
+        return filled
+
+    devices, times = per_device("devices", np.int32), per_device("times", np.int32)
+    lost = np.zeros(devices.shape, bool)
+    for row, line in zip(lost, lines, strict=True):
+        for k in line.get("lost_devices", []):
+            row[line["devices"].index(k)] = True
+    return Run(
+        algorithm=about["name"],
+        parameters=about["parameters"],
+        seed=about["seed"],
+        evaluated_rounds=column("round", evaluated, int),
+        test_accuracy=column("test_accuracy", evaluated, np.float32),
+        train_loss=column("train_loss", [{"train_loss": None} | line for line in evaluated], np.float32),
+        loss_measured=not evaluated or "train_loss" in evaluated[-1],
+        bytes_up=column("bytes_up", lines, np.int64),
+        bytes_down=column("bytes_down", lines, np.int64),
+        seconds=column("seconds", lines, np.float32),
+        devices=devices,
+        times=times,
+        lost=lost,
+        updated=column("updated", lines, bool),
+        records={name: per_device(name, np.float32) for name in ("weights", "gamma") if lines and name in lines[0]},
+    )

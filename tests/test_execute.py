@@ -1,0 +1,274 @@
+"""`folb.execute`: from Python, an experiment becomes a run directory, and no work is ever lost."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import folb
+from folb import Experiment, InputError
+from folb.experiments import execute
+from folb.experiments.experiment import to_toml
+from folb.experiments.plan import plan
+from folb.report import figures
+from folb.simulation import program
+from folb.simulation import simulate as simulator
+from folb.store import checkpoint, directory, lock
+
+FIELDS = {
+    "dataset": "synthetic_1_1",
+    "algorithms": ["folb"],
+    "rounds": 12,
+    "seeds": 1,
+    "set": {"sizes": [20, 30], "K": 2},
+}
+BAD = """
+import jax.numpy as jnp
+from folb import Update, compose
+
+def bad():
+    return compose(lambda round: Update(jnp.zeros(3), {"w": jnp.zeros(2)}))
+"""
+FILES = ["curves.png", "environment.json", "experiment.toml", "results.json", "rounds.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """A plan for all tests: its programs are compiled once."""
+    return plan(Experiment(**FIELDS))
+
+
+@pytest.fixture(scope="module")
+def whole(planned, tmp_path_factory):
+    """The directory of a run that was left alone."""
+    return execute.carry_out(planned, directory=tmp_path_factory.mktemp("whole") / "run").path
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 7."""
+    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
+    monkeypatch.setattr(simulator, "CHUNK_SECONDS", 1e6)
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def content(path):
+    """The files of a run, without the times in them."""
+    return {name: (path / name).read_bytes() for name in FILES if name != "environment.json"}
+
+
+def interrupted(planned, path, error):
+    """A run that is stopped by an error, once five rounds are done."""
+
+    def stop(i, first, part):
+        if first + len(part.seconds) > 5:
+            raise error
+
+    with pytest.raises(type(error)):
+        execute.carry_out(planned, directory=path, observe=stop)
+
+
+def heard(planned, **options):
+    """The run directory, and what was observed: the first round and the number of rounds."""
+    seen, starts = [], []
+    stored = execute.carry_out(
+        planned,
+        observe=lambda i, first, part: seen.append((first, len(part.seconds))),
+        on_start=starts.append,
+        **options,
+    )
+    (start,) = starts
+    assert start.path == stored.path and start.rounds == 12 and start.plan.experiment.rounds == 12
+    return stored, start.finished, seen
+
+
+# what a Python user gets
+
+
+def test_it_gives_a_run_directory_and_prints_nothing(planned, capfd):
+    stored, finished, seen = heard(planned)
+    assert capfd.readouterr() == ("", "")
+    assert stored.state == "finished" and stored.path.parent == directory.home() and not finished
+    assert names(stored.path) == FILES
+    (run,) = stored.runs()
+    assert run.algorithm == "folb" and len(run.test_accuracy) == 12
+    assert seen[0][0] == 1 and sum(length for _, length in seen) == 12
+
+
+def test_what_is_finished_is_returned_at_once(planned, whole, monkeypatch):
+    before = {entry: entry.stat().st_mtime_ns for entry in whole.iterdir()}
+    monkeypatch.setattr(execute, "ready", None)  # nothing can be run
+    stored, finished, seen = heard(planned, directory=whole)
+    assert finished and not seen and stored.runs()[0].final == directory.read(whole).runs()[0].final
+    assert folb.resume(whole).path == whole
+    assert {entry: entry.stat().st_mtime_ns for entry in whole.iterdir()} == before
+
+
+def test_again_runs_it_from_the_start(planned, whole, tmp_path):
+    path = shutil.copytree(whole, tmp_path / "run")
+    (path / "results.json").write_text("{}")
+    _, finished, seen = heard(planned, directory=path, again=True)
+    assert not finished and seen[0][0] == 1 and sum(length for _, length in seen) == 12
+    assert content(path) == content(whole)
+
+
+def test_an_experiment_is_an_object_a_dict_or_a_file(whole, tmp_path):
+    file = tmp_path / "experiment.toml"
+    file.write_text(to_toml(Experiment(**FIELDS)))
+    for given in (Experiment(**FIELDS), FIELDS, file, str(file)):
+        assert folb.execute(given, directory=str(whole)).path == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "experiment = 3: should be an Experiment, a dict of its fields, or the path of a file"),
+        ("no such file", "experiment = 'no such file': no such file cannot be read"),
+        ({}, "dataset = None: should name a dataset"),
+        ({"dataset": "synthetic_1_1", "round": 3}, "key = 'round': did you mean 'rounds'"),
+        ({"dataset": "synthetic_1_1", "set": 3}, "set = 3: should be a table"),
+        ({**FIELDS, "rounds": 0}, "rounds = 0: should be at least 1"),
+        ({**FIELDS, "algorithms": ["fold"]}, "algorithms = 'fold': did you mean 'folb'"),
+    ],
+)
+def test_bad_input_is_an_input_error_and_leaves_nothing(given, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        folb.execute(given, directory=tmp_path / "run")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("option", [{"accelerators": 99}, {"track": "paper"}, {"stream": 3}, {"directory": ""}])
+def test_bad_options_leave_nothing(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError):
+        folb.execute(FIELDS, **option)
+    assert names(tmp_path) == [] or not any((tmp_path / "runs").iterdir())
+
+
+def test_it_runs_without_the_command_line(tmp_path):
+    """Nothing of `folb.cli`, nor rich, is loaded by it."""
+    code = (
+        f"import sys, folb\nfolb.execute({FIELDS}, directory={str(tmp_path / 'run')!r})\n"
+        "print([name for name in sys.modules if name == 'rich' or name.startswith('folb.cli')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" and done.stderr == ""
+
+
+# nothing is lost
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_bytes(planned, whole, often, tmp_path):
+    by_execute, by_resume = tmp_path / "one", tmp_path / "other"
+    for path in (by_execute, by_resume):
+        interrupted(planned, path, KeyboardInterrupt())
+        assert directory.read(path).state == "interrupted"
+    assert heard(planned, directory=by_execute)[2][:2] == [(1, 5), (6, 1)]
+    folb.resume(by_resume)
+    for path in (by_execute, by_resume):
+        assert content(path) == content(whole) and names(path) == FILES
+
+
+def test_an_error_takes_away_no_round(planned, whole, often, tmp_path):
+    """An InputError may come late, as from a disk that is full: what was recorded stays, and is resumed."""
+    path = tmp_path / "run"
+    for _ in ("at first", "while resumed"):
+        interrupted(planned, path, InputError("out", "a disk", "has no space left"))
+        assert len(directory.read(path).rounds()[0]) == 5
+    assert heard(planned, directory=path)[2][:2] == [(1, 5), (6, 1)]
+    assert content(path) == content(whole)
+
+
+def test_a_directory_without_a_round_is_cleaned_up_after_bad_input(planned, tmp_path, monkeypatch):
+    monkeypatch.setattr(execute.Simulation, "run", lambda *_: (_ for _ in ()).throw(InputError("x", 1, "no")))
+    with pytest.raises(InputError, match="x = 1"):
+        execute.carry_out(planned, directory=tmp_path / "run")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_all_algorithms_are_checked_before_the_first_round_of_any(whole, tmp_path, again):
+    (tmp_path / "own.py").write_text(BAD)
+    path, seen = tmp_path / "run", []
+    if again:  # an existing run is not replaced by one that cannot be run
+        shutil.copytree(whole, path)
+    bad = FIELDS | {"algorithms": ["folb", f"{tmp_path / 'own.py'}:bad"]}
+    with pytest.raises(InputError, match="should be an update of the shapes of the model"):
+        folb.execute(bad, directory=path, again=again, observe=lambda *part: seen.append(part))
+    assert seen == []
+    assert names(tmp_path) == (["own.py", "run"] if again else ["own.py"])
+    assert not again or content(path) == content(whole)
+
+
+class Killed(BaseException):
+    """A process that ends here and now."""
+
+
+def killed_before(patch, action):
+    """A process that is killed just before it does what `action` names."""
+
+    def die(*arguments, **options):
+        raise Killed
+
+    if action == "checkpoints":
+        patch.setattr(
+            shutil, "rmtree", lambda path, **_: die() if path.name == "checkpoints" and path.exists() else None
+        )
+    elif action == "picture":
+        patch.setattr(figures, "curves", die)
+    else:
+        replace = os.replace
+        patch.setattr(os, "replace", lambda a, b: die() if os.fspath(b).endswith(action) else replace(a, b))
+
+
+@pytest.mark.parametrize("action", ["results.json", "picture", "curves.png", "checkpoints"])
+def test_killed_between_the_last_writes(planned, whole, often, tmp_path, action):
+    """What is missing comes with the next call, and no round is run again."""
+    path = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        killed_before(patch, action)
+        with pytest.raises(Killed):
+            execute.carry_out(planned, directory=path)
+    assert (path / "checkpoints").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "advance", None)  # no round can be run
+        seen = heard(planned, directory=path)[2]
+    assert seen == ([] if action == "checkpoints" else [(1, 12)])  # those of the checkpoint
+    assert content(path) == content(whole) and names(path) == FILES
+
+
+def test_a_finished_run_without_its_picture_gets_it(planned, whole, tmp_path):
+    """What older versions, which wrote the results first, left when killed: 32 MB of checkpoints stayed, too."""
+    path = shutil.copytree(whole, tmp_path / "run")
+    (path / "curves.png").unlink()
+    (path / "checkpoints").mkdir()
+    assert heard(planned, directory=path)[2] == []
+    assert content(path) == content(whole) and names(path) == FILES
+
+
+def test_one_process_at_a_time(planned, whole, tmp_path):
+    path = shutil.copytree(whole, tmp_path / "run")
+    with lock.claimed(path), pytest.raises(InputError, match=f"is being run by process {os.getpid()}"):
+        execute.carry_out(planned, directory=path, again=True)
+    assert content(path) == content(whole)
+
+
+def test_resume_says_what_it_cannot_resume(whole, tmp_path):
+    with pytest.raises(InputError, match="there is no such run"):
+        folb.resume("nothing")
+    path = shutil.copytree(whole, tmp_path / "run")
+    text = (path / "experiment.toml").read_text().replace("rounds = 12", "rounds = 13")
+    (path / "experiment.toml").write_text(text)
+    with pytest.raises(InputError, match="files have changed"):
+        folb.resume(path)
+    environment = json.loads((path / "environment.json").read_text())
+    (path / "environment.json").write_text(json.dumps(environment | {"carrier": "flower"}))
+    with pytest.raises(InputError, match="is a run on Flower"):
+        folb.resume(directory.read(path))

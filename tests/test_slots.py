@@ -1,0 +1,500 @@
+"""Every part of an algorithm from a user's own file, in both carriers, and SCAFFOLD against a literal loop."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+
+from inprocess import InProcessGrid
+
+import folb
+from folb import InputError, algorithms, data, models, simulate, system
+from folb.cli.main import main
+from folb.core import memory as memories
+from folb.core.randomness import uniform, words
+from folb.experiments.settings import from_file
+from folb.flower import Device, FederatedStrategy, arrays, client_app
+from folb.flower.local_work import batches
+from folb.flower.protocol import Task
+from folb.store import checkpoint
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+FEDERATION = data.load("synthetic", alpha=1, beta=1, devices=5, sizes=[20, 31, 45, 12, 60])
+MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot")
+SYSTEM = system.uniform(high=4, dropout=0.3)
+K, ROUNDS, SEED, LR, BATCH = 6, 8, 3, 0.05, 5  # more draws than devices, so that some repeat
+
+
+def own(name, function):
+    return from_file("algorithms", f"{EXAMPLES / name}:{function}")
+
+
+def gradient(params, x, y):
+    """The logistic model's, in NumPy."""
+    z = x @ params["weight"] + params["bias"]
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    p /= np.float32(len(y))
+    return {"weight": x.T @ p, "bias": p.sum(axis=0)}
+
+
+def loss(params, x, y):
+    z = x @ params["weight"] + params["bias"]
+    z = z - z.max(axis=1, keepdims=True)
+    return float(np.mean(np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(y)), y]))
+
+
+def samples(k):
+    train = FEDERATION.train
+    rows = slice(train.start[k], train.start[k] + train.size[k])
+    return train.x[rows], train.y[rows]
+
+
+def grid(parts=(), tamper=None):
+    def app(k):
+        return client_app(lambda context: Device(*samples(k), gradient, loss=loss, parts=parts))
+
+    return InProcessGrid([app(k) for k in range(FEDERATION.N)], tamper=tamper, seed=5)
+
+
+def begin(seed=SEED):
+    return jax.tree.map(np.asarray, MODEL.init(jax.random.key(seed)))
+
+
+def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, **settings):
+    settings = {"system": SYSTEM, "wait": 0.0, "deadline": 0.05, "seed": SEED, "guarded": False} | settings
+    strategy = FederatedStrategy(algorithm, **settings)
+    result = strategy.start(grid(parts, tamper), arrays(begin()), num_rounds=rounds)
+    return {name: array.numpy() for name, array in result.arrays.items()}, strategy
+
+
+def simulated(algorithm, rounds=ROUNDS, **settings):
+    settings = {"system": SYSTEM, "seeds": [SEED], "record": ("weights", "work")} | settings
+    return simulate(FEDERATION, MODEL._replace(heavy=True), algorithm, rounds=rounds, **settings)[0]
+
+
+def furthest(a, b):
+    return max(float(np.abs(a[name] - np.asarray(b[name])).max()) for name in ("weight", "bias"))
+
+
+# SCAFFOLD ------------------------------------------------------------------------------------------------------------
+
+
+def literal_scaffold(option, run, rounds=ROUNDS):
+    """Device by device, step by step, in 64 bits; the draws and the work are the record's."""
+    w = {name: value.astype(float) for name, value in begin().items()}
+    zero = {name: np.zeros_like(value) for name, value in w.items()}
+    c, c_k = zero, dict.fromkeys(range(FEDERATION.N), zero)
+    for t in range(rounds):
+        step, change = zero, zero
+        total = run.times[t].sum()
+        for k, times, work in zip(run.devices[t], run.times[t], run.records["work"][t], strict=True):
+            if times == 0:
+                continue
+            k, (x, y) = int(k), samples(k)
+            keys = tuple(int(word) for word in np.asarray(words(SEED, t + 1, k, 2)))
+            at, steps = w, 0
+            for rows in batches(Task(t, (), int(work), keys, batch=BATCH, unit="step"), len(y)):
+                g = gradient(at, x[rows], y[rows])
+                at = {name: v - LR * (g[name] - c_k[k][name] + c[name]) for name, v in at.items()}
+                steps += 1
+            delta = {name: at[name] - w[name] for name in w}
+            if option == "1":
+                new = gradient(w, x, y)
+            else:
+                new = {name: c_k[k][name] - c[name] - delta[name] / (steps * LR) for name in w}
+            step = {name: step[name] + times / total * delta[name] for name in w}
+            change = {name: change[name] + (new[name] - c_k[k][name]) / FEDERATION.N for name in w}
+            c_k[k] = new
+        w = {name: w[name] + step[name] for name in w}
+        c = {name: c[name] + change[name] for name in w}
+    return w
+
+
+@pytest.mark.parametrize("option", ["1", "2"])
+def test_scaffold_is_a_literal_loop_in_both_carriers(option):
+    """With devices that drop out, devices that are drawn more than once, and a round without any usable reply."""
+    algorithm = own("scaffold.py", "scaffold")(option=option, K=K, lr=LR, batch=BATCH)
+    run = simulated(algorithm)
+    assert run.lost.any() and (run.times > 1).any() and not run.updated.all()
+    expected = literal_scaffold(option, run)
+    assert furthest(expected, begin()) > 0.05
+    assert furthest(expected, run.params) <= 1e-5
+    deployed, strategy = on_flower(algorithm)
+    assert furthest(deployed, expected) <= 1e-5
+    model = sum(value.nbytes for value in begin().values())
+    sent = run.times > 0
+    assert run.bytes_up.tolist() == (sent.sum(axis=1) * model * (2 if option == "1" else 1)).tolist()
+    assert run.bytes_down.tolist() == ((sent | run.lost).sum(axis=1) * 2 * model).tolist()  # w, and c - c_k
+    assert set(strategy.remembered.met) == set(run.devices[sent])
+
+
+def test_a_memory_makes_a_difference():
+    plain = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH))
+    controlled = simulated(own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH))
+    assert furthest(plain.params, controlled.params) > 1e-3
+
+
+def test_only_devices_that_were_met_take_memory():
+    """Rows only for the devices that a run can meet; and the same result as with a row for every device."""
+    algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
+    first = np.arange(6, dtype=np.float32).reshape(2, 3)
+    rows = memories.empty(first, N=1_000_000, most=8)
+    assert rows.rows.shape == (8, 2, 3)
+    device, changed = np.array([7, 999_999, 999_999, 3]), np.array([True, True, False, False])
+    rows = memories.scattered(rows, device, changed, np.stack([first + i for i in range(1, 5)]))
+    assert int(rows.met) == 2
+    rows = memories.scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
+    assert int(rows.met) == 3
+    found = memories.gathered(rows, np.array([3, 7, 12, 999_999]))
+    np.testing.assert_array_equal(found, np.stack([first, first + 1, first - 2, first - 1]))
+    few = simulated(algorithm, rounds=2)  # at most 4 of 5 devices are met: an index to rows
+    many = simulated(algorithm, rounds=6)  # a row for each
+    assert few.train_loss.tolist() == pytest.approx(many.train_loss[:2].tolist(), rel=1e-6)
+
+
+def test_a_lost_or_refused_device_keeps_its_memory():
+    algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH)
+    before = {}
+
+    def tamper(partition, message, reply):
+        task = message.content.config_records.get("task")
+        if partition == 2 and task is not None and task["round"] == 2:
+            reply.content["delta"]["bias"] = arrays({"bias": np.full(10, np.nan, np.float32)})["bias"]
+        return reply
+
+    class Watched(FederatedStrategy):
+        def aggregate_train(self, server_round, replies):
+            before[server_round] = dict(self.remembered.met)
+            return super().aggregate_train(server_round, replies)
+
+    strategy = Watched(algorithm, system=system.fixed(work=2), wait=0.0, deadline=0.05, seed=SEED)
+    strategy.start(grid(tamper=tamper), arrays(begin()), num_rounds=3)
+    assert 2 in before[2] and before[3][2] is before[2][2]  # rejected in round 2
+    assert any(before[3][k] is not value for k, value in before[2].items())
+
+
+def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
+    """A device whose update climbs on its own gradient is left out by the guard, and its memory stays."""
+    import jax.numpy as jnp
+
+    from folb.core.guard import guard
+    from folb.core.round import begin as begin_state
+    from folb.core.round import close
+    from folb.core.rules import Round
+
+    algorithm = guard(own("scaffold.py", "scaffold")(option="1", K=3))
+    params = {"w": jnp.zeros(2)}
+    state, zero = begin_state(algorithm, params)
+    grad = {"w": jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.5]])}
+    delta = {"w": jnp.array([[-1.0, 0.0], [1.0, 1.0], [-1.0, -0.5]])}  # the second one climbs
+    ones = jnp.ones(3)
+    own_rows = jax.tree.map(lambda leaf: jnp.stack([leaf + 7] * 3), zero)
+    closed = close(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
+    kept = np.asarray(closed.own["w"])
+    np.testing.assert_array_equal(kept[1], [7.0, 7.0])
+    assert not np.allclose(kept[0], 7.0) and not np.allclose(kept[2], 7.0)
+
+
+def test_a_killed_run_with_a_memory_ends_with_the_same_bits(tmp_path, monkeypatch):
+    algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH, average="ema")
+    whole = simulated(algorithm, rounds=12)
+    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(i, first, part):
+        if first + len(part.seconds) > 5:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        simulated(algorithm, rounds=12, checkpoints=tmp_path, observe=kill)
+    assert any(tmp_path.iterdir())
+    resumed = simulated(algorithm, rounds=12, checkpoints=tmp_path)
+    for name in ("weight", "bias"):
+        np.testing.assert_array_equal(resumed.params[name], whole.params[name])
+
+
+def test_a_killed_run_with_a_memory_on_flower_ends_with_the_same_bits(tmp_path):
+    algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH, average="last_two")
+    whole, _ = on_flower(algorithm, directory=tmp_path / "whole", rounds=5)
+    with pytest.raises(KeyboardInterrupt):
+        strategy = FederatedStrategy(
+            algorithm, system=SYSTEM, wait=0.0, deadline=0.05, seed=SEED, directory=tmp_path / "killed"
+        )
+
+        def killed(t, record):
+            if t == 3:
+                raise KeyboardInterrupt
+
+        strategy.start(grid(), arrays(begin()), num_rounds=5, evaluate_fn=killed)
+    resumed, strategy = on_flower(algorithm, directory=tmp_path / "killed", rounds=5)
+    for name in ("weight", "bias"):
+        np.testing.assert_array_equal(resumed[name], whole[name])
+    assert len((tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()) == 5
+
+
+# the other parts -----------------------------------------------------------------------------------------------------
+
+SLOTS = {
+    "selection": ("my_selection.py", "by_last_update", {"explore": 0.6}, None),
+    "local step": ("my_step.py", "local_momentum", {"decay": 0.8}, lambda file: [file["heavy_ball"](0.8)]),
+    "upload": ("my_upload.py", "by_descent", {"power": 2.0}, lambda file: [file["DESCENT"]]),
+    "server step": ("my_server.py", "steady", {"most": 0.7}, None),
+    "rule": ("my_rule.py", "softmax", {"temperature": 0.2}, None),
+    "memory": ("scaffold.py", "scaffold", {}, None),
+}
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
+    name, function, settings, parts = SLOTS[slot]
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 40
+    make = folb.named(own(name, function))
+    algorithm = make(K=K, lr=LR, batch=BATCH, **settings)
+    run = simulated(algorithm)
+    given = () if parts is None else parts(vars(sys.modules[f"folb_own_{Path(name).stem}"]))
+    deployed, _ = on_flower(algorithm, given)
+    assert furthest(deployed, run.params) <= 1e-5
+    assert furthest(deployed, begin()) > 1e-2
+    other = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH))
+    assert furthest(other.params, run.params) > 1e-4  # it does something of its own
+
+
+@pytest.mark.parametrize("slot", [slot for slot in SLOTS if slot != "memory"])
+def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
+    name, function, settings, _ = SLOTS[slot]
+    (key, value), *_ = settings.items()
+    small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"K={K}", "--rounds", "8", "--seeds", "2"]
+    command = ["compare", "synthetic_1_1", "--algorithms", f"{EXAMPLES / name}:{function}", *small]
+    assert main([*command, "--set", f"{key}={value},{value / 2}", "--out", str(tmp_path / "run"), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["parameters"][key] for run in runs] == [value, value, value / 2, value / 2]
+    assert len({run["model_sha256"] for run in runs}) == 4
+    with folb_programs() as programs:
+        make = folb.named(own(name, function))
+        both = [make(K=K, **{key: number}) for number in (value, value / 2)]
+        simulate(FEDERATION, MODEL, both, rounds=2)
+    assert len(programs) == 1
+
+
+class folb_programs:  # noqa: N801  it reads as a function
+    """Counts the programs of stacked runs that a simulation makes."""
+
+    def __enter__(self):
+        from folb.simulation import simulate as simulator
+
+        self.module, self.real, self.made = simulator, simulator._run_stacked, []
+        simulator._run_stacked = lambda *args: self.made.append(args) or self.real(*args)
+        return self.made
+
+    def __exit__(self, *error):
+        self.module._run_stacked = self.real
+
+
+def test_a_device_that_does_not_know_a_part_says_so():
+    with pytest.raises(InputError, match=r"local_step = 'step': this device knows sgd; .*parts"):
+        Device(*samples(0), gradient).answer(Task(1, ("delta",), 1, step="step"), begin())
+    with pytest.raises(InputError, match=r"uploads = 'descent': this device knows .*grad"):
+        Device(*samples(0), gradient).answer(Task(1, ("descent",)), begin())
+    with pytest.raises(InputError, match="loss = None: should be a function"):
+        Device(*samples(0), gradient).answer(Task(1, ("loss",)), begin())
+
+
+def test_an_upload_out_of_its_bounds_is_refused():
+    module = own("my_upload.py", "by_descent")
+    part = sys.modules["folb_own_my_upload"].DESCENT
+
+    def tamper(partition, message, reply):
+        if partition == 1 and "task" in message.content.config_records:
+            reply.content["metrics"]["descent"] = 50.0
+        return reply
+
+    _, strategy = on_flower(folb.named(module)(K=20), [part], 1, tamper, system=system.fixed(work=2), seed=1)
+    refused = strategy.opened.refused
+    assert refused[1] == "descent is 50.0, and should be a number from -1.001 to 1.001"
+    assert list(refused) == [1]
+
+
+def test_the_loss_of_a_device_is_an_upload_in_both_carriers():
+    """Weights in proportion to the loss; the devices on Flower compute theirs in NumPy."""
+
+    def by_loss(round):
+        weights = round.times * round.sent["loss"]
+        return folb.weighted(round, weights / weights.sum())
+
+    algorithm = folb.compose(by_loss, uploads=("loss",), K=K, lr=LR, batch=BATCH)
+    run = simulated(algorithm)
+    deployed, _ = on_flower(algorithm)
+    assert furthest(deployed, run.params) <= 1e-5
+    model = sum(value.nbytes for value in begin().values())
+    assert run.bytes_up.tolist() == ((run.times > 0).sum(axis=1) * (model + 4)).tolist()
+
+
+def test_a_survey_of_one_s_own_in_both_carriers():
+    """Devices drawn by their loss, which all of them are asked for."""
+
+    def by_loss(known):
+        return known.survey
+
+    algorithm = folb.compose(
+        folb.rules.mean, sampling=folb.Sampling(by_loss, survey=folb.core.upload.LOSS), K=K, lr=LR, batch=BATCH
+    )
+    run = simulated(algorithm, rounds=3)
+    deployed, _ = on_flower(algorithm, rounds=3)
+    assert furthest(deployed, run.params) <= 1e-5
+    model = sum(value.nbytes for value in begin().values())
+    assert run.bytes_up.tolist() == ((run.times > 0).sum(axis=1) * model + 4 * FEDERATION.N).tolist()
+
+
+# the model that is kept ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("average", "rate"), [("ema", 0.6), ("last_two", None)])
+def test_the_model_that_is_evaluated_and_kept(average, rate):
+    rounds = 4
+    plain = [simulated(algorithms.fedavg(K=K, lr=LR), rounds=t).params for t in range(1, rounds + 1)]
+    run = simulated(algorithms.fedavg(K=K, lr=LR, average=average, average_rate=rate), rounds=rounds)
+    weights = np.array([rate ** (rounds - s) for s in range(1, rounds + 1)] if rate else [0, 0, 0.5, 0.5])
+    expected = {
+        name: sum(w * params[name] for w, params in zip(weights / weights.sum(), plain, strict=True))
+        for name in plain[0]
+    }
+    assert furthest(expected, run.params) <= 1e-6
+    x, y = FEDERATION.test.x, FEDERATION.test.y
+    hits = np.mean((x @ expected["weight"] + expected["bias"]).argmax(axis=1) == y)
+    assert run.test_accuracy[-1] == pytest.approx(hits)
+    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, average=average, average_rate=rate), rounds=rounds)
+    assert furthest(deployed, expected) <= 1e-5
+
+
+# mistakes ------------------------------------------------------------------------------------------------------------
+
+
+def state_of_another_shape(g, state, lr):
+    return g, (g,)
+
+
+MISTAKES = {
+    "a number of another step": ({"server": "plain", "beta": 0.5}, r"beta = 0.5: is for server=momentum, adam, yogi;"),
+    "beta of 1": ({"server": "momentum", "beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
+    "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
+    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
+    "a rate of 1": ({"average": "ema", "average_rate": 1.0}, "average_rate = 1.0: should be at least 0"),
+    "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
+    "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
+    "an upload by a taken name": ({"uploads": (folb.Upload("delta", lambda grad: grad),)}, "uploads = 'delta'"),
+    "an upload of what no device has": ({"uploads": (folb.Upload("a", lambda hessian: 0),)}, "needs = 'hessian'"),
+    "a survey after the work": (
+        {"sampling": folb.Sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
+        "survey = 'a': should need none of delta",
+    ),
+    "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
+    "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
+    "a memory that is none": ({"memory": "scaffold"}, "memory = 'scaffold': should be a DeviceMemory"),
+    "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_parts_are_named(mistake):
+    settings, said = MISTAKES[mistake]
+    with pytest.raises(InputError, match=said):
+        folb.compose(folb.rules.mean, **settings)
+
+
+SHAPES = {
+    "a move": ({"local_step": lambda g, state, lr: (g["weight"], state)}, "local_step: the move"),
+    "a state": ({"local_step": state_of_another_shape}, "local_step: the state after a step"),
+    "chances": ({"sampling": lambda known: known.size[:2]}, r"sampling: shape = \(2,\): should be \(5,\)"),
+    "a shift": (
+        {"memory": folb.DeviceMemory(lambda w: ((), ()), lambda r: ((), ()), lambda c, own: 0.0)},
+        "memory: what shift",
+    ),
+    "a memory": (
+        {"memory": folb.DeviceMemory(lambda w: ((), 0.0), lambda r: ((), r.delta))},
+        "memory: what update",
+    ),
+    "a server's model": (
+        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: (update.delta["bias"], memory))},
+        "server: the model and the memory",
+    ),
+    "a type": (
+        {"memory": folb.DeviceMemory(lambda w: ((), 0), lambda r: ((), r.times))},
+        "memory: what update.*should be .*int32",
+    ),
+    "no memory to look at": ({"sampling": folb.Sampling(lambda known: known.size, memory=True)}, "memory = None"),
+}
+
+
+@pytest.mark.parametrize("part", SHAPES)
+def test_parts_of_wrong_shapes_are_named_before_anything_runs(part):
+    settings, said = SHAPES[part]
+    with pytest.raises(InputError, match=said):
+        simulated(folb.compose(folb.rules.mean, K=K, **settings), rounds=2)
+
+
+def test_chances_that_are_no_numbers_are_none():
+    """NaN, infinity and negative chances: such devices are not drawn; if no device is left, all have equal chances."""
+    import jax.numpy as jnp
+
+    def odd(known):
+        return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
+
+    drawn = set(np.unique(simulated(folb.compose(folb.rules.mean, sampling=odd, K=K), rounds=4).devices))
+    assert drawn == {3, 4}
+    none = simulated(folb.compose(folb.rules.mean, sampling=lambda known: 0.0 * known.size, K=K), rounds=4)
+    assert len(np.unique(none.devices)) == 5
+
+
+def test_a_memory_of_devices_is_refused_where_draws_are_ahead_or_replies_unseen():
+    algorithm = own("my_selection.py", "by_last_update")(K=2)
+    with pytest.raises(InputError, match="neither a survey nor a memory"):
+        simulate(FEDERATION, MODEL, algorithm, rounds=2, stream=True)
+    with pytest.raises(InputError, match="memory = 'unnamed': should be None"):
+        memory = folb.DeviceMemory(lambda w: ((), 0.0), lambda r: ((), r.own))
+        folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.folb, uploads=("grad",), memory=memory, K=5))
+
+
+def test_a_memory_with_streamed_samples_is_that_without():
+    algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
+    here, there = (simulated(algorithm, rounds=4, stream=stream) for stream in (False, True))
+    np.testing.assert_array_equal(here.params["weight"], there.params["weight"])
+
+
+def test_luck_is_what_the_literal_loop_takes_it_for():
+    """The work that the record has is the system's, of (seed, round, device)."""
+    run = simulated(algorithms.fedavg(K=K))
+    luck = np.asarray(uniform(words(SEED, 1, run.devices[0], 4)))[:, 2:]
+    work = np.where(run.times[0] > 0, 1 + np.floor(luck[:, 0] * 4), 0)
+    np.testing.assert_array_equal(run.records["work"][0], work)
+
+
+def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, capsys):
+    """Before the first round, in one line, without a traceback."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import folb\n\ndef rule(round):\n    return round.deltas\n\n"
+        "def mine(**common):\n    return folb.compose(rule, **common)\n"
+    )
+    command = [
+        "compare",
+        "synthetic_1_1",
+        "--algorithms",
+        f"fedavg,{file}:mine",
+        "--set",
+        "sizes=20,31",
+        "--set",
+        "K=2",
+    ]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"{file} = 'line 4': fails: AttributeError: 'Round' object has no attribute 'deltas'" in error
+    assert "Traceback" not in error and not (tmp_path / "run").exists()
