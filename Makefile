@@ -11,8 +11,11 @@ demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the
 test: .venv/.test  ## the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# they compute more than they compile: with XLA's usual optimization, which the other tests do without
+OPTIMIZED := XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
+
 test-slow: .venv/.test  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(OPTIMIZED) $(BIN)/python -m pytest -m slow
 
 test-examples: .venv/.examples  ## the Flower examples, in Flower's simulation and on SuperNodes; the whole demo
 	$(BIN)/python -m pytest -m slow tests/test_deployment.py
