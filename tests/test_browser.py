@@ -357,7 +357,7 @@ def test_without_records_and_several_experiments(directory, tmp_path, visit):
     tab = visit(report(tmp_path / "report.html", directory, plain))
     expect(tab.locator("h1")).to_have_text("2 experiments")
     expect(tab.locator("nav a")).to_have_count(2)
-    expect(tab.locator("article").nth(1)).to_contain_text("not recorded: --records records it")
+    expect(tab.locator("article").nth(1)).to_contain_text("did not record its devices: use --records")
     expect(tab.locator(".state")).to_have_text(["finished", "interrupted, 180 of 360 rounds"])
     expect(tab.locator("pre", has_text=re.compile("folb resume .*other-1"))).to_be_visible()
     charts(tab).nth(2).press("Home")
