@@ -199,7 +199,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     closed = close(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
     kept = np.asarray(closed.own["w"])
     np.testing.assert_array_equal(kept[1], [7.0, 7.0])
-    assert not np.allclose(kept[0], 7.0) and not np.allclose(kept[2], 7.0)
+    np.testing.assert_allclose(kept[[0, 2]], np.asarray(grad["w"])[[0, 2]], rtol=1e-6)  # in their own unit
 
 
 def test_a_killed_run_with_a_memory_ends_with_the_same_bits(tmp_path, monkeypatch):
@@ -344,9 +344,7 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     def by_loss(known):
         return known.survey
 
-    algorithm = folb.compose(
-        folb.rules.mean, sampling=folb.Sampling(by_loss, survey=folb.core.upload.LOSS), K=K, lr=LR, batch=BATCH
-    )
+    algorithm = folb.compose(folb.rules.mean, sampling=folb.Sampling(by_loss, survey="loss"), K=K, lr=LR, batch=BATCH)
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -375,6 +373,54 @@ def test_the_model_that_is_evaluated_and_kept(average, rate):
     assert furthest(deployed, expected) <= 1e-5
 
 
+def test_an_average_of_one_s_own():
+    """The mean of all models, as three plain functions."""
+    import jax.numpy as jnp
+
+    mean = folb.Average(
+        lambda params: (jax.tree.map(jnp.zeros_like, params), jnp.float32(0)),
+        lambda memory, params: (folb.tree.add(memory[0], params), memory[1] + 1),
+        lambda memory, params: jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0]),
+    )
+    plain = [simulated(algorithms.fedavg(K=K, lr=LR), rounds=t).params for t in (1, 2, 3)]
+    run = simulated(algorithms.fedavg(K=K, lr=LR, average=mean), rounds=3)
+    expected = {name: sum(params[name] for params in plain) / 3 for name in plain[0]}
+    assert furthest(expected, run.params) <= 1e-6
+    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, average=mean), rounds=3)
+    assert furthest(deployed, expected) <= 1e-5
+
+
+def towards_start(g, state, lr):
+    """A step whose state is the model that the round started from."""
+    return jax.tree.map(lambda d, w: -lr * (d + 0.1 * w), g, state), state
+
+
+@pytest.mark.parametrize("unit", ["step", "gradient"])
+def test_a_step_s_state_starts_from_the_model(unit):
+    step = folb.LocalStep(towards_start, init=lambda params: params)
+    algorithm = folb.compose(folb.rules.mean, local_step=step, K=K, lr=LR, batch=BATCH, unit=unit)
+    run = simulated(algorithm, rounds=3)
+    deployed, _ = on_flower(algorithm, [step], rounds=3)
+    assert furthest(deployed, run.params) <= 1e-5
+    assert (
+        furthest(simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, unit=unit), rounds=3).params, run.params) > 1e-4
+    )
+
+
+def test_a_round_has_the_same_types_in_both_carriers():
+    seen = []
+
+    def rule(round):
+        seen.append({name: str(getattr(round, name).dtype) for name in ("t", "N", "steps", "times", "size", "lr")})
+        return folb.rules.mean(round)
+
+    algorithm = folb.compose(rule, K=K, lr=np.float32(LR))
+    simulated(algorithm, rounds=1)
+    on_flower(algorithm, rounds=1)
+    assert len({tuple(kinds.items()) for kinds in seen}) == 1
+    assert seen[0]["t"] == seen[0]["N"] == seen[0]["steps"] == "int32"
+
+
 # mistakes ------------------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +437,15 @@ MISTAKES = {
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
     "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
     "an upload by a taken name": ({"uploads": (folb.Upload("delta", lambda grad: grad),)}, "uploads = 'delta'"),
+    "an upload named as a record is": ({"uploads": (folb.Upload("round", lambda grad: grad),)}, "uploads = 'round'"),
+    "a rate with an average of one's own": (
+        {"average": folb.Average(len, len, len), "average_rate": 0.5},
+        "average_rate = 0.5: is only for average=ema",
+    ),
+    "a sampling without the memory it looks at": (
+        {"sampling": folb.Sampling(lambda known: known.size, memory=True)},
+        "memory = None: should be a DeviceMemory",
+    ),
     "an upload of what no device has": ({"uploads": (folb.Upload("a", lambda hessian: 0),)}, "needs = 'hessian'"),
     "a survey after the work": (
         {"sampling": folb.Sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
@@ -430,7 +485,6 @@ SHAPES = {
         {"memory": folb.DeviceMemory(lambda w: ((), 0), lambda r: ((), r.times))},
         "memory: what update.*should be .*int32",
     ),
-    "no memory to look at": ({"sampling": folb.Sampling(lambda known: known.size, memory=True)}, "memory = None"),
 }
 
 

@@ -20,8 +20,9 @@ On disk, each round of a run takes at most 250 bytes and the algorithm's label.
 With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
 results and the picture take 1 MB, and results.json 50 bytes more for each
 evaluation. While it runs there are three checkpoints. Each holds, for each run,
-the model, the server's memory, and for each round so far 50 bytes and 9 for
-each chosen device (17 with --records). The files of --track come on top.
+the model, the server's memory, the memory of devices if the algorithm has one
+(a row for each device that can be met), and for each round so far 50 bytes and 9
+for each chosen device (17 with --records). The files of --track come on top.
 Run directories are in FOLB_RUNS, else in ./runs.
 """
 
@@ -29,7 +30,7 @@ Run directories are in FOLB_RUNS, else in ./runs.
 def add_experiment(command: argparse.ArgumentParser) -> None:
     """The experiment's choices, except the algorithms."""
     command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    command.add_argument("--system", help="a system model of `folb list` (uniform)")
+    command.add_argument("--system", help="a system model of `folb list`, or my_file.py:function (uniform)")
     command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
-from jax.tree_util import Partial
 
 from folb.core import average as averages
 from folb.core import local_step as local_steps
-from folb.core import selection
+from folb.core import selection, tree
 from folb.core.average import Average, server_model
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
@@ -133,10 +132,13 @@ def compose(
     if second and GRAD not in sent:
         expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
         raise InputError("uploads", uploads, expected)
+    chosen = selection.sampling(sampling)
+    if chosen.memory and memory is None:
+        raise InputError("memory", None, "should be a DeviceMemory: the sampling looks at one")
     return Algorithm(
-        selection=Selection(K, replacement, selection.sampling(sampling), second),
+        selection=Selection(K, replacement, chosen, second),
         solver=Solver(lr, mu, batch, unit, local_steps.local_step(local_step)),
-        rule=rule if isinstance(rule, Partial) else Partial(rule),
+        rule=tree.compiled(rule),
         server=server_step(server, lr=server_lr, beta=beta, beta2=beta2, eps=eps),
         uploads=sent,
         memory=device_memory(memory),
@@ -178,4 +180,5 @@ def named(constructor: Constructor) -> Constructor:
             choose(f"setting of {constructor.__name__}", name, known)
         return replace(constructor(**settings), origin=Origin(constructor.__name__, known | settings))
 
+    make.named_by_folb = True  # type: ignore[attr-defined]
     return make  # type: ignore[return-value]

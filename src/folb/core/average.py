@@ -58,7 +58,8 @@ def _ema_model(memory: tuple[Params, Any], params: Params) -> Params:
 
 
 def ema(rate: Any = 0.7) -> Average:
-    """The exponential mean sum_s rate^(t-s) w^s / sum_s rate^(t-s) over the models after rounds s = 1 .. t."""
+    """The exponential mean sum_s rate^(t-s) w^s / sum_s rate^(t-s) over the models s = 1 .. t that
+    rounds led to; a round that changes nothing does not count."""
     check("average_rate", rate, lambda rate: (rate >= 0) & (rate < 1), "should be at least 0 and less than 1")
     return Average(Partial(_ema_init), Partial(_ema_update, rate=rate), Partial(_ema_model))
 
@@ -85,10 +86,10 @@ AVERAGES: dict[str, Callable[..., Average]] = {"ema": ema, "last_two": last_two}
 
 def average(wanted: str | Average | None, rate: Any = None) -> Average:
     """An average by its name, or your own; None is the server's model."""
-    if isinstance(wanted, Average):
-        return wanted
     if rate is not None and wanted != "ema":
         raise InputError("average_rate", rate, f"is only for average=ema; average is {wanted}")
+    if isinstance(wanted, Average):
+        return Average(*map(tree.compiled, wanted))
     if wanted is None:
         return server_model()
     make = AVERAGES[choose("average", wanted, AVERAGES)]

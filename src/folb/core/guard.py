@@ -68,6 +68,9 @@ def is_guarded(algorithm: Algorithm) -> bool:
 def guarded(rule: Rule, cap: Any = 2.0) -> Rule:
     """`rule` on screened rounds, with weights of at least 0 and at most cap / K.
 
+    The update is the sum of the updates with these weights, and so must be that of `rule`: a rule that makes its update
+    in another way, such as a median, cannot be guarded.
+
     With cap = 1 every device that counts has weight 1/K: the mean (2), if each was drawn once and none is rejected.
     With cap >= K only the screening has an effect. The weights of (9) are not normalised: they keep the scale
     ||grad_1 f||^2 / ||grad_2 f||^2, computed from clipped gradients.
@@ -86,7 +89,7 @@ def _guarded(round: Round, *, rule: Rule, cap: Any) -> Update:
 
 
 def _apply_screened(memory: Any, round: Round, update: Update, *, apply: Any) -> tuple[Params, Any]:
-    return apply(memory, screened(round), update)
+    return apply(memory, _bounded(round), update)
 
 
 def _screening(memory: DeviceMemory | None) -> DeviceMemory | None:
@@ -95,9 +98,18 @@ def _screening(memory: DeviceMemory | None) -> DeviceMemory | None:
 
 def _update_screened(round: Round, *, update: Any) -> tuple[Any, Any]:
     """A device whose reply is rejected keeps its memory."""
-    sound = screened(round)
+    sound = _bounded(round)
     shared, own = update(sound)
     return shared, jax.vmap(tree.where)(sound.times > 0, own, round.own)
+
+
+def _bounded(round: Round) -> Round:
+    """The screened round for a memory or a server step: gradients in their own unit, clipped as updates are."""
+    sound = screened(round)
+    assert round.grad is not None
+    counted, norm = sound.times > 0, _polar(round.grad, round.times > 0).norm
+    shorter = jnp.minimum(1.0, fraction(REACH * median(norm, counted), norm))
+    return sound._replace(grad=_scaled(round.grad, jnp.where(counted, shorter, 0.0)))
 
 
 def screened(round: Round) -> Round:

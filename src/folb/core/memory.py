@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 from folb.core.rules import Round
+from folb.core.tree import compiled
 from folb.errors import InputError
 from folb.typing import Params
 
@@ -28,7 +28,8 @@ class DeviceMemory:
 
     init(params) -> (shared, own): the server's part, and the part of a device that was not met before.
     update(round) -> (shared, own): both after the round. `round.own` and the result are stacked over the slots. Slots
-    without a usable reply (`round.times` is 0) keep their memory, whatever the result says.
+    without a usable reply (`round.times` is 0) keep their memory, whatever the result says. A round that does not
+    change the model (no usable reply, or all weights 0) changes no memory.
     shift(shared, own) -> a tree of the model's shape, for one device; None sends nothing.
     """
 
@@ -43,11 +44,7 @@ def device_memory(wanted: DeviceMemory | None) -> DeviceMemory | None:
         return None
     if not isinstance(wanted, DeviceMemory):
         raise InputError("memory", wanted, "should be a DeviceMemory(init, update, shift)")
-
-    def compiled(f: Any) -> Any:
-        return f if f is None or isinstance(f, Partial) else Partial(f)
-
-    return DeviceMemory(compiled(wanted.init), compiled(wanted.update), compiled(wanted.shift))
+    return DeviceMemory(*map(compiled, (wanted.init, wanted.update, wanted.shift)))
 
 
 class Rows(NamedTuple):

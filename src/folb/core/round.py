@@ -66,6 +66,8 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.update(round)
     tree.check_like("memory: what update(round) returns", (shared, own), (state.shared, round.own))
     average = algorithm.average.update(state.average, params)
+    kept_model = algorithm.average.model(average, params)
+    tree.check_like("average: its memory and its model", (average, kept_model), (state.average, state.params))
     own = jax.vmap(tree.where)(updated & (round.times > 0), own, round.own)
     following = tree.where(updated, State(params, memory, shared, average), state._replace(devices=()))
     return Closed(following._replace(devices=state.devices), update, updated, own)
@@ -106,9 +108,13 @@ def upload_shape(upload: Upload, params: Params) -> Any:
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
     known = {name: number if name in ("loss", "mu") else like for name in upload.needs}
     try:
-        return jax.eval_shape(upload, known)
+        found = jax.eval_shape(upload, known)
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"upload {upload.name}", upload.compute, f"cannot be computed: {error}") from error
+    for leaf in jax.tree.leaves(found):
+        if leaf.dtype != jnp.float32:
+            raise InputError(f"upload {upload.name}", str(leaf.dtype), "should be float32, as it is sent")
+    return found
 
 
 def managed(

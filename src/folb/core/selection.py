@@ -17,7 +17,8 @@ from jax.tree_util import Partial
 from folb.core import randomness
 from folb.core.randomness import below
 from folb.core.shuffle import shuffled
-from folb.core.upload import BEFORE_WORK, GRAD, NORM, Upload
+from folb.core.tree import compiled
+from folb.core.upload import BEFORE_WORK, GRAD, NORM, Upload, upload
 from folb.errors import InputError, choose
 
 jax.tree_util.register_dataclass(Upload, data_fields=["numbers"], meta_fields=["name", "compute", "least", "most"])
@@ -55,7 +56,7 @@ class Sampling:
     """
 
     weigh: Callable[[Known], Array | Draw]
-    survey: Upload | None = None
+    survey: Upload | None = None  # or its name
     memory: bool = field(default=False, metadata={"static": True})
 
 
@@ -173,11 +174,11 @@ def sampling(wanted: str | Sampling | Callable[[Known], Any]) -> Sampling:
     made = wanted if isinstance(wanted, Sampling) else Sampling(wanted)
     if not callable(made.weigh):
         raise InputError("sampling", wanted, f"should be one of {', '.join(SAMPLINGS)}, or a function of `Known`")
-    if made.survey is not None and (late := set(made.survey.needs) - set(BEFORE_WORK)):
+    survey = None if made.survey is None else upload(made.survey)
+    if survey is not None and (late := set(survey.needs) - set(BEFORE_WORK)):
         expected = f"should need none of {', '.join(sorted(late))}: a survey comes before the devices work"
-        raise InputError("survey", made.survey.name, expected)
-    weigh = made.weigh if isinstance(made.weigh, Partial) else Partial(made.weigh)
-    return Sampling(weigh, made.survey, made.memory)
+        raise InputError("survey", survey.name, expected)
+    return Sampling(compiled(made.weigh), survey, made.memory)
 
 
 def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:

@@ -131,4 +131,4 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
 
 
 def _compiled(step: ServerStep) -> ServerStep:
-    return ServerStep(*(f if isinstance(f, Partial) else Partial(f) for f in step))
+    return ServerStep(*map(tree.compiled, step))

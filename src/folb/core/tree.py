@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.tree_util import Partial
 
 from folb.errors import InputError
 from folb.typing import Params
@@ -56,6 +57,11 @@ def combine(weights: Array, stack: Params) -> Params:
 def where(condition: Array, a: Params, b: Params) -> Params:
     """a if the scalar `condition` holds, else b."""
     return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
+
+
+def compiled(f: Any) -> Any:
+    """A function as a tree, which is what jax needs it to be inside an algorithm; its numbers are the leaves."""
+    return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
 def check_like(field: str, found: Params, wanted: Params) -> None:

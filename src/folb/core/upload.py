@@ -1,9 +1,9 @@
 """What a device sends besides its update: named quantities, each a function of what the device has.
 
 The function's arguments name what it needs (KNOWN), and only that is computed. Its keyword-only arguments are numbers,
-which can be swept. It returns a number, an array, or a tree of arrays, for example of the model's shape. A function
-that is written with `folb.core.vector` runs both in the simulator and on a real device. The size in bytes follows from
-the result. The server checks the shapes, and that every number is between `least` and `most`.
+which can be swept. It returns a number, an array, a dict of arrays, or a tree of the model's shape, in float32. A
+function that is written with `folb.core.vector` runs both in the simulator and on a real device. The size in bytes
+follows from the result. The server checks the shapes, and that every number is between `least` and `most`.
 """
 
 from __future__ import annotations
@@ -93,6 +93,12 @@ UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
 NORM = Upload("norm", _norm, least=0.0)
 LOSS = Upload("loss", _loss)
 
+# names that mean something else: in `compose`, in a message, or where a device computes its own weight
+TAKEN = (
+    *(DELTA.name, "second", "step", "arrays", "task", "shift", "mean", "metrics", "round", "identity"),
+    *("scaled_grad", "weighted", "importance", "hetero_weighted", "hetero_importance"),
+)
+
 UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS)}
 
 
@@ -101,7 +107,7 @@ def upload(wanted: str | Upload) -> Upload:
     if not isinstance(wanted, Upload):
         return UPLOADS[choose("uploads", wanted, UPLOADS)]
     own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA
-    taken = (*UPLOADS, DELTA.name, "second", "step", "metrics")  # names that mean something else in a message
+    taken = (*UPLOADS, *TAKEN)
     if own and (wanted.name in taken or not wanted.name.isidentifier()):
         raise InputError("uploads", wanted.name, f"should be a word, but not one of {', '.join(taken)}")
     for need in wanted.needs:

@@ -18,7 +18,12 @@ def each(f: Callable[..., Any], *trees: Params) -> Params:
     jax = sys.modules.get("jax")
     if jax is not None:
         return jax.tree.map(f, *trees)
-    return {name: f(*(tree[name] for tree in trees)) for name in trees[0]}  # a device's model: arrays by name
+    first = trees[0]  # without jax: arrays by name, and what a step's state may be made of
+    if isinstance(first, dict):
+        return {name: each(f, *(tree[name] for tree in trees)) for name in first}
+    if isinstance(first, list | tuple):
+        return type(first)(each(f, *parts) for parts in zip(*trees, strict=True))
+    return f(*trees)
 
 
 def dot(a: Params, b: Params) -> Any:

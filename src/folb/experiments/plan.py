@@ -67,7 +67,7 @@ def common_settings() -> dict[str, Setting]:
 def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
     if ".py:" in name:
         constructor = from_file(field, name)
-        if field == "algorithms" and not hasattr(constructor, "__wrapped__"):
+        if field == "algorithms" and not hasattr(constructor, "named_by_folb"):
             constructor = named(constructor)
         name = name.rpartition(":")[2]
     else:

@@ -60,7 +60,8 @@ class Device:
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
         for name in task.uploads:
             upload = self._upload(name)
-            value = replace(upload, numbers=task.numbers_of(name))(known)
+            numbers_of_upload = {key: np.float32(number) for key, number in task.numbers_of(name).items()}
+            value = replace(upload, numbers=numbers_of_upload)(known)
             if isinstance(value, Mapping):
                 arrays[name] = {key: np.asarray(part, np.float32) for key, part in value.items()}
             elif np.ndim(value):
@@ -71,7 +72,7 @@ class Device:
 
     def _upload(self, name: str) -> Upload:
         own = {part.name: part for part in self.parts if isinstance(part, Upload)}
-        return _known("uploads", name, UPLOADS | SUMS | {DELTA.name: DELTA} | own)
+        return _known("uploads", name, own | UPLOADS | SUMS | {DELTA.name: DELTA})
 
     def step(self, name: str) -> LocalStep:
         """A local step by its name."""

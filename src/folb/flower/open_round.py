@@ -61,7 +61,7 @@ def plan(
     """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw."""
     how = algorithm.selection
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
-    draw = drawing(how, Known(t, how.K, how.replacement, start, size, share, survey, memory))
+    draw = drawing(how, Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, survey, memory))
     first, second = core_round.sets(draw, how, seed, t)
 
     def managed(chosen: Multiset) -> Any:
@@ -107,6 +107,7 @@ class Opened:
     until: float
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
+    forms: Mapping[str, Form] = field(default_factory=dict)  # what each upload must be
     wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
@@ -192,7 +193,7 @@ class Opened:
         identities = [self.members[k].identity for k in drawn.first.device]
 
         def stack(who: Sequence[int], upload: Upload) -> Any:
-            shapes = form(upload, state.params).shapes
+            shapes = self.forms[upload.name].shapes
             replies = [self.usable.get(identity) for identity in who]
             if shapes is None:
                 return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
@@ -224,9 +225,9 @@ class Opened:
             inner=drawn.inner,
             second=second,
             sent=sent,
-            t=_array(self.t),
-            N=_array(len(self.members)),
-            steps=times.clip(max=1) * drawn.steps,
+            t=_whole(self.t),
+            N=_whole(len(self.members)),
+            steps=_whole(np.where(times > 0, drawn.steps, 0)),
             lr=_array(self.algorithm.solver.lr),
             own=self.own,
             K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
@@ -280,6 +281,10 @@ def _number(measured: Mapping[str, Any], *names: str) -> float | None:
     """The first of these that was measured, if it is a finite number."""
     found = [measured[name] for name in names if name in measured]
     return float(found[0]) if found and isinstance(found[0], int | float) and math.isfinite(found[0]) else None
+
+
+def _whole(values: Any) -> Any:
+    return np.asarray(values, np.int32)
 
 
 def _array(values: Sequence[float] | float) -> Any:

@@ -1,6 +1,6 @@
 """Any algorithm of folb as a Flower strategy on the Message API.
 
-Draws, random words, rules and server steps are the simulator's own, from `folb.rounds`; this module carries them to
+Draws, random words, rules and server steps are the simulator's own, from `folb.core.round`; this module carries them to
 real devices. A round draws one multiset of devices, and sends a message to each distinct device. The replies that pass
 the checks of `folb.flower.replies` are stacked in ascending order of identity, and one compiled step uses them. So
 neither Flower's node ids nor the order of the replies can change a bit of the result.
@@ -115,6 +115,7 @@ class FederatedStrategy(Strategy):
             raise InputError("min_train_nodes", min_train_nodes, "needs fraction_train; without it K devices train")
         _check_number("cap", cap, lambda value: 1 <= value < math.inf, "at least 1")
         self.algorithm = guard(algorithm, cap) if guarded else algorithm
+        self.wants_guard = guarded
         self.seed, self.objective = int(seed), objective
         self.system = systems.uniform() if system is None else system
         if not callable(self.system):
@@ -135,7 +136,6 @@ class FederatedStrategy(Strategy):
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
         self.opened: Opened | None = None
-        self.forms: dict[str, Form] | None = None
         self.further: tuple[Upload, ...] = ()  # uploads that a strategy needs besides the algorithm's
         self.evaluating: list[Message] = []
         self.warned = False
@@ -146,6 +146,8 @@ class FederatedStrategy(Strategy):
         settings = ", ".join(f"{key}={value}" for key, value in algorithm.origin.settings.items())
         log.info("%s with %s", algorithm.name, settings)
         log.info("rounds of at most %g s, and at least %d replies", self.deadline, self.min_replies)
+        if self.wants_guard and not is_guarded(algorithm):
+            log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -176,6 +178,7 @@ class FederatedStrategy(Strategy):
         self.post, self.roster = Post(grid), Roster()
         self.summary()
         state = self._begin(model)
+        self._forms(model)  # an upload that cannot be sent is an error now, and not in the first round
         if self.directory is None:
             return self._rounds(grid, state, num_rounds, evaluate_fn, None)
         about = RunSettings(
@@ -291,6 +294,7 @@ class FederatedStrategy(Strategy):
         self.opened = opened = Opened(
             server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
         )
+        opened.forms = self._forms(params)
         if len(members) < self.min_available_nodes:
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
@@ -426,19 +430,20 @@ class FederatedStrategy(Strategy):
                 group_id=str(opened.t),
                 ttl=self.deadline + SLACK,
             )
-            forms = {name: self._forms(opened)[name] for name in task.uploads}
+            forms = {name: opened.forms[name] for name in task.uploads}
             expected = Expected(opened.t, forms, member.size, member.node)
             opened.asked[identity] = (message, expected)
             opened.down += protocol.nbytes(message.content)
         return [opened.asked[identity][0] for identity in tasks]
 
-    def _forms(self, opened: Opened) -> dict[str, Form]:
-        """The form that each possible upload must have."""
-        if self.forms is None:
-            survey = self.algorithm.selection.sampling.survey
-            known = (DELTA, GRAD, *self.algorithm.uploads, *([] if survey is None else [survey]), *self.further)
-            self.forms = {upload.name: form(upload, opened.state.params) for upload in known}
-        return self.forms
+    def _forms(self, params: Arrays) -> dict[str, Form]:
+        """The form that each possible upload must have, for a model like `params`."""
+        survey = self.algorithm.selection.sampling.survey
+        known = (DELTA, GRAD, *self.algorithm.uploads, *([] if survey is None else [survey]), *self.further)
+        found = {upload.name: form(upload, params) for upload in known}
+        if survey is not None and survey != GRAD and found[survey.name].shapes is not None:
+            raise InputError(f"survey: {survey.name}", found[survey.name].shapes, "should be a number")
+        return found
 
     def _plain(self, t: int, *uploads: Upload) -> Task:
         """A task without local work."""
@@ -524,7 +529,10 @@ class FederatedStrategy(Strategy):
         return found
 
     def _finite(self, opened: Opened, closed: Closed) -> tuple[State, Update | None]:
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((closed.state, closed.own))):
+        step = (closed.state.params, closed.state.memory, closed.state.average)
+        remembered = (closed.state.shared, closed.own)  # which may mark by infinity what was not met
+        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step))
+        if not finite or any(np.isnan(leaf).any() for leaf in jax.tree.leaves(remembered)):
             opened.abandoned = "the step is not finite"
             return opened.state, None
         # keep the order of the arrays: jax sorts names

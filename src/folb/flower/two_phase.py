@@ -35,6 +35,8 @@ from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCA
 
 Sum = Callable[[Sequence[Arrays]], Arrays]
 
+# server steps that need the sum alone
+SERVER_STEPS = (server_step.plain().apply.func, server_step.momentum().apply.func)  # type: ignore[attr-defined]
 RULES = (rules.folb, rules.folb_hetero, rules.folb_never_flip)
 
 
@@ -76,8 +78,11 @@ class TwoPhaseStrategy(FederatedStrategy):
             names = ", ".join(known.__name__ for known in RULES)
             raise InputError("algorithm", algorithm.name, f"should be one of {names}: all others need more than sums")
         apply: Any = algorithm.server.apply
-        if apply.func is server_step.fedexp().apply.func:  # type: ignore[attr-defined]
-            raise InputError("server", "fedexp", "needs the norm of each update; choose another server step")
+        if apply.func not in SERVER_STEPS:
+            expected = "should be plain, momentum, adam or yogi: others may need each device's update"
+            raise InputError("server", getattr(apply.func, "__name__", apply.func), expected)
+        if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
+            raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
         self.weighted, self.importance = self._sums(rule)
         self.further = (SCALED_GRAD, self.weighted, self.importance)
 

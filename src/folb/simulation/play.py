@@ -15,7 +15,7 @@ from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort
-from folb.core.upload import GAMMA, UNCLAMPED_GAMMA
+from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.simulation import solve
 from folb.simulation.problem import Problem
 from folb.simulation.solve import Slots
@@ -98,8 +98,8 @@ def play(
         second=second,
         device=drawn.device,
         sent=sent,
-        t=t,
-        N=len(train.size),
+        t=jnp.asarray(t, jnp.int32),
+        N=jnp.int32(len(train.size)),
         steps=steps_of(solver, slots.work, size),
         lr=solver.lr,
         own=own,
@@ -151,12 +151,14 @@ def distribution(problem: Problem, algorithm: Algorithm, state: State | None, t:
     if asked is not None and state is not None:
         survey = (
             survey_inner_products(problem, state.params)
-            if asked.name == "grad"
+            if asked == GRAD
             else survey_upload(problem, asked, state.params, algorithm.solver.mu, how.K)
         )
     if how.sampling.memory and state is not None:
         memory = _own(algorithm, state, jnp.arange(len(train.size)))
-    known = Known(t, how.K, how.replacement, train.start, train.size, problem.share, survey, memory)
+    known = Known(
+        jnp.asarray(t, jnp.int32), how.K, how.replacement, train.start, train.size, problem.share, survey, memory
+    )
     return drawing(how, known)
 
 

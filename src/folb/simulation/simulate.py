@@ -123,13 +123,16 @@ class Simulation:
         if checkpoints is not None:
             atomic.directory(checkpoints)
         runs: dict[int, Run] = {}
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile") as ahead:
+        ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile")
+        try:
             for number, batch in enumerate(self.batches):
                 # the next program is compiled while the rounds of this one are played
                 for following in self.batches[number + 1 : number + 2]:
                     ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
                 keep = None if checkpoints is None else (checkpoints, number)
                 runs |= _run_stacked(self.problem, self.federation, batch, self.rounds, self.every, observe, keep)
+        finally:
+            ahead.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
         return [runs[place] for place in sorted(runs)]
 
 
@@ -282,8 +285,6 @@ def check(
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
-        if algorithm.selection.sampling.memory and algorithm.memory is None:
-            raise InputError("memory", None, f"should be a DeviceMemory: the sampling of {algorithm.name} uses one")
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:

@@ -215,7 +215,8 @@ def _gradient_descent(
         return jax.vmap(moved)(at, g, slots.work > s, shift)
 
     zero = jax.tree.map(lambda v: jnp.zeros((len(slots.device), *v.shape), v.dtype), params)
-    first = (zero, jax.vmap(solver.step.init)(zero))
+    start = jax.tree.map(lambda d, v: d + v, zero, params)  # a row for each slot
+    first = (zero, jax.vmap(solver.step.init)(start))
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
 
 
