@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples check bench bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-stream clean
+.PHONY: demo test test-slow test-examples check bench bench-command bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -27,6 +27,9 @@ check: .venv/.test  ## format, lint and strict types
 
 bench: .venv/.bench  ## speed against plain device loops, in one run
 	$(BIN)/python benchmarks/speed.py
+
+bench-command: .venv/.run  ## where the time of a warm `folb compare` goes
+	$(BIN)/python benchmarks/command.py
 
 bench-networks: .venv/.bench  ## the networks' speed against a plain PyTorch loop, by CPU time
 	$(BIN)/python benchmarks/networks.py

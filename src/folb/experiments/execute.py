@@ -193,13 +193,16 @@ def _perform(
     prepare(path, planned, again, accelerators)
     if on_start is not None:
         on_start(start)
-    # it draws the picture at the end and takes half a second to load, so it loads while the rounds run
-    threading.Thread(target=import_module, args=("matplotlib.figure",)).start()
+    # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before: it
+    # would keep the interpreter from tracing and loading the first program.
+    loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
     runs = store.read(path).environment["runs"]
     try:
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:
+                if loading.ident is None:
+                    loading.start()
                 recorder.add(i, first, part)
                 log(i, first, part)
                 if observe is not None:

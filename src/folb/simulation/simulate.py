@@ -126,11 +126,16 @@ class Simulation:
         ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile")
         try:
             for number, batch in enumerate(self.batches):
-                # the next program is compiled while the rounds of this one are played
-                for following in self.batches[number + 1 : number + 2]:
-                    ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
                 keep = None if checkpoints is None else (checkpoints, number)
-                runs |= _run_stacked(self.problem, self.federation, batch, self.rounds, self.every, observe, keep)
+
+                def prepare_next(number: int = number) -> None:
+                    """Compile the next program while the rounds of this one are played."""
+                    for following in self.batches[number + 1 : number + 2]:
+                        ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
+
+                runs |= _run_stacked(
+                    self.problem, self.federation, batch, self.rounds, self.every, observe, keep, prepare_next
+                )
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
         return [runs[place] for place in sorted(runs)]
@@ -308,8 +313,12 @@ def _run_stacked(
     every: int,
     observe: Observe | None,
     kept: tuple[Path, int] | None,
+    while_playing: Callable[[], None],
 ) -> dict[int, Run]:
-    """Play runs whose algorithms differ only in numbers, as one program; return each by its place."""
+    """Play runs whose algorithms differ only in numbers, as one program; return each by its place.
+
+    while_playing() is called once, when the first rounds are played.
+    """
     stacked, seeds = _stacked(jobs)
     states = begin(problem, stacked, seeds, rounds=_remembered(jobs, rounds))
     inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as in `advance`: traced once
@@ -358,6 +367,8 @@ def _run_stacked(
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
                 at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
                 tell(t, part)
+                if not chunks[1:]:  # these were the first rounds
+                    while_playing()
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
                 length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
