@@ -1,6 +1,8 @@
 """Your own model as three functions, here around an Equinox module; Flax modules work in the same way.
 
 folb compare synthetic_1_1 --model examples/my_model.py:mlp --set width=32
+
+It needs Equinox: pip install equinox
 """
 
 import equinox as eqx

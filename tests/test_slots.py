@@ -466,6 +466,7 @@ def test_mistakes_in_parts_are_named(mistake):
 
 
 SHAPES = {
+    "an update": ({"rule": lambda round: round.params}, r"rule = 'dict': should return a folb.Update"),
     "a move": ({"local_step": lambda g, state, lr: (g["weight"], state)}, "local_step: the move"),
     "a state": ({"local_step": state_of_another_shape}, "local_step: the state after a step"),
     "chances": ({"sampling": lambda known: known.size[:2]}, r"sampling: shape = \(2,\): should be \(5,\)"),
@@ -492,7 +493,7 @@ SHAPES = {
 def test_parts_of_wrong_shapes_are_named_before_anything_runs(part):
     settings, said = SHAPES[part]
     with pytest.raises(InputError, match=said):
-        simulated(folb.compose(folb.rules.mean, K=K, **settings), rounds=2)
+        simulated(folb.compose(**{"rule": folb.rules.mean, "K": K} | settings), rounds=2)
 
 
 def test_chances_that_are_no_numbers_are_none():
@@ -552,3 +553,13 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
     error = capsys.readouterr().err
     assert f"{file} = 'line 4': fails: AttributeError: 'Round' object has no attribute 'deltas'" in error
     assert "Traceback" not in error and not (tmp_path / "run").exists()
+
+
+def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
+    (tmp_path / "beside_mine.py").write_text("import folb\nrule = folb.rules.mean\n")
+    (tmp_path / "mine.py").write_text(
+        "import folb\nfrom beside_mine import rule\ndef mine(**c): return folb.compose(rule, **c)\n"
+    )
+    small = ["--set", "sizes=20,31", "--set", "K=2", "--rounds", "2", "--seeds", "1", "--json"]
+    assert main(["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]) == 0
+    assert str(tmp_path) not in sys.path

@@ -75,6 +75,8 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
 
 def _check_update(update: Update, params: Params, K: int) -> None:
     """Wrong shapes would be broadcast without an error. Shapes are known before anything runs, so check them."""
+    if not isinstance(update, Update):
+        raise InputError("rule", type(update).__name__, "should return a folb.Update(delta, weights)")
     delta, weights = jax.tree.map(jnp.shape, tuple(update))
     if delta != jax.tree.map(jnp.shape, params) or weights != (K,):
         expected = f"should be an update of the shapes of the model, and weights of shape ({K},)"

@@ -71,7 +71,8 @@ def execute(
     `accelerators`, `stream` and `observe` are explained at `simulate`. A resumed run also tells `observe` the rounds
     that it had before, in one part.
     `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
-    `on_start` is called once, before the first round, with the plan, the directory, and whether it is finished.
+    `on_start(start)` is called once, before the first round. `start.plan`, `start.path` and `start.finished` are the
+    plan, the directory, and whether its results are there already.
 
     Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
     together, all of them call it; only the first writes the directory and calls its callbacks.

@@ -117,10 +117,13 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     assert loaded is not None and loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
+    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import the files beside it
     try:
         loaded.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
     function = getattr(module, name, None)
     if not callable(function):
         raise InputError(field, spec, f"{path} has no function {name!r}")
