@@ -437,6 +437,10 @@ MISTAKES = {
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
     "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
     "an upload by a taken name": ({"uploads": (folb.Upload("delta", lambda grad: grad),)}, "uploads = 'delta'"),
+    "an upload with its bounds the wrong way": (
+        {"uploads": (folb.Upload("a", lambda grad: grad, least=3, most=1),)},
+        "upload a: least, most",
+    ),
     "an upload named as a record is": ({"uploads": (folb.Upload("round", lambda grad: grad),)}, "uploads = 'round'"),
     "a rate with an average of one's own": (
         {"average": folb.Average(len, len, len), "average_rate": 0.5},
@@ -469,6 +473,29 @@ SHAPES = {
     "an update": ({"rule": lambda round: round.params}, r"rule = 'dict': should return a folb.Update"),
     "a move": ({"local_step": lambda g, state, lr: (g["weight"], state)}, "local_step: the move"),
     "a state": ({"local_step": state_of_another_shape}, "local_step: the state after a step"),
+    "no pair from a step": ({"local_step": lambda g, state, lr: g}, "local_step: what it returns = 'dict'"),
+    "no pair from init": (
+        {"memory": folb.DeviceMemory(lambda w: w, lambda r: ((), r.own))},
+        "memory: what init.*'dict': should be a pair",
+    ),
+    "no pair from update": (
+        {"memory": folb.DeviceMemory(lambda w: ((), 0.0), lambda r: None)},
+        "memory: what update.*'NoneType': should be a pair",
+    ),
+    "no pair from apply": (
+        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: None)},
+        "server: what apply returns = 'NoneType'",
+    ),
+    "a whole number": ({"uploads": (folb.Upload("a", lambda grad: 1),)}, "upload a = 'int32': should be float32"),
+    "a nested upload": (
+        {"uploads": (folb.Upload("a", lambda grad: {"b": {"c": grad["bias"]}}),)},
+        "upload a = 'dict': should be a number, an array, or a dict of arrays",
+    ),
+    "weights": (
+        {"rule": lambda round: folb.weighted(round, round.times[:1])},
+        r"weights: shape = \(1,\): should be \(6,\)",
+    ),
+    "complex chances": ({"sampling": lambda known: 1j * known.share}, "sampling: what it returns"),
     "chances": ({"sampling": lambda known: known.size[:2]}, r"sampling: shape = \(2,\): should be \(5,\)"),
     "a shift": (
         {"memory": folb.DeviceMemory(lambda w: ((), ()), lambda r: ((), ()), lambda c, own: 0.0)},
@@ -563,3 +590,20 @@ def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
     small = ["--set", "sizes=20,31", "--set", "K=2", "--rounds", "2", "--seeds", "1", "--json"]
     assert main(["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]) == 0
     assert str(tmp_path) not in sys.path
+
+
+def test_a_bad_part_does_not_cost_the_results_there_are(tmp_path, capsys):
+    """--again with an upload that cannot be sent: it is refused before anything is cleared."""
+    file, run = tmp_path / "mine.py", tmp_path / "run"
+    source = (
+        "import folb, jax.numpy as jnp\ndef mine(**common):\n    return folb.compose(folb.rules.mean, **common, {})\n"
+    )
+    command = ["compare", "synthetic_1_1", "--algorithms", f"{file}:mine", "--set", "sizes=20,31", "--rounds", "2"]
+    file.write_text(source.format(""))
+    assert main([*command, "--out", str(run)]) == 0
+    before = (run / "results.json").read_bytes()
+    for bad in ("jnp.int32(1)", "'text'"):
+        file.write_text(source.format(f"uploads=[folb.Upload('q', lambda grad: {bad})]"))
+        assert main([*command, "--out", str(run), "--again"]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+        assert (run / "results.json").read_bytes() == before

@@ -21,6 +21,8 @@ from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params
 
+INIT, UPDATE = "memory: what init(params) returns", "memory: what update(round) returns"
+
 
 class State(NamedTuple):
     """All that a run needs to resume. A part that an algorithm does not have is ()."""
@@ -34,7 +36,7 @@ class State(NamedTuple):
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     """The state before the first round, and the first memory of a device. The carrier stores the devices' memory."""
-    shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.init(params)
+    shared, own = ((), ()) if algorithm.memory is None else tree.pair(INIT, algorithm.memory.init(params))
     return State(params, algorithm.server.init(params), shared, algorithm.average.init(params)), own
 
 
@@ -61,10 +63,10 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     update = algorithm.rule(round)
     _check_update(update, state.params, algorithm.selection.K)
     updated = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
-    params, memory = algorithm.server.apply(state.memory, round, update)
+    params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, round, update))
     tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
-    shared, own = ((), ()) if algorithm.memory is None else algorithm.memory.update(round)
-    tree.check_like("memory: what update(round) returns", (shared, own), (state.shared, round.own))
+    shared, own = ((), ()) if algorithm.memory is None else tree.pair(UPDATE, algorithm.memory.update(round))
+    tree.check_like(UPDATE, (shared, own), (state.shared, round.own))
     average = algorithm.average.update(state.average, params)
     kept_model = algorithm.average.model(average, params)
     tree.check_like("average: its memory and its model", (average, kept_model), (state.average, state.params))
@@ -113,6 +115,11 @@ def upload_shape(upload: Upload, params: Params) -> Any:
         found = jax.eval_shape(upload, known)
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"upload {upload.name}", upload.compute, f"cannot be computed: {error}") from error
+    flat = isinstance(found, dict) and all(hasattr(part, "shape") for part in found.values())
+    structures: Any = (jax.tree.structure(found), jax.tree.structure(params))
+    if not (hasattr(found, "shape") or flat or structures[0] == structures[1]):
+        kind = type(found).__name__
+        raise InputError(f"upload {upload.name}", kind, "should be a number, an array, or a dict of arrays")
     for leaf in jax.tree.leaves(found):
         if leaf.dtype != jnp.float32:
             raise InputError(f"upload {upload.name}", str(leaf.dtype), "should be float32, as it is sent")

@@ -67,6 +67,8 @@ Rule = Callable[[Round], Update]
 
 def weighted(round: Round, weights: Array) -> Update:
     """The step sum_k weights_k Delta w_k; a slot that does not count has no part in it."""
+    if jnp.shape(weights) != jnp.shape(round.times):
+        raise InputError("weights: shape", jnp.shape(weights), f"should be {jnp.shape(round.times)}, one for each slot")
     weights = jnp.where(round.times > 0, weights, 0.0)
     return Update(tree.combine(weights, round.delta), weights)
 

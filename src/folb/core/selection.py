@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
@@ -109,8 +110,10 @@ def drawing(how: Selection, known: Known) -> Draw:
     if isinstance(found, Draw):
         return found
     N = len(known.size)
-    if jnp.shape(found) != (N,):
-        raise InputError("sampling: shape", jnp.shape(found), f"should be ({N},): a chance for each device")
+    if not isinstance(found, Array | np.ndarray) or jnp.iscomplexobj(found):
+        raise InputError("sampling: what it returns", type(found).__name__, "should be an array of chances, or a Draw")
+    if found.shape != (N,):
+        raise InputError("sampling: shape", found.shape, f"should be ({N},): a chance for each device")
     # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
     chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)
     return from_distribution(_proportional(chances), known)

@@ -64,6 +64,13 @@ def compiled(f: Any) -> Any:
     return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
+def pair(field: str, found: Any) -> tuple[Any, Any]:
+    """Two values that a user's function returns; anything else would be unpacked as if it were two."""
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise InputError(field, type(found).__name__, "should be a pair, a tuple of two")
+    return found
+
+
 def check_like(field: str, found: Params, wanted: Params) -> None:
     """Raise an `InputError` unless both have the same structure, shapes and types: jax would broadcast in silence."""
 

@@ -108,8 +108,11 @@ def upload(wanted: str | Upload) -> Upload:
         return UPLOADS[choose("uploads", wanted, UPLOADS)]
     own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA
     taken = (*UPLOADS, *TAKEN)
-    if own and (wanted.name in taken or not wanted.name.isidentifier()):
+    if own and (wanted.name in taken or not str(wanted.name).isidentifier()):
         raise InputError("uploads", wanted.name, f"should be a word, but not one of {', '.join(taken)}")
+    bounds = (wanted.least, wanted.most)
+    if not all(isinstance(bound, int | float) for bound in bounds) or not wanted.least < wanted.most:
+        raise InputError(f"upload {wanted.name}: least, most", bounds, "should be numbers, the first the smaller")
     for need in wanted.needs:
         choose(f"what the upload {wanted.name} needs", need, KNOWN)
     return wanted

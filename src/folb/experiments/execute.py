@@ -221,7 +221,7 @@ def _perform(
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
-    with naming_own_files():
+    with naming_own_files([experiment.model, experiment.system, *experiment.algorithms]):
         return simulation(
             planned.federation,
             planned.model,

@@ -131,8 +131,8 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def naming_own_files() -> Iterator[None]:
-    """Turn an error that arose in a user's own file into an `InputError` that names the file and the line."""
+def naming_own_files(names: Sequence[str]) -> Iterator[None]:
+    """Turn an error of a user's own files, some of `names`, into an `InputError` that names the file and the line."""
     try:
         yield
     except InputError:
@@ -140,8 +140,11 @@ def naming_own_files() -> Iterator[None]:
     except Exception as error:
         frames = list(traceback.walk_tb(error.__traceback__))
         own = [(f.f_code.co_filename, line) for f, line in frames if f.f_globals.get("__name__", "").startswith(OWN)]
-        if not own:
+        reason = f"fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if own:
+            raise InputError(own[-1][0], f"line {own[-1][1]}", reason) from error
+        files = [name for name in names if ".py:" in name]
+        if not files:
             raise
-        file, line = own[-1]
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(file, f"line {line}", f"fails: {type(error).__name__}: {reason}") from error
+        # what a function of theirs returned is not what folb can use
+        raise InputError("own file", ", ".join(files), reason) from error

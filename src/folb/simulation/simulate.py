@@ -22,7 +22,7 @@ from jax import Array
 
 from folb import atomic
 from folb.core.algorithm import Algorithm
-from folb.core.round import upload_shape
+from folb.core.round import State, upload_shape
 from folb.core.system import System
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
@@ -191,7 +191,15 @@ def check_shapes(problem: Problem, jobs: list[Job], rounds: int) -> None:
     """
     stacked, seeds = _stacked(jobs)
     states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    model, survey = _one_model(states), jobs[0].algorithm.selection.sampling.survey
+    for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
+        upload_shape(upload, model)
     jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
+
+
+def _one_model(states: State) -> Params:
+    """What the model of one of the stacked runs is like."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
 
 
 def _remembered(jobs: list[Job], rounds: int) -> int:
@@ -325,7 +333,7 @@ def _run_stacked(
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
-    model = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
+    model = _one_model(states)
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs."""

@@ -177,7 +177,8 @@ def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, set
     w, state = at
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
-    move, following = solver.step.apply(g, state, settings.lr, **settings.numbers)
+    found = solver.step.apply(g, state, settings.lr, **settings.numbers)
+    move, following = tree.pair("local_step: what it returns", found)
     tree.check_like("local_step: the move", move, w)
     tree.check_like("local_step: the state after a step", following, state)
     w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
