@@ -190,6 +190,7 @@ def test_guarded_on_the_command_line(capsys, tmp_path):
     assert [(run["parameters"]["guarded"], run["parameters"]["cap"]) for run in runs] == [(True, 1.5), (True, 3.0)]
 
 
+@pytest.mark.slow
 def test_attacks_on_gamma():
     """(18) with psi = 1: a lie about gamma takes all weight, or the model; guarded, neither."""
     experiment = Experiment("synthetic_1_1", algorithms=attack.ALGORITHMS, rounds=30, seeds=2, set=attack.SETTINGS)

@@ -365,7 +365,13 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
+# Each algorithm by itself, a guarded one, and one with every number of a server step; the other combinations are slow.
+ALWAYS = {*MAKERS, "folb, guarded, fedexp", "scaffold, option 1, yogi, ema", "fedavg, momentum, last two"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
+)
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
     case, programs = TABLE[name], program.advance._cache_size()

@@ -392,6 +392,7 @@ def test_a_round_without_gradients_cannot_be_guarded():
         guard.guarded(rules.mean)(on_device(honest(0))._replace(grad=None))
 
 
+@pytest.mark.slow
 def test_rounds_to_target_without_attack():
     """Over 5 seeds guarded FOLB needs at most 5 % more rounds than plain FOLB. `pytest -rP` prints the figures."""
     federation = data.load("synthetic_1_1")

@@ -105,6 +105,7 @@ def test_the_derivative_of_a_product_is_the_plain_one():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_heavy_models_learn_the_same_abreast_and_in_turn():
     """Also of two runs at once, which are stacked or take turns."""
     name = "char_lstm"
