@@ -67,7 +67,8 @@ def execute(
     `experiment` is an `Experiment`, a dict of its fields, or the path of an experiment file.
     `directory` is the run directory. By default its name comes from the content of the experiment, and it is in the
     directory that FOLB_RUNS names, else in `runs`.
-    `again` runs the experiment from the start, in place of what is there.
+    `again` runs the experiment from the start. It replaces the run that is there once all checks are passed. An error
+    that comes later, in a round, does not bring the old run back.
     `accelerators`, `stream` and `observe` are explained at `simulate`. A resumed run also tells `observe` the rounds
     that it had before, in one part.
     `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
