@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from inprocess import InProcessGrid
+from test_flower import softmax_gradient as gradient
 
 import folb
 from folb import InputError, algorithms, data, models, simulate, system
@@ -32,16 +33,6 @@ K, ROUNDS, SEED, LR, BATCH = 6, 8, 3, 0.05, 5  # more draws than devices, so tha
 
 def own(name, function):
     return from_file("algorithms", f"{EXAMPLES / name}:{function}")
-
-
-def gradient(params, x, y):
-    """The logistic model's, in NumPy."""
-    z = x @ params["weight"] + params["bias"]
-    p = np.exp(z - z.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    p /= np.float32(len(y))
-    return {"weight": x.T @ p, "bias": p.sum(axis=0)}
 
 
 def loss(params, x, y):
