@@ -244,10 +244,8 @@ def test_a_grid_cut_to_fit_gives_the_bits_of_its_parts(monkeypatch, tmp_path):
         np.testing.assert_allclose(ours, together, rtol=1e-4, atol=1e-6)
 
 
-def test_parts_are_few_and_even(monkeypatch):
-    monkeypatch.setattr(simulator, "fitting", lambda *args: 4)
-    jobs = [simulator.Job(i, None, 0) for i in range(10)]
-    batches = simulator._batches(None, [job._replace(algorithm=algorithms.folb()) for job in jobs])
+def test_parts_are_few_and_even():
+    batches = simulator._batches([simulator.Job(i, None, 0) for i in range(10)], 4)
     assert [[job.place for job in batch] for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
 

@@ -28,7 +28,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.models import Model
 from folb.results.run import Run
-from folb.simulation import parallel, solve
+from folb.simulation import parallel, solve, threads
 from folb.simulation.evaluate import evaluation_block
 from folb.simulation.play import Info
 from folb.simulation.problem import ENDLESS, Problem, problem, start
@@ -43,7 +43,7 @@ from folb.simulation.program import (
     one_round,
 )
 from folb.store import checkpoint
-from folb.store.environment import memory
+from folb.store.environment import cores, memory
 from folb.typing import Params
 
 CHUNK_SECONDS = 0.25
@@ -117,27 +117,38 @@ class Simulation:
     batches: Sequence[list[Job]]
     rounds: int
     every: int
+    together: int = 1  # programs that play at the same time
 
     def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
         """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
         if checkpoints is not None:
             atomic.directory(checkpoints)
-        runs: dict[int, Run] = {}
         ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile")
+
+        def play(number: int, observe: Observe | None) -> dict[int, Run]:
+            keep = None if checkpoints is None else (checkpoints, number)
+
+            def prepare_next() -> None:
+                """Compile the next program while the rounds of this one are played."""
+                for following in self.batches[number + self.together : number + self.together + 1]:
+                    ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
+
+            return _run_stacked(
+                self.problem,
+                self.federation,
+                self.batches[number],
+                self.rounds,
+                self.every,
+                observe,
+                keep,
+                prepare_next,
+            )
+
         try:
-            for number, batch in enumerate(self.batches):
-                keep = None if checkpoints is None else (checkpoints, number)
-
-                def prepare_next(number: int = number) -> None:
-                    """Compile the next program while the rounds of this one are played."""
-                    for following in self.batches[number + 1 : number + 2]:
-                        ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
-
-                runs |= _run_stacked(
-                    self.problem, self.federation, batch, self.rounds, self.every, observe, keep, prepare_next
-                )
+            found = threads.played(play, len(self.batches), self.together, observe)
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
+        runs = {place: run for batch in found for place, run in batch.items()}
         return [runs[place] for place in sorted(runs)]
 
 
@@ -178,10 +189,23 @@ def simulation(
         for seed in seeds:
             place = sum(map(len, groups.values()))
             groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
-    batches = [batch for jobs in groups.values() for batch in _batches(shared, jobs, rounds)]
+    fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
+    batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
     for batch in batches:
         check_shapes(shared, batch, rounds)
-    return Simulation(shared, federation, batches, rounds, evaluate_every)
+    filled = sum(len(jobs) / fit for jobs, fit in fits)
+    return Simulation(shared, federation, batches, rounds, evaluate_every, _together(shared, len(batches), filled))
+
+
+def _together(problem: Problem, programs: int, filled: float) -> int:
+    """How many programs play at the same time, if all of them take `filled` of the memory for runs.
+
+    A light model's operations are too small for more than one core. Heavy models, GPUs and streamed samples have enough
+    work with one program.
+    """
+    if jax.default_backend() != "cpu" or not problem.abreast or problem.streamed or problem.mesh is not None:
+        return 1
+    return min(programs, cores()) if filled <= 1 else 1
 
 
 def check_shapes(problem: Problem, jobs: list[Job], rounds: int) -> None:
@@ -230,9 +254,8 @@ def streams(federation: Federation, stream: bool | None) -> bool:
     return federation.nbytes > memory() // 2 if stream is None else bool(stream)
 
 
-def _batches(problem: Problem, jobs: list[Job], rounds: int = ENDLESS) -> list[list[Job]]:
-    """The jobs in order, in as few batches as fit into memory, of about equal size."""
-    fit = 1 if len(jobs) == 1 else fitting(problem, jobs[0].algorithm, memory(), rounds)
+def _batches(jobs: list[Job], fit: int) -> list[list[Job]]:
+    """The jobs in order, in as few batches of at most `fit` as possible, of about equal size."""
     count = -(-len(jobs) // fit)
     return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
 

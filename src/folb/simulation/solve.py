@@ -7,6 +7,7 @@ side; one after another is faster for a large network on a CPU. The accelerators
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -147,6 +148,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
         rows = jax.vmap(shuffled)(slots.words, jnp.broadcast_to(epoch, real.shape), jnp.minimum(position, n - 1), size)
         return start[:, None] + rows, real / jnp.maximum(real.sum(axis=1, keepdims=True), 1)
 
+    @partial(jax.jit, inline=True)  # like `each` below: traced once, though it is called twice
     def batches(s: Array) -> tuple[Array, Array]:
         return jax.vmap(batch)(s + jnp.arange(unroll))
 
@@ -158,11 +160,13 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
         g = jax.tree.map(lambda d, v, v0: d + settings.mu * (v - v0), g, w, here)
         return _moved(solver, at, g, active, settings)
 
+    each = jax.jit(_each(step, len(steps)), inline=True)  # traced once, and not `unroll` times
+
     def turn(carry: tuple[Array, Any, tuple[Array, Array]]) -> tuple[Array, Any, tuple[Array, Array]]:
         s, at, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(unroll):
-            at = _each(step, len(steps))(at, x[u], y[u], weight[u], s + u < steps, here, settings)
+            at = each(at, x[u], y[u], weight[u], s + u < steps, here, settings)
         return s + unroll, at, batches(s + unroll)
 
     # The next batches are part of the loop's state: otherwise the compiler would compute their rows again in every
@@ -231,7 +235,8 @@ def gradients(
     mesh: Mesh | None = None,
 ) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
-    return _means(model, jax.grad(_weighted_loss(model)), data, stack, device, wanted, abreast, mesh)
+    zeros = partial(jax.tree.map, jnp.zeros_like)
+    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, abreast, mesh)
 
 
 def losses(
@@ -244,7 +249,11 @@ def losses(
     mesh: Mesh | None = None,
 ) -> Array:
     """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
-    return _means(model, _weighted_loss(model), data, stack, device, wanted, abreast, mesh)
+
+    def zeros(stack: Params) -> Array:
+        return jnp.zeros(len(jax.tree.leaves(stack)[0]))
+
+    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, abreast, mesh)
 
 
 def _weighted_loss(model: Model) -> Callable[..., Array]:
@@ -254,6 +263,7 @@ def _weighted_loss(model: Model) -> Callable[..., Array]:
 def _means(
     model: Model,
     block_sum: Callable[..., Any],
+    zeros: Callable[[Params], Any],
     data: Samples,
     stack: Params,
     device: Array,
@@ -262,6 +272,8 @@ def _means(
     mesh: Mesh | None,
 ) -> Any:
     """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
+
+    zeros(stack) are the sums over no samples.
 
     Devices differ in size by orders of magnitude. So the samples are cut into blocks, and the blocks of all slots queue
     for the lanes: the cost depends on the number of samples, not on K times the largest device.
@@ -285,9 +297,6 @@ def _means(
             part = _each(block_sum, lanes)(w, *data.take(rows), weight)
             return jax.tree.map(lambda t, d: t.at[k].add(d), total, part)
 
-        row = jnp.zeros(block, jnp.int32)
-        one = jax.eval_shape(lambda w: block_sum(jax.tree.map(lambda v: v[0], w), *data.take(row), row), stack)
-        zero = jax.tree.map(lambda v: jnp.zeros((slots, *v.shape), v.dtype), one)
-        return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zero)
+        return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zeros(stack))
 
     return over_slots(queue, mesh)(data, stack, device, wanted)

@@ -1,0 +1,59 @@
+"""Programs that play at the same time, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, TypeVar
+
+import jax
+
+if TYPE_CHECKING:
+    from folb.results.run import Run
+
+Observe = Callable[[int, int, "Run"], None]
+T = TypeVar("T")
+
+
+class Stopped(BaseException):
+    """Another program failed, or the user interrupted them all."""
+
+
+def played(play: Callable[[int, Observe | None], T], programs: int, together: int, observe: Observe | None) -> list[T]:
+    """play(number, observe) for each program, some of them `together`; calls of `observe` never overlap.
+
+    If one fails or is interrupted, the others stop after the rounds that they are at.
+    """
+    if together == 1:
+        return [play(number, observe) for number in range(programs)]
+    stop, alone = threading.Event(), threading.Lock()
+    place = jax.config.jax_default_device  # type: ignore[attr-defined]  # it may hold for this thread only
+
+    def told(i: int, first: int, part: Run) -> None:
+        with alone:
+            if stop.is_set():
+                raise Stopped
+            if observe is not None:
+                observe(i, first, part)
+
+    def work(number: int) -> T:
+        if stop.is_set():
+            raise Stopped
+        try:
+            with jax.default_device(place):
+                return play(number, told)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(together, thread_name_prefix="folb-play") as pool:
+        futures = [pool.submit(work, number) for number in range(programs)]
+        try:
+            wait(futures)
+        finally:
+            stop.set()  # Ctrl-C ends the wait
+    failed = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
+        raise error
+    return [future.result() for future in futures]

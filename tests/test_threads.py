@@ -1,0 +1,72 @@
+"""Programs that play at the same time: the same results as one by one, and one end for all of them."""
+
+import jax
+import numpy as np
+import pytest
+
+from folb import algorithms, data, models
+from folb.simulation import simulate as simulator
+from folb.simulation import threads
+
+FEDERATION = data.load("synthetic_1_1", sizes=[20, 30, 40])
+MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes)
+THREE = [algorithms.fedavg(K=2, lr=0.05), algorithms.folb(K=2), algorithms.fedavg(K=2, server="fedexp")]
+
+
+def ready(together, rounds=6):
+    found = simulator.simulation(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2)
+    return simulator.replace(found, together=together)
+
+
+def test_programs_play_at_the_same_time_with_the_same_results():
+    alone, abreast = ready(1).run(), ready(3).run()
+    assert [run.algorithm for run in abreast] == ["fedavg", "fedavg", "folb", "folb", "fedavg", "fedavg"]
+    for ours, theirs in zip(abreast, alone, strict=True):
+        assert (ours.algorithm, ours.parameters, ours.seed) == (theirs.algorithm, theirs.parameters, theirs.seed)
+        np.testing.assert_array_equal(ours.train_loss, theirs.train_loss)
+        for own, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
+            np.testing.assert_array_equal(own, other)
+
+
+def test_a_few_cores_play_a_few_programs(monkeypatch):
+    monkeypatch.setattr(simulator, "cores", lambda: 2)
+    assert simulator.simulation(FEDERATION, MODEL, THREE, rounds=1).together == 2
+    assert simulator.simulation(FEDERATION, MODEL, THREE[:1], rounds=1).together == 1
+    assert simulator.simulation(FEDERATION, MODEL, THREE, rounds=1, stream=True).together == 1
+    monkeypatch.setattr(simulator, "fitting", lambda *args: 1)  # two runs do not fit into memory together
+    assert simulator.simulation(FEDERATION, MODEL, THREE, rounds=1).together == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interruption_ends_all_programs_and_keeps_their_rounds(tmp_path, error):
+    inside = 0
+
+    def interrupt(i, first, part):
+        nonlocal inside
+        assert not inside  # calls never overlap
+        inside = 1
+        if i == 2 and first > 1:
+            inside = 0
+            raise error
+        inside = 0
+
+    with pytest.raises(error):
+        ready(3, rounds=400).run(interrupt, tmp_path)
+    resumed = ready(3, rounds=400).run(None, tmp_path)
+    for ours, theirs in zip(resumed, ready(1, rounds=400).run(), strict=True):
+        np.testing.assert_array_equal(ours.test_accuracy, theirs.test_accuracy)
+
+
+def test_what_has_not_begun_does_not_begin_after_a_failure():
+    begun = []
+
+    def play(number, observe):
+        begun.append(number)
+        observe(number, 1, None)
+
+    def fail(*args):
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        threads.played(play, 50, 2, fail)
+    assert len(begun) < 50
