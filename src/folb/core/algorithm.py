@@ -15,14 +15,16 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 import jax
 
 from folb.core import average as averages
+from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
-from folb.core import selection, tree
 from folb.core.average import Average, server_model
+from folb.core.drift import needed_uploads
+from folb.core.gradient import Source
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
-from folb.core.server_step import ServerStep, server_step
+from folb.core.server_step import AVERAGES, ServerStep, server_step
 from folb.core.solver import Solver
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check, check_whole, choose
@@ -57,6 +59,7 @@ class Algorithm:
     server: ServerStep
     uploads: tuple[Upload, ...] = ()  # what its devices send besides their update
     memory: DeviceMemory | None = None  # what the server remembers about devices
+    gradient: Source | None = None  # where a rule that weighs by gradients gets them from
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
@@ -81,12 +84,32 @@ class Common(TypedDict, total=False):
     unit: Annotated[
         Literal["step", "epoch", "gradient"], "a unit of work: a mini-batch step, an epoch, a full-gradient step"
     ]
-    server: Annotated[Literal["plain", "momentum", "adam", "yogi", "fedexp"], "the server's step"]
-    server_lr: Annotated[float | None, "step size of the server; by default 1, or 0.1 for adam and yogi"]
-    beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9"]
+    local_step: Annotated[Literal["sgd", "momentum", "delta_sgd"] | None, "a device's step; by default sgd"]
+    local_beta: Annotated[float | None, "beta of local_step=momentum; by default 0.9"]
+    local_gamma: Annotated[float | None, "gamma of local_step=delta_sgd; by default 2"]
+    local_delta: Annotated[float | None, "delta of local_step=delta_sgd; by default 0.1"]
+    candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
+    memory: Annotated[
+        Literal["scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"] | None,
+        "what the server remembers of devices; by default nothing",
+    ]
+    option: Annotated[Literal["1", "2"] | None, "how memory=scaffold renews c_k: by a gradient, or by the update (2)"]
+    alpha: Annotated[float | None, "alpha of memory=feddyn (by default 0.01) or fedcm (0.1)"]
+    tau: Annotated[int | None, "how many rounds memory=ghbm looks back; by default 10, and best about N/K"]
+    memory_beta: Annotated[float | None, "beta of memory=mimelite, ghbm or adabest; by default 0.9"]
+    memory_mu: Annotated[float | None, "mu of memory=adabest: how much an update counts; by default 0.02"]
+    server: Annotated[
+        Literal["plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi", "fedexp"], "the server's step"
+    ]
+    server_lr: Annotated[float | None, "step size of the server; by default 1; 0.01 for adam, yogi; 0.1 for adagrad"]
+    beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9; 0.85 for lookahead"]
     beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
-    eps: Annotated[float | None, "eps of adam, yogi and fedexp; by default 0.001"]
-    average: Annotated[Literal["ema", "last_two"] | None, "evaluate and keep an average of the server's models"]
+    eps: Annotated[float | None, "eps of adam, yogi, adagrad and fedexp; by default 0.001"]
+    eps_decay: Annotated[float | None, "by what fedexp multiplies eps in each round; by default 0.996"]
+    average: Annotated[
+        Literal["none", "ema", "last_two"] | None,
+        "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
+    ]
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.7"]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
@@ -96,9 +119,19 @@ def compose(
     *,
     mu: Any = 0.0,
     sampling: str | Sampling | Callable[[Known], Any] = "uniform",
-    local_step: str | LocalStep | Callable[..., Any] = "sgd",
+    candidates: int | None = None,
+    local_step: str | LocalStep | Callable[..., Any] | None = None,
+    local_beta: Any = None,
+    local_gamma: Any = None,
+    local_delta: Any = None,
     uploads: Sequence[str | Upload] = (),
-    memory: DeviceMemory | None = None,
+    gradient: Source | None = None,
+    memory: str | DeviceMemory | None = None,
+    option: str | None = None,
+    alpha: Any = None,
+    tau: int | None = None,
+    memory_beta: Any = None,
+    memory_mu: Any = None,
     K: int = 10,
     replacement: bool = True,
     lr: Any = 0.01,
@@ -109,6 +142,7 @@ def compose(
     beta: Any = None,
     beta2: Any = None,
     eps: Any = None,
+    eps_decay: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
     clamp_gamma: bool = True,
@@ -127,21 +161,39 @@ def compose(
     check("mu", mu, lambda mu: mu >= 0, "should be at least 0")
     check("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
-    sent = tuple(_uploads(uploads, clamp_gamma))
+    chosen = selection.sampling(sampling, K, candidates)
+    asked: Any = uploads
+    if not isinstance(uploads, str):
+        asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
+        names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
+        asked += [one for one in (*needed_uploads(memory, option), *chosen.uploads) if one not in names]
+    sent = tuple(_uploads(asked, clamp_gamma))
     second = "second" in uploads
-    if second and GRAD not in sent:
+    if second and gradient is None and GRAD not in sent:
         expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
         raise InputError("uploads", uploads, expected)
-    chosen = selection.sampling(sampling)
-    if chosen.memory and memory is None:
+    if gradient is not None and gradient.upload != GRAD and GRAD in sent:
+        expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
+        raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
+    remembers = drift.memory(memory, option=option, alpha=alpha, tau=tau, memory_beta=memory_beta, memory_mu=memory_mu)
+    if chosen.memory and remembers is None and chosen.keeps is None:
         raise InputError("memory", None, "should be a DeviceMemory: the sampling looks at one")
+    step = local_steps.local_step(local_step, beta=local_beta, gamma=local_gamma, delta=local_delta)
+    if gradient is not None and gradient.works and step.apply is local_steps.delta_sgd:
+        raise InputError("gradient", "proxy", "should be exact or sketch: the steps of delta_sgd have no one size")
+    joined = device_memory(remembers, chosen.keeps)
+    if joined is not None:
+        lr, mu = lr * joined.pace, mu + joined.prox
+    if isinstance(server, str) and average is None:
+        average = AVERAGES.get(server)
     return Algorithm(
-        selection=Selection(K, replacement, chosen, second),
-        solver=Solver(lr, mu, batch, unit, local_steps.local_step(local_step)),
+        selection=Selection(K, replacement, replace(chosen, keeps=None), second),
+        solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
-        server=server_step(server, lr=server_lr, beta=beta, beta2=beta2, eps=eps),
+        server=server_step(server, lr=server_lr, beta=beta, beta2=beta2, eps=eps, eps_decay=eps_decay),
         uploads=sent,
-        memory=device_memory(memory),
+        memory=joined,
+        gradient=gradient,
         average=averages.average(average, average_rate),
         clamp_gamma=clamp_gamma,
     )

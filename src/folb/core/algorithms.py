@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Unpack
 
 from jax.tree_util import Partial
 
 from folb.core import rules
 from folb.core.algorithm import Algorithm, Common, Constructor, compose, named
+from folb.core.gradient import source
 from folb.core.guard import guard
 from folb.core.rules import Rule
 from folb.errors import InputError, check, choose
@@ -25,7 +27,22 @@ def _listed(constructor: Constructor) -> Constructor:
 Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K as in (2), or n_k as in (1)"]
 
 
-Sampling = Annotated[Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples"]
+Sampling = Annotated[
+    Literal["uniform", "samples", "power_of_choice", "remembered_loss", "clusters"],
+    "P_k: uniform, or a device's share of the samples; or the K of some candidates with the largest loss, as they say "
+    "now or said last; or one device of each of K clusters",
+]
+
+
+Gradient = Annotated[
+    Literal["exact", "sketch", "proxy"], "what stands for grad F_k: itself, a sketch of it, or -Delta_k / (lr J_k)"
+]
+
+
+Sketch = Annotated[int | None, "m: how many numbers gradient=sketch sends; by default 256"]
+
+
+Bits = Annotated[int | None, "bits of each of these numbers: 1, 2, 4, 8 or 32; by default 32"]
 
 
 Mu = Annotated[float, "weight of the proximal term (3); with 0, local work is as in FedAvg"]
@@ -65,6 +82,85 @@ def fedprox(
     return compose(_average(averaging), mu=mu, sampling=sampling, **common)
 
 
+def _drift(memory: str, averaging: str, sampling: str, common: Mapping[str, Any]) -> Algorithm:
+    """FedAvg with a memory against drift."""
+    other = common.get("memory")
+    if other not in (None, memory):
+        raise InputError("memory", other, f"is fixed: {memory} has a memory of its own; use fedavg with this memory")
+    return compose(_average(averaging), sampling=sampling, **{**common, "memory": memory})
+
+
+@_listed
+def scaffold(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c."""
+    return _drift("scaffold", averaging, sampling, common)
+
+
+@_listed
+def feddyn(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates."""
+    return _drift("feddyn", averaging, sampling, common)
+
+
+@_listed
+def fedvarp(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """FedVARP (Jhunjhunwala et al., 2022): a device's last update stands in for it while it is away."""
+    return _drift("fedvarp", averaging, sampling, common)
+
+
+@_listed
+def fedcm(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """FedCM (Xu et al., 2021): local steps mixed with the last round's mean step."""
+    return _drift("fedcm", averaging, sampling, common)
+
+
+@_listed
+def mimelite(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """MimeLite with momentum (Karimireddy et al., 2021): local steps with the server's frozen momentum."""
+    return _drift("mimelite", averaging, sampling, common)
+
+
+@_listed
+def ghbm(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """GHBM (Zaccone et al., 2025): local steps with the momentum of the last tau rounds."""
+    return _drift("ghbm", averaging, sampling, common)
+
+
+@_listed
+def adabest(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """AdaBest (Varno et al., 2022): local bias estimates that fade while a device is away."""
+    return _drift("adabest", averaging, sampling, common)
+
+
+@_listed
+def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    """FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."""
+    choose("averaging", averaging, ("simple", "samples"))
+    made = compose(rules.mean, sampling=sampling, **common)
+    step = made.solver.step
+    if step.name == "delta_sgd":
+        raise InputError("local_step", step.name, "should be sgd or momentum: FedNova divides by steps of one size")
+    momentum = step.numbers["beta"] if step.name == "momentum" else 0.0
+    rule = rules.fednova_by_samples if averaging == "samples" else rules.fednova
+    return replace(made, rule=Partial(rule, momentum=momentum))
+
+
+@_listed
+def fedacg(
+    *,
+    mu: Mu = 0.01,
+    averaging: Averaging = "simple",
+    sampling: Sampling = "uniform",
+    **common: Unpack[Common],
+) -> Algorithm:
+    """FedACG (Kim et al., 2024): devices start ahead, from w + beta m, and stay near it (mu)."""
+    server = common.get("server", "plain")
+    if server not in ("plain", "lookahead"):
+        raise InputError("server", server, "is fixed: fedacg has server=lookahead; use fedprox with this server")
+    settings: dict[str, Any] = {**common, "server": "lookahead"}
+    return compose(_average(averaging), mu=mu, sampling=sampling, **settings)
+
+
 def _naive(rule: str) -> Rule:
     return {"mean": rules.mean, "signed": rules.signed}[choose("rule", rule, ("mean", "signed"))]
 
@@ -87,18 +183,32 @@ def folb(
     *,
     mu: Mu = 0.01,
     sampling: Sampling = "uniform",
+    gradient: Gradient = "exact",
+    sketch: Sketch = None,
+    bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FOLB with one set of devices (13): the version of the paper's experiments."""
-    return _guarded(compose(rules.folb, mu=mu, sampling=sampling, uploads=("grad",), **common), guarded, cap)
+    made = compose(rules.folb, mu=mu, sampling=sampling, gradient=source(gradient, sketch, bits), **common)
+    return _guarded(made, guarded, cap)
 
 
 @_listed
-def folb_two_set(*, mu: Mu = 0.01, guarded: Guarded = False, cap: Cap = 2.0, **common: Unpack[Common]) -> Algorithm:
+def folb_two_set(
+    *,
+    mu: Mu = 0.01,
+    gradient: Gradient = "exact",
+    sketch: Sketch = None,
+    bits: Bits = None,
+    guarded: Guarded = False,
+    cap: Cap = 2.0,
+    **common: Unpack[Common],
+) -> Algorithm:
     """FOLB with two independent sets of devices (9), Algorithm 2."""
-    return _guarded(compose(rules.folb_two_set, mu=mu, uploads=("grad", "second"), **common), guarded, cap)
+    made = compose(rules.folb_two_set, mu=mu, uploads=("second",), gradient=source(gradient, sketch, bits), **common)
+    return _guarded(made, guarded, cap)
 
 
 @_listed
@@ -107,12 +217,16 @@ def folb_hetero(
     mu: Mu = 0.01,
     psi: Psi = 0.1,
     sampling: Sampling = "uniform",
+    gradient: Gradient = "exact",
+    sketch: Sketch = None,
+    bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FOLB, heterogeneity-aware (18), exactly as printed."""
-    return _guarded(_hetero(rules.folb_hetero, psi, mu=mu, sampling=sampling, **common), guarded, cap)
+    found = source(gradient, sketch, bits)
+    return _guarded(_hetero(rules.folb_hetero, psi, mu=mu, sampling=sampling, gradient=found, **common), guarded, cap)
 
 
 @_listed
@@ -121,17 +235,23 @@ def folb_never_flip(
     mu: Mu = 0.01,
     psi: Psi = 0.1,
     sampling: Sampling = "uniform",
+    gradient: Gradient = "exact",
+    sketch: Sketch = None,
+    bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
     **common: Unpack[Common],
 ) -> Algorithm:
     """(18) with a discount that shrinks a weight to zero at most, and never changes its sign."""
-    return _guarded(_hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, **common), guarded, cap)
+    found = source(gradient, sketch, bits)
+    return _guarded(
+        _hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, gradient=found, **common), guarded, cap
+    )
 
 
 def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
     check("psi", psi, lambda psi: psi >= 0, "should be at least 0")
-    return compose(Partial(rule, psi=psi), uploads=("grad", "gamma"), **settings)
+    return compose(Partial(rule, psi=psi), uploads=("gamma",), **settings)
 
 
 def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:

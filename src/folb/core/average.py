@@ -81,7 +81,7 @@ def last_two() -> Average:
     return Average(Partial(_last_init), Partial(_last_update), Partial(_last_model))
 
 
-AVERAGES: dict[str, Callable[..., Average]] = {"ema": ema, "last_two": last_two}
+AVERAGES: dict[str, Callable[..., Average]] = {"none": server_model, "ema": ema, "last_two": last_two}
 
 
 def average(wanted: str | Average | None, rate: Any = None) -> Average:

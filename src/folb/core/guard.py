@@ -29,7 +29,6 @@ from jax.tree_util import Partial
 from folb.core import tree
 from folb.core.memory import DeviceMemory
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
-from folb.core.server_step import ServerStep
 from folb.errors import InputError, check
 from folb.typing import Params
 
@@ -49,12 +48,12 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
     check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
-    if not algorithm.sends("grad") or is_guarded(algorithm):
+    if not (algorithm.sends("grad") or algorithm.gradient is not None) or is_guarded(algorithm):
         return algorithm
     return replace(
         algorithm,
         rule=guarded(algorithm.rule, cap),
-        server=ServerStep(algorithm.server.init, Partial(_apply_screened, apply=algorithm.server.apply)),
+        server=algorithm.server._replace(apply=Partial(_apply_screened, apply=algorithm.server.apply)),
         memory=_screening(algorithm.memory),
         origin=replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap}),
     )
@@ -93,7 +92,14 @@ def _apply_screened(memory: Any, round: Round, update: Update, *, apply: Any) ->
 
 
 def _screening(memory: DeviceMemory | None) -> DeviceMemory | None:
-    return None if memory is None else replace(memory, update=Partial(_update_screened, update=memory.update))
+    if memory is None:
+        return None
+    correct = None if memory.correct is None else Partial(_correct_screened, correct=memory.correct)
+    return replace(memory, update=Partial(_update_screened, update=memory.update), correct=correct)
+
+
+def _correct_screened(round: Round, *, correct: Any) -> Params:
+    return correct(_bounded(round))
 
 
 def _update_screened(round: Round, *, update: Any) -> tuple[Any, Any]:
@@ -121,7 +127,8 @@ def screened(round: Round) -> Round:
         raise InputError("uploads", (), "a guarded rule needs the devices' gradients: should have 'grad'")
     delta = _polar(round.delta, round.times > 0)
     grad = _polar(round.grad, round.times > 0)
-    descent = -jax.vmap(tree.dot)(delta.direction, grad.direction)
+    moved = delta if round.compared is None else _polar(round.compared, round.times > 0)
+    descent = -jax.vmap(tree.dot)(moved.direction, grad.direction)
     counted = jnp.isfinite(delta.norm) & jnp.isfinite(grad.norm) & (descent > 0)
     gamma = round.gamma
     if gamma is not None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from folb.core.vector import scaled
-from folb.errors import InputError
+from folb.core.vector import each, namespace, norm, scaled, zeros
+from folb.errors import InputError, check
 from folb.typing import Params
 
 
@@ -46,15 +46,68 @@ def sgd(g: Params, state: Any, lr: Any) -> tuple[Params, Any]:
     return scaled(g, -lr), state
 
 
-LOCAL_STEPS: dict[str, LocalStep] = {"sgd": LocalStep(sgd)}
+def momentum(g: Params, state: Params, lr: Any, *, beta: Any) -> tuple[Params, Params]:
+    """Heavy-ball momentum: v <- beta v + g, and the move -lr v."""
+    v = each(lambda v, g: beta * v + g, state, g)
+    return scaled(v, -lr), v
 
 
-def local_step(step: str | LocalStep | Callable[..., Any]) -> LocalStep:
-    """A step by its name, or your own; a plain function has no state."""
+class Pace(NamedTuple):
+    """The state of `delta_sgd`: its last gradient, and the size, the growth and the length of its last step."""
+
+    g: Params
+    lr: Any  # 0 before the first step
+    theta: Any
+    length: Any
+
+
+def _no_pace(params: Params) -> Pace:
+    zero = norm(params) * 0
+    return Pace(zeros(params), zero, zero + 1, zero)
+
+
+def delta_sgd(g: Params, state: Pace, lr: Any, *, gamma: Any, delta: Any) -> tuple[Params, Pace]:
+    """Delta-SGD (Kim et al., 2024): eta_j = min(gamma ||dw|| / (2 ||dg||), sqrt(1 + delta theta) eta_(j-1)).
+
+    theta is eta_j / eta_(j-1), and lr the size of the first step of a round.
+    """
+    change = norm(each(lambda new, old: new - old, g, state.g))
+    xp = namespace(change)
+    first = state.lr == 0
+    before = xp.where(first, lr, state.lr)
+    grown = xp.sqrt(1 + delta * state.theta) * before
+    smooth = xp.where(change > 0, gamma * state.length / (2 * xp.where(change > 0, change, 1.0)), xp.inf)
+    eta = xp.where(first, lr, xp.minimum(smooth, grown))
+    return scaled(g, -eta), Pace(g, eta, eta / before, eta * norm(g))
+
+
+LOCAL_STEPS: dict[str, LocalStep] = {
+    "sgd": LocalStep(sgd),
+    "momentum": LocalStep(momentum, zeros, {"beta": 0.9}),
+    "delta_sgd": LocalStep(delta_sgd, _no_pace, {"gamma": 2.0, "delta": 0.1}),
+}
+RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
+    "gamma": (lambda gamma: gamma > 0, "should be more than 0"),
+    "delta": (lambda delta: delta >= 0, "should be at least 0"),
+}
+
+
+def local_step(step: str | LocalStep | Callable[..., Any] | None, **numbers: Any) -> LocalStep:
+    """A step by its name, with the numbers that are not None; or your own. A plain function has no state."""
+    given = {name: value for name, value in numbers.items() if value is not None}
+    step = "sgd" if step is None else step
+    if isinstance(step, str) and step not in LOCAL_STEPS:
+        raise InputError("local_step", step, f"should be one of {', '.join(LOCAL_STEPS)}, or a LocalStep")
+    known = LOCAL_STEPS[step].numbers if isinstance(step, str) else {}
+    for name, value in given.items():
+        check(f"local_{name}", value, *RANGES[name])
+        if name not in known:
+            owners = ", ".join(other for other, one in LOCAL_STEPS.items() if name in one.numbers)
+            which = step if isinstance(step, str) else "your own"
+            raise InputError(f"local_{name}", value, f"is for local_step={owners}; local_step is {which}")
     if isinstance(step, str):
-        if step not in LOCAL_STEPS:
-            raise InputError("local_step", step, f"should be one of {', '.join(LOCAL_STEPS)}, or a LocalStep")
-        return LOCAL_STEPS[step]
+        return replace(LOCAL_STEPS[step], numbers={**known, **given})
     found = step if isinstance(step, LocalStep) else LocalStep(step) if callable(step) else None
     if found is None or not callable(found.apply) or not callable(found.init):
         raise InputError("local_step", step, "should be a LocalStep, or a function (g, state, lr) -> (move, state)")

@@ -7,8 +7,9 @@ rejected, the memory of its device does not change.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.rules import Round
-from folb.core.tree import compiled
-from folb.errors import InputError
+from folb.core.tree import compiled, pair
+from folb.errors import InputError, choose
 from folb.typing import Params
 
 
@@ -30,21 +31,78 @@ class DeviceMemory:
     update(round) -> (shared, own): both after the round. `round.own` and the result are stacked over the slots. Slots
     without a usable reply (`round.times` is 0) keep their memory, whatever the result says. A round that does not
     change the model (no usable reply, or all weights 0) changes no memory.
-    shift(shared, own) -> a tree of the model's shape, for one device; None sends nothing.
+    shift(shared, own) -> a tree of the model's shape, for one device; None sends nothing. It may have further
+    arguments, by name: `params` (the model that is sent), `steps` (the device's local steps) and `lr`.
+    correct(round) -> the server's step, a tree, in place of the rule's, which is round.update.delta.
+    A device's steps are `pace` times as long, and its proximal weight is larger by `prox`.
     """
 
     init: Callable[[Params], tuple[Any, Any]]
     update: Callable[[Round], tuple[Any, Any]]
-    shift: Callable[[Any, Any], Params] | None = None
+    shift: Callable[..., Params] | None = None
+    correct: Callable[[Round], Params] | None = None
+    pace: Any = 1.0
+    prox: Any = 0.0
+    sampling: DeviceMemory | None = None  # what a sampling remembers besides; then all memory is a pair
+
+    def seen(self, round: Round) -> Round:
+        """The round as the rule, the server step and this memory see it: without the sampling's part."""
+        return round if self.sampling is None else round._replace(shared=round.shared[0], own=round.own[0])
 
 
-def device_memory(wanted: DeviceMemory | None) -> DeviceMemory | None:
-    """The memory, checked, with functions that can be compiled."""
+SHIFTED_BY = ("params", "steps", "lr")  # what a shift may be computed from, besides the memory
+
+
+def device_memory(wanted: DeviceMemory | None, sampling: DeviceMemory | None = None) -> DeviceMemory | None:
+    """The memory of an algorithm and of its sampling, checked, with functions that can be compiled."""
+    for one in (wanted, sampling):
+        if one is not None and not isinstance(one, DeviceMemory):
+            raise InputError("memory", one, "should be a DeviceMemory(init, update, shift)")
+    if sampling is not None:
+        wanted = DeviceMemory(_nothing, _unchanged) if wanted is None else wanted
     if wanted is None:
         return None
-    if not isinstance(wanted, DeviceMemory):
-        raise InputError("memory", wanted, "should be a DeviceMemory(init, update, shift)")
-    return DeviceMemory(*map(compiled, (wanted.init, wanted.update, wanted.shift)))
+    parts = {name: compiled(getattr(wanted, name)) for name in ("init", "update", "shift", "correct")}
+    return replace(wanted, **parts, sampling=device_memory(sampling))
+
+
+def _nothing(params: Params) -> tuple[Any, Any]:
+    return (), ()
+
+
+def _unchanged(round: Round) -> tuple[Any, Any]:
+    return round.shared, round.own
+
+
+def started(memory: DeviceMemory | None, params: Params) -> tuple[Any, Any]:
+    """The server's part, and the part of a device that was not met before."""
+    if memory is None:
+        return (), ()
+    found = pair("memory: what init(params) returns", memory.init(params))
+    if memory.sampling is None:
+        return found
+    return tuple(zip(found, started(memory.sampling, params), strict=True))  # type: ignore[return-value]
+
+
+def updated(memory: DeviceMemory | None, round: Round) -> tuple[Any, Any]:
+    """Both parts after a round. `round` has all of the memory."""
+    if memory is None:
+        return (), ()
+    found = pair("memory: what update(round) returns", memory.update(memory.seen(round)))
+    if memory.sampling is None:
+        return found
+    other = round._replace(shared=round.shared[1], own=round.own[1])
+    return tuple(zip(found, updated(memory.sampling, other), strict=True))  # type: ignore[return-value]
+
+
+def shifted_by(memory: DeviceMemory) -> tuple[str, ...]:
+    """What its shift needs besides the memory."""
+    shift: Any = memory.shift
+    names = list(inspect.signature(getattr(shift, "func", shift)).parameters.values())[2:]
+    wanted = tuple(p.name for p in names if p.kind is not p.KEYWORD_ONLY)
+    for name in wanted:
+        choose("what the shift of a memory needs", name, SHIFTED_BY)
+    return wanted
 
 
 class Rows(NamedTuple):

@@ -12,6 +12,8 @@ from jax import Array
 from jax.extend.random import threefry_2x32
 
 SERVER = 0xFFFFFFFF  # in place of a device's number: the server's own draws
+CANDIDATES = 0xFFFFFFFE  # the server's draw of candidates
+ROUND = 0xFFFFFFFD  # words that all devices of a round share
 HOME = 0  # in place of a round: what a device keeps for good; rounds begin with 1
 
 

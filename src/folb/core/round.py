@@ -13,6 +13,7 @@ from jax import Array
 
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
+from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
 from folb.core.selection import Draw, Multiset, Selection
 from folb.core.solver import Solver, unit_cost
@@ -21,7 +22,7 @@ from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params
 
-INIT, UPDATE = "memory: what init(params) returns", "memory: what update(round) returns"
+UPDATE = "memory: what update(round) returns"
 
 
 class State(NamedTuple):
@@ -36,13 +37,23 @@ class State(NamedTuple):
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     """The state before the first round, and the first memory of a device. The carrier stores the devices' memory."""
-    shared, own = ((), ()) if algorithm.memory is None else tree.pair(INIT, algorithm.memory.init(params))
+    shared, own = started(algorithm.memory, params)
     return State(params, algorithm.server.init(params), shared, algorithm.average.init(params)), own
 
 
 def kept(algorithm: Algorithm, state: State) -> Params:
     """The model that is evaluated and kept."""
     return algorithm.average.model(state.average, state.params)
+
+
+def model_sent(algorithm: Algorithm, state: State) -> Params:
+    """The model that devices start from."""
+    send = algorithm.server.send
+    if send is None:
+        return state.params
+    found = send(state.memory, state.params)
+    tree.check_like("server: what send(memory, params) returns", found, state.params)
+    return found
 
 
 class Closed(NamedTuple):
@@ -59,20 +70,29 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
 
     A round without a usable reply changes neither the model nor any memory.
     """
+    remembers = algorithm.memory
     round = round._replace(shared=state.shared)
-    update = algorithm.rule(round)
+    if algorithm.gradient is not None:
+        round = algorithm.gradient.view(round)
+    seen = round if remembers is None else remembers.seen(round)
+    update = algorithm.rule(seen)
     _check_update(update, state.params, algorithm.selection.K)
-    updated = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
-    params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, round, update))
+    weighty = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
+    seen, round = seen._replace(update=update), round._replace(update=update)
+    if remembers is not None and remembers.correct is not None:
+        corrected = remembers.correct(seen)
+        tree.check_like("memory: what correct(round) returns", corrected, state.params)
+        update = update._replace(delta=corrected)
+    params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, seen, update))
     tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
-    shared, own = ((), ()) if algorithm.memory is None else tree.pair(UPDATE, algorithm.memory.update(round))
+    shared, own = updated(remembers, round)
     tree.check_like(UPDATE, (shared, own), (state.shared, round.own))
     average = algorithm.average.update(state.average, params)
     kept_model = algorithm.average.model(average, params)
     tree.check_like("average: its memory and its model", (average, kept_model), (state.average, state.params))
-    own = jax.vmap(tree.where)(updated & (round.times > 0), own, round.own)
-    following = tree.where(updated, State(params, memory, shared, average), state._replace(devices=()))
-    return Closed(following._replace(devices=state.devices), update, updated, own)
+    own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
+    following = tree.where(weighty, State(params, memory, shared, average), state._replace(devices=()))
+    return Closed(following._replace(devices=state.devices), update, weighty, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:
@@ -95,12 +115,20 @@ def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) ->
     return draw.devices(luck[: draw.words]), second
 
 
-def shifts(algorithm: Algorithm, state: State, own: Any) -> Params | None:
-    """The linear term that each device is sent, stacked like `own`; None if nothing is sent."""
+def shifts(algorithm: Algorithm, state: State, own: Any, steps: Array) -> Params | None:
+    """The linear term that each device is sent, stacked like `own`; None if nothing is sent.
+
+    `steps` are the local steps of each device.
+    """
     memory = algorithm.memory
     if memory is None or memory.shift is None:
         return None
-    found = jax.vmap(memory.shift, in_axes=(None, 0), axis_size=algorithm.selection.K)(state.shared, own)
+    shared, own = (state.shared, own) if memory.sampling is None else (state.shared[0], own[0])
+    known = {"params": model_sent(algorithm, state), "steps": steps, "lr": algorithm.solver.lr}
+    more = shifted_by(memory)
+    axes = (None, 0, *(0 if name == "steps" else None for name in more))
+    given = (shared, own, *(known[name] for name in more))
+    found = jax.vmap(memory.shift, in_axes=axes, axis_size=algorithm.selection.K)(*given)
     wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
     tree.check_like("memory: what shift(shared, own) returns, stacked", found, wanted)
     return found
@@ -110,7 +138,8 @@ def upload_shape(upload: Upload, params: Params) -> Any:
     """The shape of one device's upload, for a model like `params`. Nothing is computed."""
     number = jax.ShapeDtypeStruct((), jnp.float32)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
-    known = {name: number if name in ("loss", "mu") else like for name in upload.needs}
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    known = {name: {"loss": number, "mu": number, "key": key}.get(name, like) for name in upload.needs}
     try:
         found = jax.eval_shape(upload, known)
     except (TypeError, ValueError, AttributeError) as error:
@@ -121,9 +150,14 @@ def upload_shape(upload: Upload, params: Params) -> Any:
         kind = type(found).__name__
         raise InputError(f"upload {upload.name}", kind, "should be a number, an array, or a dict of arrays")
     for leaf in jax.tree.leaves(found):
-        if leaf.dtype != jnp.float32:
-            raise InputError(f"upload {upload.name}", str(leaf.dtype), "should be float32, as it is sent")
+        if leaf.dtype not in (jnp.float32, jnp.uint8):
+            raise InputError(f"upload {upload.name}", str(leaf.dtype), "should be float32 or uint8, as it is sent")
     return found
+
+
+def shared_words(seed: Any, t: Any) -> Array:
+    """Two random words that all devices of round t share."""
+    return randomness.words(seed, t, randomness.ROUND, 2)
 
 
 def managed(

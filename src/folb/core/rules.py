@@ -25,11 +25,11 @@ class Round(NamedTuple):
     A field that the algorithm does not ask its devices to upload is None.
     """
 
-    params: Params  # w^t, not stacked
+    params: Params  # w^t, the server's model, not stacked
     times: Array  # times in the multiset, 0 for a slot without a usable reply
     size: Array  # n_k
     correction: Array  # p_k / P_k: corrects a mean over draws from P to the objective (1)
-    delta: Params  # w_k - w^t
+    delta: Params  # w_k less the model that the device was sent: w^t, unless the server step looks ahead
     grad: Params | None = None  # grad F_k(w^t)
     gamma: Array | None = None
     inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, if there was a survey of all devices
@@ -44,6 +44,9 @@ class Round(NamedTuple):
     lr: Array | float | None = None  # size of those steps
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
+    key: Array | None = None  # two random words that all devices of the round share
+    compared: Params | None = None  # the updates, in the same form as `grad`, if that is not the model's
+    update: Update | None = None  # what the rule made of the round: for server steps and memories
 
 
 class Gradients(NamedTuple):
@@ -53,6 +56,7 @@ class Gradients(NamedTuple):
     times: Array
     correction: Array
     device: Array | None = None
+    steps: Array | None = None  # local steps, if they had to work for it
 
 
 class Update(NamedTuple):
@@ -106,6 +110,27 @@ def samples(round: Round) -> Update:
     """(2) with the weights p_k = n_k / n of (1) in place of 1/K, as in FedProx's public code."""
     n = round.times * round.size
     return weighted(round, fraction(n, jnp.sum(n)))
+
+
+def fednova(round: Round, momentum: Array | float = 0.0) -> Update:
+    """FedNova (Wang et al., 2020): (sum_k p_k a_k) sum_k p_k Delta_k / a_k, where a_k is the number of local steps.
+
+    With local momentum, a_k is what the gradients of J steps weigh together: sum_j (1 - momentum^j) / (1 - momentum).
+    """
+    return _fednova(round, round.times, momentum)
+
+
+def fednova_by_samples(round: Round, momentum: Array | float = 0.0) -> Update:
+    """FedNova with p_k = n_k / n."""
+    return _fednova(round, round.times * round.size, momentum)
+
+
+def _fednova(round: Round, count: Array, momentum: Array | float) -> Update:
+    if round.steps is None:
+        raise InputError("steps", None, "FedNova needs the devices' numbers of local steps")
+    p, J = fraction(count, jnp.sum(count)), round.steps.astype(jnp.float32)
+    a = (J - momentum * (1 - momentum**J) / (1 - momentum)) / (1 - momentum)
+    return weighted(round, jnp.sum(p * a) * fraction(p, a))
 
 
 def signed(round: Round) -> Update:

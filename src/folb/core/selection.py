@@ -6,7 +6,7 @@ A sampling is a function of what the server knows: it returns the distribution P
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +16,18 @@ from jax import Array
 from jax.tree_util import Partial
 
 from folb.core import randomness
+from folb.core.memory import DeviceMemory, device_memory
 from folb.core.randomness import below
+from folb.core.rules import Round
 from folb.core.shuffle import shuffled
 from folb.core.tree import compiled
-from folb.core.upload import BEFORE_WORK, GRAD, NORM, Upload, upload
-from folb.errors import InputError, choose
+from folb.core.upload import BEFORE_WORK, GRAD, LOSS, NORM, Upload, sketch, upload
+from folb.errors import InputError, check_whole, choose
+from folb.typing import Params
 
-jax.tree_util.register_dataclass(Upload, data_fields=["numbers"], meta_fields=["name", "compute", "least", "most"])
+jax.tree_util.register_dataclass(
+    Upload, data_fields=["numbers"], meta_fields=["name", "compute", "least", "most", "sizes"]
+)
 
 
 class Known(NamedTuple):
@@ -36,6 +41,7 @@ class Known(NamedTuple):
     share: Array  # p_k of (1)
     survey: Array | None = None  # the answers to the survey; for gradients, <grad f, grad F_k>
     memory: Any = None  # of the devices, [N, ...] each, if the sampling asks for it
+    candidates: Array | None = None  # [d] devices in ascending order: then `survey` and `memory` are theirs alone
 
 
 class Draw(NamedTuple):
@@ -53,12 +59,25 @@ class Sampling:
     """weigh(known) returns a chance for each of the N devices, in any scale, or a `Draw`.
 
     `survey` is an upload that all N devices are asked for before the draw. With `memory`, the sampling sees what the
-    server remembers about each device.
+    server remembers about each device: the algorithm's memory, or `keeps`, if the sampling has a memory of its own.
+    With `candidates`, that many devices are drawn with equal chances before, and only they are asked, remembered and
+    chosen from. With `first`, all devices are asked once, before the first round.
     """
 
     weigh: Callable[[Known], Array | Draw]
     survey: Upload | None = None  # or its name
     memory: bool = field(default=False, metadata={"static": True})
+    keeps: DeviceMemory | None = None
+    candidates: int | None = field(default=None, metadata={"static": True})
+    first: First | None = None
+    uploads: tuple[str, ...] = field(default=(), metadata={"static": True})  # what `keeps` needs in each round
+
+
+class First(NamedTuple):
+    """What all devices are asked for once: remember(answers, K) gives what `keeps` knows of each device then."""
+
+    upload: Upload
+    remember: Callable[[Any, Any], Any]
 
 
 @jax.tree_util.register_dataclass
@@ -75,6 +94,11 @@ class Selection:
     def ahead(self) -> bool:
         """Whether the devices of a round can be drawn before earlier rounds are played."""
         return self.sampling.survey is None and not self.sampling.memory
+
+    @property
+    def distinct(self) -> bool:
+        """Whether the K devices of a round must all be different."""
+        return not self.replacement or self.sampling.candidates is not None or self.sampling.first is not None
 
 
 class Multiset(NamedTuple):
@@ -162,18 +186,119 @@ def _by_norm(known: Known) -> Draw:
     return from_distribution(norm_proxy(known.survey), known)
 
 
+def _chosen(device: Array) -> Draw:
+    """These devices, whatever the luck."""
+    return Draw(1, lambda words: _multiset(device), lambda device: jnp.ones(jnp.shape(device)))
+
+
+def _largest(known: Known, values: Array) -> Draw:
+    """The K candidates with the largest values."""
+    assert known.candidates is not None
+    return _chosen(known.candidates[jax.lax.top_k(jnp.nan_to_num(values, nan=-jnp.inf), known.K)[1]])
+
+
+def _power_of_choice(known: Known) -> Draw:
+    assert known.survey is not None
+    return _largest(known, known.survey)
+
+
+def _largest_remembered(known: Known) -> Draw:
+    return _largest(known, known.memory)
+
+
+def _not_met(params: Params) -> tuple[tuple[()], Array]:
+    """A device that was not met has the largest loss: it comes first."""
+    return (), jnp.float32(jnp.inf)
+
+
+def _last_loss(round: Round) -> tuple[tuple[()], Array]:
+    return (), round.sent["loss"]
+
+
+def _of_each_cluster(known: Known) -> Draw:
+    """One device of each cluster; if a cluster has none, a second one of another."""
+    N, K = len(known.size), known.K
+    label = jnp.where(known.memory < 0, jnp.arange(N) % K, known.memory)  # who came later belongs to any
+
+    def devices(words: Array) -> Multiset:
+        luck = randomness.uniform(words)
+        order = jnp.lexsort((luck, label))
+        first = jnp.searchsorted(label[order], label[order], side="left")
+        rank = jnp.zeros(N, jnp.int32).at[order].set(jnp.arange(N, dtype=jnp.int32) - first)  # in its cluster
+        return _multiset(jnp.lexsort((luck, rank))[:K])
+
+    return Draw(N, devices, lambda device: jnp.ones(jnp.shape(device)))
+
+
+def _no_cluster(params: Params) -> tuple[tuple[()], Array]:
+    return (), jnp.int32(-1)
+
+
+def _same_cluster(round: Round) -> tuple[tuple[()], Array]:
+    return (), round.own
+
+
+CLUSTERING = 20  # steps of k-means
+
+
+def clustered(answers: Array, K: Any) -> Array:
+    """The cluster, 0 to K - 1, of each row: k-means on directions, begun with rows that are far from each other."""
+    rows = answers / jnp.maximum(jnp.linalg.norm(answers, axis=1, keepdims=True), 1e-30)
+    near = jnp.full(len(rows), -jnp.inf)
+    first = jnp.argmax(jnp.linalg.norm(answers, axis=1))
+
+    def further(near: Array, _: Any) -> tuple[Array, Array]:
+        centre = rows[jnp.where(jnp.all(jnp.isneginf(near)), first, jnp.argmin(near))]
+        return jnp.maximum(near, rows @ centre), centre
+
+    centres = jax.lax.scan(further, near, None, length=K)[1]
+
+    def turn(_: Any, centres: Array) -> Array:
+        mine = jax.nn.one_hot(jnp.argmax(rows @ centres.T, axis=1), K)
+        total = mine.T @ rows
+        norm = jnp.linalg.norm(total, axis=1, keepdims=True)
+        return jnp.where(norm > 0, total / jnp.maximum(norm, 1e-30), centres)
+
+    return jnp.argmax(rows @ jax.lax.fori_loop(0, CLUSTERING, turn, centres).T, axis=1).astype(jnp.int32)
+
+
 SAMPLINGS = {
     "uniform": Sampling(Partial(_uniform)),
     "samples": Sampling(Partial(_by_samples)),
     "direct": Sampling(Partial(_direct), survey=GRAD),
     "norm": Sampling(Partial(_by_norm), survey=NORM),
+    "power_of_choice": Sampling(Partial(_power_of_choice), survey=LOSS, candidates=0),
+    "remembered_loss": Sampling(
+        Partial(_largest_remembered),
+        memory=True,
+        keeps=DeviceMemory(_not_met, _last_loss),
+        candidates=0,
+        uploads=("loss",),
+    ),
+    "clusters": Sampling(
+        Partial(_of_each_cluster),
+        memory=True,
+        keeps=DeviceMemory(_no_cluster, _same_cluster),
+        first=First(sketch(64), Partial(clustered)),
+    ),
 }
+CANDIDATES = 2  # times K, by default
 
 
-def sampling(wanted: str | Sampling | Callable[[Known], Any]) -> Sampling:
+def sampling(wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candidates: int | None = None) -> Sampling:
     """A sampling by its name, or your own; a plain function uses neither a survey nor a memory."""
     if isinstance(wanted, str):
-        return SAMPLINGS[choose("sampling", wanted, SAMPLINGS)]
+        found = SAMPLINGS[choose("sampling", wanted, SAMPLINGS)]
+        if found.candidates is None and candidates is not None:
+            some = ", ".join(name for name, one in SAMPLINGS.items() if one.candidates is not None)
+            raise InputError("candidates", candidates, f"is for sampling={some}; sampling is {wanted}")
+        if found.candidates is None:
+            return found
+        if candidates is not None:
+            check_whole("candidates", candidates, K, 10**6)
+        return replace(found, candidates=CANDIDATES * K if candidates is None else candidates)
+    if candidates is not None:
+        raise InputError("candidates", candidates, "is for a sampling of folb; yours has Sampling(candidates=...)")
     made = wanted if isinstance(wanted, Sampling) else Sampling(wanted)
     if not callable(made.weigh):
         raise InputError("sampling", wanted, f"should be one of {', '.join(SAMPLINGS)}, or a function of `Known`")
@@ -181,7 +306,17 @@ def sampling(wanted: str | Sampling | Callable[[Known], Any]) -> Sampling:
     if survey is not None and (late := set(survey.needs) - set(BEFORE_WORK)):
         expected = f"should need none of {', '.join(sorted(late))}: a survey comes before the devices work"
         raise InputError("survey", survey.name, expected)
-    return Sampling(compiled(made.weigh), survey, made.memory)
+    keeps = device_memory(made.keeps)
+    return replace(made, weigh=compiled(made.weigh), survey=survey, keeps=keeps)
+
+
+def candidates(how: Selection, N: int, seed: Array | int, t: Array | int) -> Array | None:
+    """The candidates of round t, in ascending order, if the sampling wants some."""
+    wanted = how.sampling.candidates
+    if wanted is None:
+        return None
+    words = randomness.words(seed, t, randomness.CANDIDATES, 2)
+    return draw_uniform(words, N, min(wanted, N), replacement=False).device
 
 
 def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:

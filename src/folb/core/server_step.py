@@ -23,10 +23,14 @@ from folb.typing import Params
 
 
 class ServerStep(NamedTuple):
-    """A server step; both functions are `Partial`s, so that their numbers can be swept."""
+    """A server step; its functions are `Partial`s, so that their numbers can be swept.
+
+    send(memory, params) gives the model that devices start from, if that is not the server's own.
+    """
 
     init: Callable[[Params], Any]
     apply: Callable[[Any, Round, Update], tuple[Params, Any]]
+    send: Callable[[Any, Params], Params] | None = None
 
 
 def _no_memory(params: Params) -> tuple[()]:
@@ -42,18 +46,40 @@ def plain(lr: Any = 1.0) -> ServerStep:
     return ServerStep(Partial(_no_memory), Partial(_add, lr=lr))
 
 
-def _extrapolate(memory: Any, round: Round, update: Update, *, lr: Array, eps: Array) -> tuple[Params, Any]:
+def _extrapolate(
+    memory: Any, round: Round, update: Update, *, lr: Array, eps: Array, eps_decay: Array
+) -> tuple[Params, Any]:
     squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
-    step = jnp.sum(jnp.abs(update.weights) * squares) / (2 * (tree.dot(update.delta, update.delta) + eps))
+    left = eps * eps_decay ** jnp.float32(1 if round.t is None else round.t)
+    step = jnp.sum(jnp.abs(update.weights) * squares) / (2 * (tree.dot(update.delta, update.delta) + left))
     return tree.add(round.params, update.delta, lr * jnp.maximum(1.0, step)), memory
 
 
-def fedexp(lr: Any = 1.0, eps: Any = 1e-3) -> ServerStep:
+def fedexp(lr: Any = 1.0, eps: Any = 1e-3, eps_decay: Any = 0.998**2) -> ServerStep:
     """FedExP (Jhunjhunwala et al., 2023): step max(1, sum_k |a_k| ||Delta_k||^2 / (2 ||Delta||^2 + 2 eps)).
 
-    a_k are the rule's weights; with a_k = 1/K this is the published formula.
+    a_k are the rule's weights; with a_k = 1/K this is the published formula. As in its authors' experiments, eps is
+    eps_decay times smaller after each round, and the mean of the last two models is evaluated.
     """
-    return ServerStep(Partial(_no_memory), Partial(_extrapolate, lr=lr, eps=eps))
+    return ServerStep(Partial(_no_memory), Partial(_extrapolate, lr=lr, eps=eps, eps_decay=eps_decay))
+
+
+def _zeros(params: Params) -> Params:
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def _accelerate(memory: Params, round: Round, update: Update, *, lr: Array, beta: Array) -> tuple[Params, Params]:
+    m = tree.add(jax.tree.map(lambda d: lr * d, update.delta), memory, beta)
+    return tree.add(round.params, m), m
+
+
+def _ahead(memory: Params, params: Params, *, beta: Array) -> Params:
+    return tree.add(params, memory, beta)
+
+
+def lookahead(lr: Any = 1.0, beta: Any = 0.85) -> ServerStep:
+    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m."""
+    return ServerStep(Partial(_zeros), Partial(_accelerate, lr=lr, beta=beta), Partial(_ahead, beta=beta))
 
 
 def _optax_init(params: Params, *, make: Callable[..., Any], **numbers: Any) -> Any:
@@ -83,12 +109,37 @@ def momentum(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
     return _from_optax("sgd", learning_rate=lr, momentum=beta)
 
 
-def adam(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
+def nesterov(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
+    """Nesterov momentum on Delta: m <- beta m + Delta, and the step Delta + beta m."""
+    return ServerStep(Partial(_zeros), Partial(_nesterov, lr=lr, beta=beta))
+
+
+def _nesterov(memory: Params, round: Round, update: Update, *, lr: Array, beta: Array) -> tuple[Params, Params]:
+    m = tree.add(update.delta, memory, beta)
+    return tree.add(round.params, tree.add(update.delta, m, beta), lr), m
+
+
+def adagrad(lr: Any = 0.1, eps: Any = 1e-3) -> ServerStep:
+    """FedAdagrad (Reddi et al., 2021): v <- v + Delta^2 from v = eps^2, and the step Delta / (sqrt(v) + eps)."""
+    return ServerStep(Partial(_squares, eps=eps), Partial(_adagrad, lr=lr, eps=eps))
+
+
+def _squares(params: Params, *, eps: Any) -> Params:
+    return jax.tree.map(lambda w: jnp.zeros_like(w) + eps**2, params)
+
+
+def _adagrad(memory: Params, round: Round, update: Update, *, lr: Array, eps: Array) -> tuple[Params, Params]:
+    v = jax.tree.map(lambda v, d: v + d**2, memory, update.delta)
+    step = jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + eps), update.delta, v)
+    return tree.add(round.params, step, lr), v
+
+
+def adam(lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
     """FedAdam (Reddi et al., 2021)."""
     return _from_optax("adam", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
 
-def yogi(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
+def yogi(lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
     """FedYogi (Reddi et al., 2021)."""
     return _from_optax("yogi", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
 
@@ -96,6 +147,9 @@ def yogi(lr: Any = 0.1, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> 
 SERVERS: dict[str, Callable[..., ServerStep]] = {
     "plain": plain,
     "momentum": momentum,
+    "nesterov": nesterov,
+    "lookahead": lookahead,
+    "adagrad": adagrad,
     "adam": adam,
     "yogi": yogi,
     "fedexp": fedexp,
@@ -106,7 +160,11 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
     "beta2": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
     "eps": (lambda eps: eps > 0, "should be more than 0"),
+    "eps_decay": (lambda decay: (decay > 0) & (decay <= 1), "should be more than 0 and at most 1"),
 }
+
+
+AVERAGES = {"fedexp": "last_two"}  # the model that a step's authors evaluate, if it is not the last one
 
 
 def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:

@@ -28,7 +28,7 @@ def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
     size = xp.asarray(size, dtype=xp.uint32)
     x, epoch = xp.broadcast_arrays(xp.asarray(position, dtype=xp.uint32), xp.asarray(epoch, dtype=xp.uint32))
     per_round = xp.arange(1, ROUNDS + 2, dtype=xp.uint32).reshape(-1, *(1,) * x.ndim)
-    salt = _mix((words[0] + epoch * xp.uint32(0x9E3779B9)) ^ (per_round * xp.uint32(0x85EBCA6B)))
+    salt = mixed((words[0] + epoch * xp.uint32(0x9E3779B9)) ^ (per_round * xp.uint32(0x85EBCA6B)))
     # a random number below `size`, by a float product: many times faster here than the remainder
     fraction = (salt >> 8).astype(xp.float32) * xp.float32(2**-24)
     c = xp.minimum((fraction * size.astype(xp.float32)).astype(xp.uint32), size - 1)
@@ -39,7 +39,7 @@ def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
     def swap_or_not(x: Any, drawn: tuple[Any, Any]) -> Any:
         c, salt = drawn
         partner = xp.where(x <= c, c - x, c + size - x)
-        bit = _mix(xp.maximum(x, partner) ^ salt) >> 31
+        bit = mixed(xp.maximum(x, partner) ^ salt) >> 31
         return xp.where(bit == 1, partner, x)
 
     return _in_turn(swap_or_not, x, (c[:ROUNDS], salt[:ROUNDS])).astype(xp.int32)
@@ -56,7 +56,7 @@ def _in_turn(f: Callable[..., Any], x: Any, drawn: tuple[Any, Any]) -> Any:
     return jax.lax.scan(lambda x, pair: (f(x, pair), None), x, drawn, unroll=True)[0]
 
 
-def _mix(h: Any) -> Any:
+def mixed(h: Any) -> Any:
     """Scatter the bits of 32-bit integers upwards (multiply, xor-shift, multiply)."""
     xp = h.__array_namespace__()
     h = h * xp.uint32(0x7FEB352D)

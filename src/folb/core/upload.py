@@ -1,8 +1,9 @@
 """What a device sends besides its update: named quantities, each a function of what the device has.
 
 The function's arguments name what it needs (KNOWN), and only that is computed. Its keyword-only arguments are numbers,
-which can be swept. It returns a number, an array, a dict of arrays, or a tree of the model's shape, in float32. A
-function that is written with `folb.core.vector` runs both in the simulator and on a real device. The size in bytes
+which can be swept, or whole numbers that fix the shape. It returns a number, an array, a dict of arrays, or a tree of
+the model's shape, in float32 or, if it was packed, in bytes (uint8). A function that is written with `folb.core.vector`
+runs both in the simulator and on a real device. The size in bytes
 follows from the result. The server checks the shapes, and that every number is between `least` and `most`.
 """
 
@@ -14,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from folb.core.sketch import BITS, packed, sketched
 from folb.core.vector import each, namespace, norm
-from folb.errors import InputError, choose
+from folb.errors import InputError, check_whole, choose
 from folb.typing import Params
 
 LARGEST = 1e15  # norm of an upload: the product of two larger ones overflows 32 bits
@@ -27,9 +29,16 @@ KNOWN = {
     "after": "grad F_k(w_k)",
     "loss": "F_k(w^t)",
     "mu": "the weight of the proximal term",
+    "key": "two random words that all devices of the round share",
     "mean": "the estimate (10) of grad f, which a two-phase server sends with the model",
 }
-BEFORE_WORK = ("params", "grad", "loss", "mu")  # what a device has before it works: all that a survey can ask for
+BEFORE_WORK = (
+    "params",
+    "grad",
+    "loss",
+    "mu",
+    "key",
+)  # what a device has before it works: all that a survey can ask for
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Upload:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     least: float = -LARGEST  # of a single number
     most: float = LARGEST  # of a single number, or of the norm of arrays
+    sizes: tuple[tuple[str, int], ...] = ()  # whole numbers that fix the shape, by name
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -50,7 +60,7 @@ class Upload:
 
     def __call__(self, known: Any) -> Any:
         """The quantity, computed from known[name] of each name that it needs."""
-        return self.compute(*(known[name] for name in self.needs), **self.numbers)
+        return self.compute(*(known[name] for name in self.needs), **self.numbers, **dict(self.sizes))
 
 
 def _update(delta: Params) -> Params:
@@ -86,6 +96,18 @@ def _gamma(delta: Params, grad: Params, after: Params, mu: Any, *, most: Any) ->
     return namespace(found).minimum(found, most)
 
 
+def _sketch(grad: Params, key: Any, *, m: int, bits: int) -> Any:
+    return packed(sketched(grad, key, m), bits)
+
+
+def sketch(m: int = 256, bits: int = 32) -> Upload:
+    """A sketch of the gradient: m numbers of so many bits."""
+    check_whole("sketch", m, 1)
+    if bits not in BITS:
+        raise InputError("bits", bits, f"should be one of {', '.join(map(str, BITS))}")
+    return Upload("sketch", _sketch, sizes=(("m", int(m)), ("bits", int(bits))))
+
+
 DELTA = Upload("delta", _update)  # every device of S_1 sends it
 GRAD = Upload("grad", _gradient)
 GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
@@ -99,14 +121,14 @@ TAKEN = (
     *("scaled_grad", "weighted", "importance", "hetero_weighted", "hetero_importance"),
 )
 
-UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS)}
+UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS, sketch())}
 
 
 def upload(wanted: str | Upload) -> Upload:
     """An upload by its name, or your own, checked."""
     if not isinstance(wanted, Upload):
         return UPLOADS[choose("uploads", wanted, UPLOADS)]
-    own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA
+    own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA and wanted.compute is not _sketch
     taken = (*UPLOADS, *TAKEN)
     if own and (wanted.name in taken or not str(wanted.name).isidentifier()):
         raise InputError("uploads", wanted.name, f"should be a word, but not one of {', '.join(taken)}")

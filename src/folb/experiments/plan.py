@@ -122,8 +122,10 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
 
-# settings that were added later to every algorithm: they are written only if set, so that older runs keep their names
-LATER = ("beta", "beta2", "eps", "average", "average_rate")
+# settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
+LATER = {"gradient": "exact", "sketch": "none", "bits": "none"} | {
+    name: "none" for name, setting in common_settings().items() if setting.default is None and name != "server_lr"
+}
 
 
 def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
@@ -133,7 +135,7 @@ def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, 
         defaults = {name: setting.default for name, setting in part.settings.items()}
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
-        unset = {name for name in LATER if whole.get(name) == "none"}
+        unset = {name for name, usual in LATER.items() if whole.get(name) == usual}
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(experiment, set={name: table for name, table in tables.items() if table})
 

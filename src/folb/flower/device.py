@@ -60,12 +60,13 @@ class Device:
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
         for name in task.uploads:
             upload = self._upload(name)
-            numbers_of_upload = {key: np.float32(number) for key, number in task.numbers_of(name).items()}
-            value = replace(upload, numbers=numbers_of_upload)(known)
+            given = task.numbers_of(name)
+            sizes = tuple((key, int(given.pop(key, number))) for key, number in upload.sizes)
+            value = replace(upload, numbers={key: np.float32(v) for key, v in given.items()}, sizes=sizes)(known)
             if isinstance(value, Mapping):
-                arrays[name] = {key: np.asarray(part, np.float32) for key, part in value.items()}
+                arrays[name] = {key: _as_sent(part) for key, part in value.items()}
             elif np.ndim(value):
-                arrays[name] = {protocol.VALUE: np.asarray(value, np.float32)}
+                arrays[name] = {protocol.VALUE: _as_sent(value)}
             else:
                 numbers[name] = float(value)
         return arrays, numbers
@@ -92,6 +93,12 @@ class Device:
         return grad
 
 
+def _as_sent(value: Any) -> NDArray:
+    """Numbers in 32 bits; bytes as they are."""
+    found = np.asarray(value)
+    return found if found.dtype == np.uint8 else found.astype(np.float32, copy=False)
+
+
 Part = TypeVar("Part", LocalStep, Upload)
 
 
@@ -107,6 +114,7 @@ class Sources:
     def __init__(self, device: Device, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> None:
         self.device, self.task, self.params, self.shift, self._mean = device, task, params, shift, mean
         self.mu = np.float32(task.mu)
+        self.key = np.array(task.key, np.uint32)
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

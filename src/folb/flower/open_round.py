@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Message
 
 from folb.core import round as core_round
+from folb.core import selection
 from folb.core.algorithm import Algorithm
 from folb.core.round import State
 from folb.core.rules import Gradients, Round, Update
@@ -25,7 +26,7 @@ from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays
-from folb.flower.replies import Expected, Form, Refused, Reply, last_words
+from folb.flower.replies import Expected, Form, Refused, Reply, Shape, last_words
 from folb.flower.roster import Member
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
@@ -39,11 +40,15 @@ class Plan(NamedTuple):
     work: Any  # [K]
     lost: Any  # [K] by the system model
     steps: Any  # [K] local steps
+    key: Any  # [2] words that all devices of the round share
     correction: Any  # [K]
     inner: Any | None  # [K], if a survey gave it
     second: Multiset | None
-    second_lost: Any  # these three are None without S_2
+    second_lost: Any  # these are None without S_2
     second_correction: Any
+    second_words: Any
+    second_work: Any
+    second_steps: Any
 
 
 @jax.jit
@@ -55,31 +60,45 @@ def plan(
     share: Any,
     survey: Any,
     memory: Any,
+    some: Any,
     seed: Any,
     t: Any,
 ) -> Plan:
-    """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw."""
+    """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw.
+
+    `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs.
+    """
     how = algorithm.selection
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
-    draw = drawing(how, Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, survey, memory))
+    known = Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, survey, memory, some)
+    draw = drawing(how, known)
     first, second = core_round.sets(draw, how, seed, t)
 
     def managed(chosen: Multiset) -> Any:
         return core_round.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)
 
     words, effort = managed(first)
+    other: Any
+    other_words, other = (None, None) if second is None else managed(second)
     return Plan(
         first=first,
         words=words,
         work=effort.work,
         lost=effort.lost,
         steps=steps_of(algorithm.solver, effort.work, size[first.device]),
+        key=core_round.shared_words(seed, t),
         correction=draw.correction(first.device),
         inner=None if draw.inner is None else draw.inner[first.device],
         second=second,
-        second_lost=None if second is None else managed(second)[1].lost,
+        second_lost=None if other is None else other.lost,
         second_correction=None if second is None else draw.correction(second.device),
+        second_words=other_words,
+        second_work=None if other is None else other.work,
+        second_steps=None if second is None else steps_of(algorithm.solver, other.work, size[second.device]),
     )
+
+
+candidates = jax.jit(selection.candidates, static_argnums=1)
 
 
 close = jax.jit(core_round.close)
@@ -90,10 +109,12 @@ def form(upload: Upload, params: Arrays) -> Form:
     """The form that an upload must have."""
     shape = core_round.upload_shape(upload, params)
     if isinstance(shape, Mapping) and all(hasattr(part, "shape") for part in shape.values()):
-        return Form({name: part.shape for name, part in shape.items()}, upload.least, upload.most)
+        shapes = {name: Shape(part.shape, part.dtype.name) for name, part in shape.items()}
+        return Form(shapes, upload.least, upload.most)
     if not hasattr(shape, "shape"):
         raise InputError(f"upload {upload.name}", shape, "should be a number, an array, or a dict of arrays")
-    return Form({protocol.VALUE: shape.shape} if shape.shape else None, upload.least, upload.most)
+    one = {protocol.VALUE: Shape(shape.shape, shape.dtype.name)}
+    return Form(one if shape.shape else None, upload.least, upload.most)
 
 
 @dataclass
@@ -197,7 +218,7 @@ class Opened:
             replies = [self.usable.get(identity) for identity in who]
             if shapes is None:
                 return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
-            found = {name: np.zeros((len(who), *shape), np.float32) for name, shape in shapes.items()}
+            found = {name: np.zeros((len(who), *shape), dtype) for name, (shape, dtype) in shapes.items()}
             for i, reply in enumerate(replies):
                 if reply is not None and upload.name in reply.arrays:
                     for name, value in reply.arrays[upload.name].items():
@@ -211,7 +232,9 @@ class Opened:
         second = None
         if drawn.second is not None:
             who = [self.members[k].identity for k in drawn.second.device]
-            second = Gradients(stack(who, GRAD), counted(drawn.second, who), drawn.second_correction)
+            upload = GRAD if self.algorithm.gradient is None else self.algorithm.gradient.second
+            steps = drawn.second_steps if "delta" in upload.needs else None
+            second = Gradients(stack(who, upload), counted(drawn.second, who), drawn.second_correction, steps=steps)
         times = counted(drawn.first, identities)
         sent = {upload.name: stack(identities, upload) for upload in self.algorithm.uploads}
         return Round(
@@ -230,6 +253,7 @@ class Opened:
             steps=_whole(np.where(times > 0, drawn.steps, 0)),
             lr=_array(self.algorithm.solver.lr),
             own=self.own,
+            key=drawn.key,
             K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
         )
 

@@ -34,6 +34,7 @@ class Task:
     uploads: tuple[str, ...]
     work: int = 0  # units
     words: tuple[int, int] = (0, 0)  # drawn from (seed, round, device)
+    key: tuple[int, int] = (0, 0)  # drawn from (seed, round): the same for all devices
     lr: float = 0.0
     mu: float = 0.0
     batch: int = 1
@@ -45,7 +46,8 @@ class Task:
         """The task as a record of a message."""
         fields = asdict(self)
         numbers = fields.pop("numbers")
-        fields |= {"uploads": list(self.uploads), "words": [int(word) for word in self.words]}
+        fields |= {"uploads": list(self.uploads)}
+        fields |= {name: [int(word) for word in getattr(self, name)] for name in ("words", "key")}
         fields |= {"names": list(numbers), "values": [float(value) for value in numbers.values()]}
         return ConfigRecord(fields)
 
@@ -59,7 +61,8 @@ def task(record: Mapping[str, Any]) -> Task:
     """The task from the record of a message."""
     fields = dict(record)
     numbers = dict(zip(fields.pop("names"), fields.pop("values"), strict=True))
-    return Task(**fields | {"uploads": tuple(fields["uploads"]), "words": tuple(fields["words"]), "numbers": numbers})
+    tuples: dict[str, Any] = {name: tuple(fields[name]) for name in ("uploads", "words", "key") if name in fields}
+    return Task(**fields | tuples | {"numbers": numbers})
 
 
 def arrays(params: Any) -> ArrayRecord:

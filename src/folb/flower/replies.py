@@ -29,10 +29,17 @@ class Refused(Exception):  # noqa: N818  not an error of the program or its user
     """Why a reply is not used."""
 
 
+class Shape(NamedTuple):
+    """The shape and the type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
 class Form(NamedTuple):
     """What an upload must be: arrays of these shapes, by name, or None for a single number."""
 
-    shapes: Mapping[str, tuple[int, ...]] | None
+    shapes: Mapping[str, Shape] | None
     least: float = -LARGEST
     most: float = LARGEST
 
@@ -97,11 +104,11 @@ def _number(name: str, value: Any, form: Form) -> float:
     return float(value)
 
 
-def _arrays(upload: str, record: Any, shapes: Mapping[str, tuple[int, ...]], most: float) -> Arrays:
+def _arrays(upload: str, record: Any, shapes: Mapping[str, Shape], most: float) -> Arrays:
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{upload} is of type {type(record).__name__}")
     _same(upload, list(record), list(shapes))
-    arrays = {name: _array(f"{upload}: {name}", record[name], shape) for name, shape in shapes.items()}
+    arrays = {name: _array(f"{upload}: {name}", record[name], *shape) for name, shape in shapes.items()}
     # in 64 bits, where the squares of 32-bit numbers cannot overflow
     norm = math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in arrays.values()))
     if not norm <= most:
@@ -109,12 +116,12 @@ def _arrays(upload: str, record: Any, shapes: Mapping[str, tuple[int, ...]], mos
     return arrays
 
 
-def _array(name: str, array: Array, shape: tuple[int, ...]) -> NDArray:
+def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArray:
     """The numbers of an array. The format's own header is checked before anything is allocated."""
-    if array.stype != "numpy.ndarray" or array.dtype != "float32" or tuple(array.shape) != shape:
+    if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != shape:
         found = f"{array.dtype} {tuple(array.shape)} of {array.stype}"
-        raise Refused(f"{name} is {_short(found)}, and should be float32 {shape} of numpy.ndarray")
-    room = 4 * math.prod(shape)
+        raise Refused(f"{name} is {_short(found)}, and should be {dtype} {shape} of numpy.ndarray")
+    room = np.dtype(dtype).itemsize * math.prod(shape)
     if not room < len(array.data) <= room + HEADER:
         raise Refused(f"{name} has {len(array.data)} bytes, and {room} and a header were expected")
     stream = io.BytesIO(array.data)
@@ -123,9 +130,9 @@ def _array(name: str, array: Array, shape: tuple[int, ...]) -> NDArray:
     if read is None:
         raise Refused(f"{name} is in version {version} of NumPy's format")
     actual, fortran, kind = read(stream)
-    if actual != shape or kind != np.float32:
-        raise Refused(f"{name} holds {kind} {_short(actual)}, and should hold float32 {shape}")
-    numbers = np.frombuffer(array.data, np.float32, offset=stream.tell())
+    if actual != shape or kind != np.dtype(dtype):
+        raise Refused(f"{name} holds {kind} {_short(actual)}, and should hold {dtype} {shape}")
+    numbers = np.frombuffer(array.data, dtype, offset=stream.tell())
     if numbers.size != math.prod(shape):
         raise Refused(f"{name} holds {numbers.size} numbers, and should hold {math.prod(shape)}")
     if not np.isfinite(numbers).all():

@@ -28,14 +28,14 @@ from folb.core import vector
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
 from folb.core.guard import guard, is_guarded
-from folb.core.round import Closed, State
+from folb.core.round import Closed, State, model_sent, shared_words
 from folb.core.rules import Update
 from folb.core.system import System
 from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import InputError, check, check_whole, choose
 from folb.flower import protocol
 from folb.flower.mailbox import SLACK, Post
-from folb.flower.open_round import Opened, Plan, close, form, plan, recorded, shifts
+from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts
 from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation
@@ -143,7 +143,8 @@ class FederatedStrategy(Strategy):
     def summary(self) -> None:
         """Log what will be run."""
         algorithm = self.algorithm
-        settings = ", ".join(f"{key}={value}" for key, value in algorithm.origin.settings.items())
+        chosen = {key: value for key, value in algorithm.origin.settings.items() if value is not None}
+        settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
         log.info("%s with %s", algorithm.name, settings)
         log.info("rounds of at most %g s, and at least %d replies", self.deadline, self.min_replies)
         if self.wants_guard and not is_guarded(algorithm):
@@ -290,6 +291,9 @@ class FederatedStrategy(Strategy):
         if self.state is None:
             self.state = self._begin(params)
         state = self.state._replace(params=params, devices=())
+        if self.algorithm.server.send is not None:
+            ahead = model_sent(self.algorithm, state)
+            arrays = protocol.packed({name: np.asarray(ahead[name]) for name in params})
         members = self._present(self.post)
         self.opened = opened = Opened(
             server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
@@ -299,10 +303,15 @@ class FederatedStrategy(Strategy):
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
         opened.wanted, opened.algorithm = self._sized(len(members))
-        survey = self._survey(opened, arrays)
+        who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
+        how, seed, t = opened.algorithm.selection, np.uint32(self.seed), np.uint32(server_round)
+        if how.sampling.first is not None and not self.remembered.met:
+            self._meet(opened, arrays)
+        some = candidates(how, len(members), seed, t)
+        asked = members if some is None else [members[i] for i in np.asarray(some)]
+        survey = None if opened.abandoned else self._survey(opened, arrays, asked)
         if opened.abandoned:
             return []
-        who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
         drawn = plan(
             opened.algorithm,
             self.system,
@@ -310,14 +319,36 @@ class FederatedStrategy(Strategy):
             size,
             self._share(members),
             survey,
-            self.remembered.stacked(who.tolist()) if opened.algorithm.selection.sampling.memory else None,
-            np.uint32(self.seed),
-            np.uint32(server_round),
+            self._known(asked) if how.sampling.memory else None,
+            some,
+            seed,
+            t,
         )
         opened.plan = jax.tree.map(np.asarray, drawn)
         opened.own = self.remembered.stacked(who[opened.plan.first.device].tolist())
         self._warn(len(opened.drawn), opened.algorithm)
         return self._ask(opened, arrays)
+
+    def _known(self, members: Sequence[Member]) -> Any:
+        """What the sampling sees of the memory of devices."""
+        found = self.remembered.stacked([member.identity for member in members])
+        memory = self.algorithm.memory
+        return found[1] if memory is not None and memory.sampling is not None else found
+
+    def _meet(self, opened: Opened, arrays: ArrayRecord) -> None:
+        """Ask all devices once, before the first round, for what the sampling wants to remember of them."""
+        first = opened.algorithm.selection.sampling.first
+        assert first is not None
+        tasks = {m.identity: self._plain(opened.t, first.upload) for m in opened.members}
+        found = self._exchange(opened, tasks, arrays)
+        there = sorted(found)
+        if len(there) < max(self.min_replies, opened.algorithm.selection.K):
+            opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
+            return
+        answers = np.stack([found[identity].arrays[first.upload.name][protocol.VALUE] for identity in there])
+        known = np.asarray(first.remember(answers, opened.algorithm.selection.K))
+        new = self.remembered.stacked(there)
+        self.remembered.update(there, [True] * len(there), (new[0], known))
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
         """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
@@ -363,7 +394,7 @@ class FederatedStrategy(Strategy):
         """How many replies the round needs, and the algorithm with the K that it asks."""
         how = self.algorithm.selection
         K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        most = math.inf if how.replacement else N
+        most = N if how.distinct else math.inf
         asked = min(math.ceil(K * self.over_selection - 1e-9), most)
         return int(min(K, most)), replace(self.algorithm, selection=replace(how, K=int(asked)))
 
@@ -372,21 +403,23 @@ class FederatedStrategy(Strategy):
         """The fewest distinct devices for a round that counts."""
         return self.min_replies
 
-    def _survey(self, opened: Opened, arrays: ArrayRecord) -> NDArray | None:
-        """The answers of all devices to the sampling's survey; for gradients <grad f, grad F_k>, as in (7).
+    def _survey(self, opened: Opened, arrays: ArrayRecord, members: Sequence[Member]) -> NDArray | None:
+        """The answers of devices to the sampling's survey; for gradients <grad f, grad F_k>, as in (7).
 
-        A device that does not answer has 0: it is drawn only without replacement, if fewer than K others have more.
+        A device that does not answer has 0: it is drawn only without replacement, if fewer than K others have more. A
+        candidate that does not answer comes last.
         """
         upload = self.algorithm.selection.sampling.survey
         if upload is None:
             return None
-        tasks = {member.identity: self._plain(opened.t, upload) for member in opened.members}
+        tasks = {member.identity: self._plain(opened.t, upload) for member in members}
         found = self._exchange(opened, tasks, arrays)
         if len(found) < self.min_replies:
             opened.abandoned = f"{len(found)} devices answered the survey, but {self.min_replies} are needed"
-        there = [found.get(member.identity) for member in opened.members]
+        there = [found.get(member.identity) for member in members]
         if upload != GRAD:
-            return np.array([0.0 if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
+            silent = 0.0 if self.algorithm.selection.sampling.candidates is None else -np.inf
+            return np.array([silent if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
         grads = [None if reply is None else reply.arrays[upload.name] for reply in there]
         mean = {name: np.zeros_like(value) for name, value in opened.state.params.items()}
         for p, grad in zip(self._share(opened.members), grads, strict=True):
@@ -438,8 +471,10 @@ class FederatedStrategy(Strategy):
 
     def _forms(self, params: Arrays) -> dict[str, Form]:
         """The form that each possible upload must have, for a model like `params`."""
-        survey = self.algorithm.selection.sampling.survey
-        known = (DELTA, GRAD, *self.algorithm.uploads, *([] if survey is None else [survey]), *self.further)
+        survey, first = self.algorithm.selection.sampling.survey, self.algorithm.selection.sampling.first
+        asked = [] if survey is None else [survey]
+        asked += [] if first is None else [first.upload]
+        known = (DELTA, GRAD, *self.algorithm.uploads, *asked, *self.further)
         found = {upload.name: form(upload, params) for upload in known}
         if survey is not None and survey != GRAD and found[survey.name].shapes is not None:
             raise InputError(f"survey: {survey.name}", found[survey.name].shapes, "should be a number")
@@ -447,17 +482,18 @@ class FederatedStrategy(Strategy):
 
     def _plain(self, t: int, *uploads: Upload) -> Task:
         """A task without local work."""
-        mu = float(self.algorithm.solver.mu)
-        return Task(t, tuple(upload.name for upload in uploads), mu=mu, numbers=_numbers(uploads))
+        mu, key = float(self.algorithm.solver.mu), np.asarray(shared_words(np.uint32(self.seed), np.uint32(t)))
+        words = (int(key[0]), int(key[1]))
+        return Task(t, tuple(upload.name for upload in uploads), key=words, mu=mu, numbers=_numbers(uploads))
 
-    def _work(self, drawn: Plan, i: int, t: int, uploads: Sequence[Upload]) -> Task:
-        """The task of slot i of a round: the local work that it has drawn, and its uploads."""
+    def _work(self, work: Any, words: Any, t: int, uploads: Sequence[Upload]) -> Task:
+        """The task of a slot: the local work that it has drawn, and its uploads."""
         solver = self.algorithm.solver
         steps = {f"step.{name}": float(value) for name, value in solver.step.numbers.items()}
         return replace(
             self._plain(t, *uploads),
-            work=int(drawn.work[i]),
-            words=(int(drawn.words[i][0]), int(drawn.words[i][1])),
+            work=int(work),
+            words=(int(words[0]), int(words[1])),
             lr=float(solver.lr),
             batch=solver.batch,
             unit=solver.unit,
@@ -470,19 +506,23 @@ class FederatedStrategy(Strategy):
         drawn = opened.plan
         assert drawn is not None
         uploads = (DELTA, *self.algorithm.uploads)
-        shift = shifts(opened.algorithm, opened.state, opened.own)
+        shift = shifts(opened.algorithm, opened.state, opened.own, drawn.steps)
         tasks, shifted = {}, {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:
                 identity = opened.members[k].identity
-                tasks[identity] = self._work(drawn, i, opened.t, uploads)
+                tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, uploads)
                 if shift is not None:
                     own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                     shifted[identity] = protocol.packed(own)
         if drawn.second is not None and drawn.second_lost is not None:
+            second = GRAD if self.algorithm.gradient is None else self.algorithm.gradient.second
             for i, k in enumerate(drawn.second.device):
                 if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
-                    tasks.setdefault(opened.members[k].identity, self._plain(opened.t, GRAD))
+                    alone = self._plain(opened.t, second)
+                    if "delta" in second.needs:
+                        alone = self._work(drawn.second_work[i], drawn.second_words[i], opened.t, (second,))
+                    tasks.setdefault(opened.members[k].identity, alone)
         return self._messages(opened, tasks, arrays, shifted)
 
     # -- a round: its replies ------------------------------------------------------------------------------------------
@@ -598,7 +638,11 @@ class FederatedStrategy(Strategy):
 
 
 def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:
-    return {f"{upload.name}.{name}": float(value) for upload in uploads for name, value in upload.numbers.items()}
+    return {
+        f"{upload.name}.{name}": float(value)
+        for upload in uploads
+        for name, value in {**upload.numbers, **dict(upload.sizes)}.items()
+    }
 
 
 def _check_number(field: str, value: Any, holds: Callable[[float], bool], range: str) -> None:

@@ -25,7 +25,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.guard import is_guarded
 from folb.core.round import State
 from folb.core.rules import Round, Update
-from folb.core.upload import Upload
+from folb.core.upload import GRAD, Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
 from folb.flower.open_round import Opened, close
@@ -36,7 +36,8 @@ from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCA
 Sum = Callable[[Sequence[Arrays]], Arrays]
 
 # server steps that need the sum alone
-SERVER_STEPS = (server_step.plain().apply.func, server_step.momentum().apply.func)  # type: ignore[attr-defined]
+SUMS_ALONE = ("plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi")
+SERVER_STEPS = [server_step.SERVERS[name]().apply.func for name in SUMS_ALONE]  # type: ignore[attr-defined]
 RULES = (rules.folb, rules.folb_hetero, rules.folb_never_flip)
 
 
@@ -72,6 +73,11 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.memory is not None:
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
+        if algorithm.gradient is not None and algorithm.gradient.upload != GRAD:
+            name = "proxy" if algorithm.gradient.upload is None else algorithm.gradient.upload.name
+            raise InputError("gradient", name, "should be exact: a device computes its own weight from its gradient")
+        if algorithm.selection.sampling.first is not None:
+            raise InputError("sampling", algorithm.name, "should not ask a device for its own sketch, but does")
         self.min_devices, self.add = min_devices, add
         rule: Any = algorithm.rule
         if getattr(rule, "func", rule) not in RULES:
@@ -79,7 +85,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("algorithm", algorithm.name, f"should be one of {names}: all others need more than sums")
         apply: Any = algorithm.server.apply
         if apply.func not in SERVER_STEPS:
-            expected = "should be plain, momentum, adam or yogi: others may need each device's update"
+            expected = f"should be one of {', '.join(SUMS_ALONE)}: others may need each device's update"
             raise InputError("server", getattr(apply.func, "__name__", apply.func), expected)
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
@@ -121,7 +127,8 @@ class TwoPhaseStrategy(FederatedStrategy):
         for identity in there:
             times = drawn.first.times[slots[identity]]
             uploads = [_with(upload, times=times) for upload in (self.weighted, self.importance)]
-            tasks[identity] = self._work(drawn, slots[identity], opened.t, uploads)
+            i = slots[identity]
+            tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, uploads)
         return self._messages(opened, tasks, arrays, mean=mean)
 
     @property

@@ -11,9 +11,8 @@ import numpy as np
 from folb import data, models, theory
 from folb.core import algorithms
 from folb.data.federation import Federation
-from folb.simulation.play import play
+from folb.simulation.play import play, start
 from folb.simulation.problem import problem as brought
-from folb.simulation.problem import start
 from folb.theory import quadratics
 from folb.typing import NDArray
 

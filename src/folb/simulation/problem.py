@@ -10,9 +10,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from folb.core.algorithm import Algorithm
-from folb.core.memory import empty
-from folb.core.round import State, begin
 from folb.core.system import System, uniform
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
@@ -21,7 +18,7 @@ from folb.simulation import parallel, samples, stream
 from folb.simulation.samples import Samples
 
 RECORDS = ("weights", "inner", "gamma", "work")
-ENDLESS = 2**31 - 1
+ENDLESS = 2**31 - 1  # rounds
 
 
 @jax.tree_util.register_dataclass
@@ -86,14 +83,3 @@ def problem(
         abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
         mesh=mesh,
     )
-
-
-def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
-    """The state before the first of `rounds` rounds: a function of the model and the seed alone.
-
-    These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
-    """
-    state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
-    if not jax.tree.leaves(own):
-        return state
-    return state._replace(devices=empty(own, len(problem.train.size), rounds * algorithm.selection.K))

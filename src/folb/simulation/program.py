@@ -23,8 +23,8 @@ from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
 from folb.simulation.evaluate import evaluate, total_hits, total_loss
-from folb.simulation.play import Info, distribution, play
-from folb.simulation.problem import ENDLESS, Problem, start
+from folb.simulation.play import Info, distribution, play, start
+from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
@@ -117,7 +117,7 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
     """The devices of some rounds of all runs, stacked: they do not depend on the models."""
 
     def of_run(algorithm: Algorithm, seed: Array, t: Array) -> Chosen:
-        return sets(distribution(problem, algorithm, None, t), algorithm.selection, seed, t)
+        return sets(distribution(problem, algorithm, None, seed, t), algorithm.selection, seed, t)
 
     chosen = jax.lax.map(lambda t: jax.vmap(of_run, in_axes=(0, 0, None))(algorithms, seeds, t), rounds)
     return parallel.everywhere(chosen, problem.mesh)

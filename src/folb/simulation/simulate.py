@@ -30,8 +30,8 @@ from folb.models import Model
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
 from folb.simulation.evaluate import evaluation_block
-from folb.simulation.play import Info
-from folb.simulation.problem import ENDLESS, Problem, problem, start
+from folb.simulation.play import Info, start
+from folb.simulation.problem import ENDLESS, Problem, problem
 from folb.simulation.program import (
     CAPACITY,
     Measured,
@@ -315,8 +315,9 @@ def check(
         check_whole("seeds", seed, 0, 2**32 - 1)
     for algorithm in algorithms:
         K = algorithm.selection.K
-        if not algorithm.selection.replacement and K > federation.N:
-            raise InputError("K", K, f"should be at most the {federation.N} devices, without replacement")
+        if algorithm.selection.distinct and K > federation.N:
+            expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
+            raise InputError("K", K, expected)
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
@@ -420,7 +421,7 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
     """Run r of a stacked record that begins with round `first`, without its model; `model` has the shapes."""
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
-    up, down = traffic(job.algorithm, info, len(problem.train.size), model)
+    up, down = traffic(job.algorithm, info, model)
     rounds = np.arange(first, first + len(info.asked))
     evaluated = rounds % every == 0
     return Run(
@@ -441,20 +442,23 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
     )
 
 
-def traffic(algorithm: Algorithm, info: Info, N: int, params: Params) -> tuple[Any, Any]:
+def traffic(algorithm: Algorithm, info: Info, params: Params) -> tuple[Any, Any]:
     """Bytes up and down in each round, for a model like `params`.
 
-    Down: the model, to every distinct device asked (all N for a survey), and to each device of S_1 the shift computed
-    from its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; only the
-    gradient from S_2 of Algorithm 2; and a survey's upload from all N.
+    Down: the model, to every distinct device asked, also by a survey, and to each device of S_1 the shift computed from
+    its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
+    Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
     model, survey = _nbytes(params), algorithm.selection.sampling.survey
     asked, replied, gradients_only = (
         np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only)
     )
     sent = sum(_nbytes(upload_shape(upload, params)) for upload in algorithm.uploads)
-    surveyed = 0 if survey is None else N * _nbytes(upload_shape(survey, params))
-    up = replied * (model + sent) + gradients_only * model + surveyed
+    first, second = algorithm.selection.sampling.first, algorithm.gradient
+    alone = model if second is None else _nbytes(upload_shape(second.second, params))
+    asks = survey if first is None else first.upload
+    answers = 0 if asks is None else np.asarray(info.surveyed, np.int64) * _nbytes(upload_shape(asks, params))
+    up = replied * (model + sent) + gradients_only * alone + answers
     shifted = algorithm.memory is not None and algorithm.memory.shift is not None
     working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
     return up, asked * model + (working * model if shifted else 0)

@@ -45,20 +45,34 @@ def owners(problem: Problem) -> tuple[Array, Array]:
 
 def survey_norms(problem: Problem, params: Params, group: int) -> Array:
     """||grad F_k|| for all N devices."""
-    return survey_upload(problem, NORM, params, 0.0, group)
+    return survey_upload(problem, NORM, params, 0.0, group, jnp.zeros(2, jnp.uint32))
 
 
-def survey_upload(problem: Problem, upload: Upload, params: Params, mu: Any, group: int) -> Array:
-    """An upload of all N devices, one number each, with `group` gradients in memory at a time."""
+def survey_upload(
+    problem: Problem, upload: Upload, params: Params, mu: Any, group: int, key: Array, who: Array | None = None
+) -> Array:
+    """An upload of all N devices, or of the devices `who`: one number each."""
+    found = survey_arrays(problem, upload, params, mu, group, key, who)
+    if jnp.ndim(found) != 1:
+        raise InputError(f"survey: shape of {upload.name}", jnp.shape(found)[1:], "should be (): a number")
+    return found
+
+
+def survey_arrays(
+    problem: Problem, upload: Upload, params: Params, mu: Any, group: int, key: Array, who: Array | None = None
+) -> Any:
+    """An upload of all N devices, or of the devices `who`, stacked, with `group` gradients in memory at a time."""
     N = len(problem.train.size)
+    count = N if who is None else len(who)
     stack = jax.tree.map(lambda v: jnp.broadcast_to(v, (group, *v.shape)), params)
 
     def some(first: Array) -> Array:
-        device = first + jnp.arange(group)
-        whose = (jnp.minimum(device, N - 1), device < N)
-        found = uploads.computed((upload,), uploads.Sources(problem, params, stack, *whose, mu=mu))[upload.name]
-        if jnp.shape(found) != (group,):
-            raise InputError(f"survey: shape of {upload.name}", jnp.shape(found)[1:], "should be (): a number")
-        return found
+        place = first + jnp.arange(group)
+        device = jnp.minimum(place, count - 1)
+        sources = uploads.Sources(
+            problem, params, stack, device if who is None else who[device], place < count, mu=mu, key=key
+        )
+        return uploads.computed((upload,), sources)[upload.name]
 
-    return jax.lax.map(some, jnp.arange(0, N, group)).reshape(-1)[:N]
+    found = jax.lax.map(some, jnp.arange(0, count, group))
+    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:count], found)

@@ -31,10 +31,11 @@ class Sources:
         wanted: Array,
         *,
         mu: Any,
+        key: Array,
         delta: Params | None = None,
     ) -> None:
         self.problem, self.stack, self.device, self.wanted = problem, stack, device, wanted
-        self.params, self.mu, self.delta = params, mu, delta
+        self.params, self.mu, self.key, self.delta = params, mu, key, delta
 
     def gradients(self, stack: Params) -> Params:
         """grad F_k at each slot's own parameters."""
@@ -62,7 +63,7 @@ class Sources:
         )
 
 
-ALIKE = ("params", "mu")  # the same for all slots
+ALIKE = ("params", "mu", "key")  # the same for all slots
 
 
 def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:

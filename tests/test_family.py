@@ -1,0 +1,533 @@
+"""The methods that people compare with: each against a literal loop, and in both carriers."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+
+from test_flower import softmax_gradient as gradient
+from test_slots import FEDERATION, SEED, begin, furthest, loss, on_flower, samples, simulated
+
+from folb import InputError, algorithms
+from folb.core import selection, sketch
+from folb.core.algorithms import ALGORITHMS
+from folb.core.randomness import CANDIDATES, ROUND, words
+from folb.flower import TwoPhaseStrategy
+from folb.flower.local_work import batches
+from folb.flower.protocol import Task
+
+N, K, ROUNDS, LR, BATCH = FEDERATION.N, 6, 8, 0.05, 5
+USUAL = {"K": K, "lr": LR, "batch": BATCH}
+
+
+# A literal loop: device by device, step by step, in 64 bits. The draws and the work are the record's. ---------------
+
+
+class Vector(dict):
+    """A model in 64 bits, with the few operations that the formulas need."""
+
+    def __add__(self, other):
+        return Vector({name: value + other[name] for name, value in self.items()})
+
+    def __mul__(self, factor):
+        return Vector({name: value * factor for name, value in self.items()})
+
+    __rmul__ = __mul__
+
+    def __neg__(self):
+        return self * -1.0
+
+    def __sub__(self, other):
+        return self + -other
+
+    def __truediv__(self, number):
+        return self * (1 / number)
+
+    def dot(self, other):
+        return sum(float(np.sum(value * other[name])) for name, value in self.items())
+
+    @property
+    def norm(self):
+        return self.dot(self) ** 0.5
+
+
+def model():
+    return Vector({name: value.astype(float) for name, value in begin().items()})
+
+
+def full_gradient(w, k):
+    return Vector(gradient(w, *samples(k)))
+
+
+def mean(values, weights=None):
+    weights = [1.0] * len(values) if weights is None else weights
+    total = functools.reduce(Vector.__add__, [value * weight for value, weight in zip(values, weights, strict=True)])
+    return total / sum(weights)
+
+
+class Reply:
+    """A device's part in a round."""
+
+    def __init__(self, k, times, w, delta, steps):
+        self.k, self.times, self.delta, self.steps = k, times, delta, steps
+        self.size, self.grad = len(samples(k)[1]), lambda: full_gradient(w, k)
+
+
+def sgd(w, k, work, t, direction, mu=0.0, lr=LR):
+    """Local steps -lr * direction(g), and how many there were."""
+    keys = tuple(int(word) for word in np.asarray(words(SEED, t, k, 2)))
+    x, y = samples(k)
+    at, steps = w, 0
+    for rows in batches(Task(t, (), int(work), keys, batch=BATCH, unit="step"), len(y)):
+        g = Vector(gradient(at, x[rows], y[rows])) + (at - w) * mu
+        at, steps = at - direction(g) * lr, steps + 1
+    return at - w, steps
+
+
+def replies(run, t, w, direction=lambda k: lambda g: g, mu=0.0, lr=LR, solve=sgd):
+    """What came back in round t, from devices that started at w."""
+    found = []
+    for k, times, work in zip(run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1], strict=True):
+        if times > 0:
+            found.append(Reply(int(k), float(times), w, *solve(w, int(k), work, t, direction(int(k)), mu, lr)))
+    return found
+
+
+def rounds(run):
+    """The rounds with replies: others change nothing."""
+    return [t for t in range(1, ROUNDS + 1) if run.times[t - 1].any()]
+
+
+def average(found):
+    return mean([reply.delta for reply in found], [reply.times for reply in found])
+
+
+def fedavg(run):
+    w = model()
+    for t in rounds(run):
+        w = w + average(replies(run, t, w))
+    return w
+
+
+def feddyn(run, alpha=0.1):
+    w, h, h_k = model(), model() * 0, {k: model() * 0 for k in range(N)}
+    for t in rounds(run):
+        found = replies(run, t, w, lambda k: lambda g: g - h_k[k], mu=alpha)
+        for reply in found:
+            h_k[reply.k] = h_k[reply.k] - reply.delta * alpha
+            h = h - reply.delta * (alpha / N)
+        w = w + average(found) - h / alpha
+    return w
+
+
+def fedvarp(run):
+    w, ybar, y = model(), model() * 0, {k: model() * 0 for k in range(N)}
+    for t in rounds(run):
+        found = replies(run, t, w)
+        v = ybar + mean([r.delta - y[r.k] for r in found], [r.times for r in found])
+        for reply in found:
+            ybar = ybar + (reply.delta - y[reply.k]) / N
+            y[reply.k] = reply.delta
+        w = w + v
+    return w
+
+
+def fednova(run, momentum=0.0, by_samples=False):
+    w = model()
+    for t in rounds(run):
+        solve = sgd if momentum == 0 else functools.partial(heavy_ball, beta=momentum)
+        found = replies(run, t, w, solve=solve)
+        p = np.array([r.times * (r.size if by_samples else 1) for r in found])
+        p = p / p.sum()
+        a = [sum(sum(momentum**i for i in range(j + 1)) for j in range(r.steps)) for r in found]
+        step = functools.reduce(Vector.__add__, [r.delta * (q / b) for r, q, b in zip(found, p, a, strict=True)])
+        w = w + step * float(np.dot(p, a))
+    return w
+
+
+def heavy_ball(w, k, work, t, direction, mu, lr, beta=0.9):
+    v = None
+
+    def with_momentum(g):
+        nonlocal v
+        v = g if v is None else v * beta + g
+        return v
+
+    return sgd(w, k, work, t, with_momentum, mu, lr)
+
+
+def local_momentum(run):
+    w = model()
+    for t in rounds(run):
+        w = w + average(replies(run, t, w, solve=heavy_ball))
+    return w
+
+
+def fedacg(run, beta=0.8, mu=0.1):
+    w, m = model(), model() * 0
+    for t in rounds(run):
+        v = w + m * beta
+        m = m * beta + average(replies(run, t, v, mu=mu))
+        w = w + m
+    return w
+
+
+def nesterov(run, beta=0.8):
+    w, m = model(), model() * 0
+    for t in rounds(run):
+        delta = average(replies(run, t, w))
+        m = m * beta + delta
+        w = w + delta + m * beta
+    return w
+
+
+def adagrad(run, lr=0.1, eps=0.01):
+    w = model()
+    v = Vector({name: np.full_like(value, eps**2) for name, value in w.items()})
+    for t in rounds(run):
+        delta = average(replies(run, t, w))
+        v = v + Vector({name: value**2 for name, value in delta.items()})
+        w = w + Vector({name: lr * value / (np.sqrt(v[name]) + eps) for name, value in delta.items()})
+    return w
+
+
+def fedexp(run, eps=0.01, decay=0.9):
+    w = last = model()
+    for t in rounds(run):
+        found = replies(run, t, w)
+        delta = average(found)
+        squares = sum(r.times * r.delta.dot(r.delta) for r in found) / sum(r.times for r in found)
+        last, w = w, w + delta * max(1.0, squares / (2 * (delta.dot(delta) + eps * decay**t)))
+    return (w + last) / 2
+
+
+def fedcm(run, alpha=0.3):
+    w, m = model(), model() * 0
+    for t in rounds(run):
+        found = replies(run, t, w, lambda k, m=m: lambda g: g * alpha + m * (1 - alpha))
+        m = -mean([r.delta / (LR * r.steps) for r in found])
+        w = w + average(found)
+    return w
+
+
+def mimelite(run, beta=0.8):
+    w, m = model(), model() * 0
+    for t in rounds(run):
+        found = replies(run, t, w, lambda k, m=m: lambda g: g * (1 - beta) + m * beta)
+        m = m * beta + mean([r.grad() for r in found]) * (1 - beta)
+        w = w + average(found)
+    return w
+
+
+def ghbm(run, tau=2, beta=0.8):
+    w, past = model(), []
+    for t in rounds(run):
+        m = (past[-tau] - w) / tau if len(past) >= tau else w * 0
+
+        def solve(w, k, work, t, direction, mu, lr, m=m):
+            return sgd(w, k, work, t, lambda g: g + m * (beta / (lr * work)), mu, lr)
+
+        past.append(w)
+        w = w + average(replies(run, t, w, solve=solve))
+    return w
+
+
+def adabest(run, beta=0.5, mu=0.5):
+    w = wbar = model()
+    h_k, last = {k: model() * 0 for k in range(N)}, dict.fromkeys(range(N), 0)
+    for t in rounds(run):
+        found = replies(run, t, w, lambda k: lambda g: g - h_k[k])
+        for reply in found:
+            h_k[reply.k] = h_k[reply.k] / (t - last[reply.k]) - reply.delta * mu
+            last[reply.k] = t
+        before, wbar = wbar, w + average(found)
+        w = wbar - (before - wbar) * beta
+    return w
+
+
+def delta_sgd(run, gamma=2.0, delta=0.1):
+    def solve(w, k, work, t, direction, mu, lr):
+        state = {}
+
+        def step(g):
+            if not state:
+                eta, theta = lr, 1.0
+            else:
+                smooth = gamma * state["length"] / (2 * (g - state["g"]).norm)
+                eta = min(smooth, (1 + delta * state["theta"]) ** 0.5 * state["eta"])
+                theta = eta / state["eta"]
+            state.update(g=g, eta=eta, theta=theta, length=eta * g.norm)
+            return g * (eta / lr)
+
+        return sgd(w, k, work, t, step, mu, lr)
+
+    w = model()
+    for t in rounds(run):
+        w = w + average(replies(run, t, w, solve=solve))
+    return w
+
+
+def folb_by(gradients):
+    """(13), with what stands for the gradients."""
+
+    def loop(run):
+        w = model()
+        for t in rounds(run):
+            found = replies(run, t, w)
+            g = gradients(found, t)
+            times = np.array([r.times for r in found])
+            inner = g @ (times @ g / times.sum())
+            weights = times * inner / np.abs(times * inner).sum()
+            w = w + functools.reduce(Vector.__add__, [r.delta * a for r, a in zip(found, weights, strict=True)])
+        return w
+
+    return loop
+
+
+def key_of(t):
+    return np.asarray(words(SEED, t, ROUND, 2))
+
+
+def by_sketch(found, t, m=32):
+    """R, as a matrix: one sign in each column."""
+    flat = np.stack([np.concatenate([np.ravel(r.grad()[name]) for name in ("bias", "weight")]) for r in found])
+    d = flat.shape[1]
+    R = np.stack([np.asarray(sketch.sketched({"a": row}, key_of(t), m)) for row in np.eye(d, dtype=np.float32)], axis=1)
+    assert (np.abs(R).sum(axis=0) == 1).all()
+    return flat @ R.T
+
+
+def by_proxy(found, t):
+    return np.stack(
+        [np.concatenate([np.ravel(-r.delta[n] / (LR * r.steps)) for n in ("bias", "weight")]) for r in found]
+    )
+
+
+LITERAL = {
+    "fednova": (algorithms.fednova(**USUAL), fednova),
+    "fednova, samples, momentum": (
+        algorithms.fednova(averaging="samples", local_step="momentum", local_beta=0.5, **USUAL),
+        functools.partial(fednova, momentum=0.5, by_samples=True),
+    ),
+    "feddyn": (algorithms.feddyn(alpha=0.1, **USUAL), feddyn),
+    "fedvarp": (algorithms.fedvarp(**USUAL), fedvarp),
+    "fedacg": (algorithms.fedacg(beta=0.8, mu=0.1, **USUAL), fedacg),
+    "fedcm": (algorithms.fedcm(alpha=0.3, **USUAL), fedcm),
+    "mimelite": (algorithms.mimelite(memory_beta=0.8, **USUAL), mimelite),
+    "ghbm": (algorithms.ghbm(tau=2, memory_beta=0.8, **USUAL), ghbm),
+    "adabest": (algorithms.adabest(memory_beta=0.5, memory_mu=0.5, **USUAL), adabest),
+    "nesterov": (algorithms.fedavg(server="nesterov", beta=0.8, **USUAL), nesterov),
+    "adagrad": (algorithms.fedavg(server="adagrad", server_lr=0.1, eps=0.01, **USUAL), adagrad),
+    "fedexp": (algorithms.fedavg(server="fedexp", eps=0.01, eps_decay=0.9, **USUAL), fedexp),
+    "local momentum": (algorithms.fedavg(local_step="momentum", **USUAL), local_momentum),
+    "delta_sgd": (algorithms.fedavg(local_step="delta_sgd", **USUAL), delta_sgd),
+    "folb, sketch": (algorithms.folb(gradient="sketch", sketch=32, mu=0.0, **USUAL), folb_by(by_sketch)),
+    "folb, proxy": (algorithms.folb(gradient="proxy", mu=0.0, **USUAL), folb_by(by_proxy)),
+    "power_of_choice": (algorithms.fedavg(sampling="power_of_choice", **USUAL | {"K": 3}), fedavg),
+    "remembered_loss": (algorithms.fedavg(sampling="remembered_loss", **USUAL | {"K": 3}), fedavg),
+    "clusters": (algorithms.fedavg(sampling="clusters", **USUAL | {"K": 3}), fedavg),
+}
+
+
+@functools.cache
+def both(name):
+    """The run in the simulator, and the model of the same run on Flower."""
+    made = LITERAL[name][0]
+    return simulated(made), on_flower(made)[0]
+
+
+@pytest.mark.parametrize("name", LITERAL)
+def test_a_method_is_a_literal_loop_in_both_carriers(name):
+    run, deployed = both(name)
+    expected = LITERAL[name][1](run)
+    assert run.lost.any()  # rough on purpose
+    scale = max(1.0, max(float(np.abs(value).max()) for value in expected.values()))
+    assert furthest(expected, run.params) < 1e-5 * scale
+    assert furthest(deployed, run.params) < 1e-5 * scale
+
+
+# What is drawn --------------------------------------------------------------------------------------------------------
+
+
+def candidates_of(t, d):
+    from folb.core.shuffle import shuffled
+
+    key = np.asarray(words(SEED, t, CANDIDATES, 2))
+    return sorted(int(shuffled(key, 0, np.array([i]), N)[0]) for i in range(d))
+
+
+def models_before(algorithm):
+    """The model before each round: of runs that end there."""
+    return [begin()] + [simulated(algorithm, rounds=t).params for t in range(1, ROUNDS)]
+
+
+def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
+    algorithm = algorithms.fedavg(sampling="power_of_choice", candidates=4, **USUAL | {"K": 2})
+    run = simulated(algorithm)
+    for t, w in enumerate(models_before(algorithm), start=1):
+        some = candidates_of(t, 4)
+        losses = {k: loss(w, *samples(k)) for k in some}
+        assert sorted(run.devices[t - 1]) == sorted(sorted(some, key=losses.get)[-2:])
+    d = sum(value.size for value in begin().values())
+    replied = (run.times > 0).sum(axis=1)
+    np.testing.assert_array_equal(run.bytes_up, 4 * d * replied + 4 * 4)
+    np.testing.assert_array_equal(run.bytes_down, np.full(ROUNDS, 4 * d * 4))  # the candidates
+
+
+def test_remembered_losses_are_the_last_that_a_device_sent():
+    algorithm = algorithms.fedavg(sampling="remembered_loss", candidates=4, **USUAL | {"K": 2})
+    run, known = simulated(algorithm), dict.fromkeys(range(N), np.inf)
+    for t, w in enumerate(models_before(algorithm), start=1):
+        some = candidates_of(t, 4)
+        # of devices that were not met the first come first
+        assert sorted(run.devices[t - 1]) == sorted(sorted(some, key=lambda k: (-known[k], k))[:2])
+        for k, times in zip(run.devices[t - 1], run.times[t - 1], strict=True):
+            if times > 0:
+                known[int(k)] = loss(w, *samples(k))
+
+
+def test_one_device_of_each_cluster():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(3, 16))
+    label = np.array([0, 0, 0, 1, 1, 2])
+    rows = (centres[label] + 0.1 * rng.normal(size=(6, 16))).astype(np.float32)
+    found = np.asarray(selection.clustered(rows, 3))
+    assert len({(a, b) for a, b in zip(found, label, strict=True)}) == 3  # the same parts
+    known = selection.Known(1, 3, True, None, np.ones(6), None, memory=jax.numpy.asarray(found))
+    draw = selection.SAMPLINGS["clusters"].weigh(known)
+    seen = set()
+    for seed in range(40):
+        device = np.asarray(draw.devices(words(seed, 1, 0, draw.words)).device)
+        assert sorted(label[device]) == [0, 1, 2]
+        seen |= set(device.tolist())
+    assert seen == set(range(6))
+    # a cluster without devices: a second one of another
+    draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=jax.numpy.array([0, 0, 0, 1, 1, 1])))
+    assert len(set(np.asarray(draw.devices(words(0, 1, 0, draw.words)).device).tolist())) == 3
+
+
+def test_all_devices_are_asked_for_a_sketch_once():
+    run = both("clusters")[0]
+    d = sum(value.size for value in begin().values())
+    replied = (run.times > 0).sum(axis=1)
+    expected = 4 * d * replied
+    expected[0] += 4 * 64 * N
+    np.testing.assert_array_equal(run.bytes_up, expected)
+    assert run.bytes_down[0] == 4 * d * N and (run.bytes_down[1:] < 4 * d * N).all()
+
+
+# FOLB for the price of FedAvg -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["folb", "folb_two_set", "folb_hetero"])
+@pytest.mark.parametrize(
+    "settings", [{"gradient": "sketch", "bits": 8}, {"gradient": "proxy"}], ids=lambda s: s["gradient"]
+)
+@pytest.mark.parametrize("guarded", [False, True])
+def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
+    made = ALGORITHMS[rule](guarded=guarded, **settings, **USUAL)
+    run = simulated(made, rounds=3)
+    deployed, strategy = on_flower(made, rounds=3)
+    # bits may round to another level, if the sums differ in the last digit
+    assert furthest(deployed, run.params) < (1e-5 if settings["gradient"] == "proxy" else 1e-3)
+    assert not strategy.opened.refused
+
+
+@pytest.mark.parametrize("bits", sketch.BITS)
+def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
+    made = algorithms.folb(gradient="sketch", sketch=40, bits=bits, **USUAL)
+    on_flower(made, rounds=1, directory=tmp_path / "run", system=None)
+    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+    run = simulated(made, rounds=1, system=None)
+    d, replies = sum(value.size for value in begin().values()), int((run.times > 0).sum())
+    sent = 40 * 4 if bits == 32 else 40 * bits // 8 + 4
+    assert run.bytes_up[0] == replies * (4 * d + sent)
+    arrays_sent = 3 if bits == 32 else 4
+    assert 0 <= line["bytes_up"] - run.bytes_up[0] <= replies * arrays_sent * 128  # NumPy's header of each array
+
+
+def test_a_sketch_keeps_inner_products():
+    rng = np.random.default_rng(1)
+    a, b = (rng.normal(size=3000).astype(np.float32) for _ in range(2))
+    b = a + b
+    for bits, most in ((32, 0.15), (8, 0.15), (4, 0.2)):
+        found = []
+        for _ in range(300):
+            key = rng.integers(0, 2**32, 2, dtype=np.uint32)
+            x, y = (
+                sketch.unpacked(sketch.packed(sketch.sketched({"w": v}, key, 128), bits), 128, bits) for v in (a, b)
+            )
+            found.append(float(x @ y))
+        expected, deviation = float(a @ b), np.sqrt(((a @ a) * (b @ b) + (a @ b) ** 2) / 128)
+        assert abs(np.mean(found) - expected) < 4 * deviation / np.sqrt(300)  # right on average
+        assert abs(np.std(found) / deviation - 1) < most  # and as far off as the formula says
+
+
+def test_settings_of_a_sketch_share_a_program_only_if_shapes_agree():
+    def structure(**settings):
+        return jax.tree.structure(algorithms.folb(gradient="sketch", **settings))
+
+    assert structure(sketch=64) == structure(sketch=64, mu=0.5) != structure(sketch=128)
+
+
+def test_three_words_make_a_combination():
+    made = algorithms.folb(memory="scaffold", server="lookahead", sampling="remembered_loss", **USUAL | {"K": 3})
+    run, (deployed, _) = simulated(made), on_flower(made)
+    assert furthest(deployed, run.params) < 1e-5
+    assert furthest(simulated(algorithms.folb(**USUAL | {"K": 3})).params, run.params) > 1e-3
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "lambda of 1": (lambda: algorithms.fedacg(beta=1.0), "beta = 1.0: should be at least 0 and less than 1"),
+    "tau of 0": (lambda: algorithms.ghbm(tau=0), "tau = 0: should be a whole number from 1"),
+    "no numbers": (lambda: algorithms.folb(gradient="sketch", sketch=0), "sketch = 0: should be a whole number"),
+    "odd bits": (lambda: algorithms.folb(gradient="sketch", bits=3), "bits = 3: should be one of 1, 2, 4, 8, 32"),
+    "a sketch of nothing": (lambda: algorithms.folb(sketch=64), "is for gradient=sketch; gradient is exact"),
+    "alpha of 0": (lambda: algorithms.feddyn(alpha=0.0), "alpha = 0.0: should be more than 0"),
+    "alpha above 1": (lambda: algorithms.fedcm(alpha=1.5), "alpha = 1.5: should be more than 0 and at most 1"),
+    "alpha of nobody": (
+        lambda: algorithms.fedavg(alpha=0.1),
+        "alpha = 0.1: is for memory=feddyn, fedcm; memory is none",
+    ),
+    "option 3": (lambda: algorithms.scaffold(option="3"), "option = '3'"),
+    "two memories": (lambda: algorithms.scaffold(memory="fedvarp"), "memory = 'fedvarp': is fixed"),
+    "another server": (lambda: algorithms.fedacg(server="adam"), "server = 'adam': is fixed"),
+    "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
+    "few candidates": (lambda: algorithms.fedavg(sampling="power_of_choice", K=5, candidates=4), "candidates = 4"),
+    "candidates of nobody": (
+        lambda: algorithms.fedavg(candidates=4),
+        "is for sampling=power_of_choice, remembered_loss",
+    ),
+    "beta of sgd": (lambda: algorithms.fedavg(local_beta=0.9), "local_beta = 0.9: is for local_step=momentum"),
+    "sketch and gradient": (
+        lambda: algorithms.folb(gradient="sketch", memory="scaffold", option="1"),
+        "gradient = 'sketch': should be exact",
+    ),
+    "no one size": (lambda: algorithms.folb(gradient="proxy", local_step="delta_sgd"), "gradient = 'proxy'"),
+    "nova without a size": (lambda: algorithms.fednova(local_step="delta_sgd"), "local_step = 'delta_sgd'"),
+    "eps that grows": (lambda: algorithms.fedavg(server="fedexp", eps_decay=1.1), "eps_decay = 1.1"),
+    "more draws than devices": (
+        lambda: simulated(algorithms.fedavg(sampling="power_of_choice", K=N + 1)),
+        f"K = {N + 1}: should be at most the {N} devices",
+    ),
+    "sums and a memory": (lambda: TwoPhaseStrategy(algorithms.folb(memory="scaffold")), "memory = 'folb'"),
+    "sums and a sketch": (
+        lambda: TwoPhaseStrategy(algorithms.folb(gradient="sketch")),
+        "gradient = 'sketch': should be exact",
+    ),
+    "sums and a proxy": (lambda: TwoPhaseStrategy(algorithms.folb(gradient="proxy")), "gradient = 'proxy'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake):
+    make, words = MISTAKES[mistake]
+    with pytest.raises(InputError) as error:
+        make()
+    assert words in str(error.value)
