@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from folb.cli.main import main
+from folb.core.algorithms import ALGORITHMS, GROUPS
 
 TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "4", "--seeds", "2"]
 
@@ -119,9 +120,27 @@ def test_own_data(tmp_path, capsys):
 def test_list_names_everything_with_settings_and_equations(capsys):
     code, out, _ = folb(capsys, "list")
     assert code == 0
-    for word in ("folb_hetero", "psi", "(18)", "fednu_direct", "(7)", "synthetic_iid", "deadline", "tau", "logistic"):
+    assert set(ALGORITHMS) == {name for names in GROUPS.values() for name in names}
+    equations = ("(7)", "(9)", "(13)", "(18)")
+    for word in (*ALGORITHMS, *equations, "synthetic_iid", "deadline", "tau", "logistic", "replacement"):
         assert word in out
-    assert "fedexp" in out and "replacement" in out and "(13)" in out and "(9)" in out
+    lines = [line.strip() for line in out.splitlines()]
+    costs = {name: lines[i + 1] for i, line in enumerate(lines) for name in ALGORITHMS if line.startswith(f"{name}  ")}
+    assert costs["fedavg"] == "up d; down d; the server keeps nothing"
+    assert costs["folb_hetero"] == "up d + d (grad) + 4 B (gamma); down d; the server keeps nothing"
+    assert costs["scaffold"] == "up d; down d + d (shift); the server keeps d and d for each device"
+    assert costs["fednu_norm"] == "up d, and 4 B (norm) from each of N; down d; the server keeps nothing"
+    assert costs["ghbm"] == "up d; down d + d (shift); the server keeps 10 d + 4 B"
+
+
+def test_list_shows_one_kind_or_one_name(capsys):
+    assert "psi" in folb(capsys, "list", "folb_hetero")[1] and "psi" not in folb(capsys, "list", "fedavg")[1]
+    parts = folb(capsys, "list", "parts")[1]
+    for word in ("power_of_choice", "delta_sgd", "fedvarp", "sketch", "lookahead", "Reddi et al., 2021"):
+        assert word in parts
+    assert "devices" in folb(capsys, "list", "datasets")[1]
+    code, _, err = folb(capsys, "list", "scafold")
+    assert code == 2 and "list = 'scafold': did you mean 'scaffold'?" in err
 
 
 REFUSED = {

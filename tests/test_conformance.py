@@ -55,7 +55,7 @@ MODEL_BYTES = 4 * (60 * 4 + 4 + 4 * 10 + 10)
 
 # an algorithm from a user's own file is held to the same: SCAFFOLD, with a memory of devices
 SCAFFOLD = from_file("algorithms", f"{Path(__file__).parent.parent / 'examples' / 'scaffold.py'}:scaffold")
-MAKERS = ALGORITHMS | {"scaffold": SCAFFOLD}
+MAKERS = ALGORITHMS | {"own scaffold": SCAFFOLD}
 
 
 class Case(NamedTuple):
@@ -64,7 +64,8 @@ class Case(NamedTuple):
     sweep: list[dict[str, float]]
 
     def algorithms(self):
-        return [MAKERS[self.algorithm](K=K, batch=5, **self.settings, **numbers) for numbers in self.sweep]
+        usual = {"K": K, "batch": 5}
+        return [MAKERS[self.algorithm](**usual | self.settings | numbers) for numbers in self.sweep]
 
 
 LR = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.05}]
@@ -77,6 +78,9 @@ AVERAGED = [
     {"average_rate": 0.8, "beta": 0.7, "beta2": 0.9, "eps": 0.01, "lr": 0.1},
     {"average_rate": 0.8, "beta": 0.7, "beta2": 0.9, "eps": 0.1, "lr": 0.1},
 ]
+ALPHA = [{"memory_alpha": 0.1, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.05}]
+MOMENTUM = [{"memory_beta": 0.5, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.2}]
+LOCAL = [{"local_beta": 0.5, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.05}]
 CAP = [{"cap": 1.5, "lr": 0.1}, {"cap": 3.0, "lr": 0.1}, {"cap": 2.0, "lr": 0.2}]
 
 TABLE = {
@@ -95,8 +99,29 @@ TABLE = {
     "folb_never_flip": Case("folb_never_flip", {}, PSI),
     "folb, guarded, fedexp": Case("folb", {"guarded": True, "server": "fedexp"}, CAP),
     "folb_two_set, guarded": Case("folb_two_set", {"guarded": True}, MU),
+    "own scaffold": Case("own scaffold", {}, LR),
     "scaffold": Case("scaffold", {}, LR),
     "scaffold, option 1, yogi, ema": Case("scaffold", {"option": "1", "server": "yogi", "average": "ema"}, AVERAGED),
+    "feddyn": Case("feddyn", {}, ALPHA),
+    "fedvarp": Case("fedvarp", {}, LR),
+    "fedcm": Case("fedcm", {}, ALPHA),
+    "mimelite": Case("mimelite", {}, MOMENTUM),
+    "ghbm": Case("ghbm", {"memory_tau": 2}, MOMENTUM),
+    "adabest": Case("adabest", {}, MOMENTUM),
+    "fednova": Case("fednova", {"averaging": "samples", "local_step": "momentum"}, LOCAL),
+    "fedacg": Case("fedacg", {}, BETA),
+    "fedavg, delta_sgd, adagrad": Case("fedavg", {"local_step": "delta_sgd", "server": "adagrad"}, STEP),
+    "fedavg, power of choice": Case("fedavg", {"sampling": "power_of_choice", "K": 3}, LR),
+    "fedavg, remembered loss, nesterov": Case(
+        "fedavg", {"sampling": "remembered_loss", "server": "nesterov", "K": 3}, BETA
+    ),
+    "fedavg, clusters": Case("fedavg", {"sampling": "clusters", "K": 3}, LR),
+    "folb, sketch, guarded": Case("folb", {"gradient": "sketch", "sketch": 64, "guarded": True}, CAP),
+    "folb_two_set, sketch of 8 bits": Case("folb_two_set", {"gradient": "sketch", "sketch": 64, "bits": 8}, MU),
+    "folb_two_set, proxy": Case("folb_two_set", {"gradient": "proxy"}, MU),
+    "folb_hetero, proxy, scaffold, lookahead": Case(
+        "folb_hetero", {"gradient": "proxy", "memory": "scaffold", "server": "lookahead"}, BETA
+    ),
     "fedavg, momentum, last two": Case("fedavg", {"server": "momentum", "average": "last_two"}, BETA),
 }
 
@@ -130,7 +155,7 @@ def check_draws(case, runs):
     for run in runs:
         for t in range(1, ROUNDS + 1):
             devices, times, work = run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1]
-            if not case.algorithm.startswith("fednu"):
+            if not case.algorithm.startswith("fednu") and "sampling" not in case.settings:
                 np.testing.assert_array_equal(devices, np.sort(uniform_draws(run.seed, t)[:K]))
             luck = np.asarray(randomness.uniform(randomness.words(run.seed, t, devices, 4)))[:, 2:]
             first = np.diff(devices, prepend=-1) > 0
@@ -143,7 +168,7 @@ def check_draws(case, runs):
         assert not np.any(run.records["weights"][run.times == 0])
         assert np.all((run.records["gamma"] >= 0) & (run.records["gamma"] <= 1))
         np.testing.assert_array_equal(run.updated, np.any(run.records["weights"] != 0, axis=1))
-    assert repeats > 10
+    assert repeats > 10 or "sampling" in case.settings  # those draw each device once
     assert lost > 10
 
 
@@ -185,6 +210,8 @@ def check_weights(case, runs):
             if not run.updated[t]:
                 assert not weights.any()
                 continue
+            if "gradient" in case.settings and not run.parameters.get("guarded"):
+                continue  # tests/test_family.py has these weights
             if run.parameters.get("guarded"):  # tests/test_guard.py has the weights themselves
                 most = run.parameters["cap"] / times.sum()
                 assert np.all((weights >= 0) & (weights <= most * (1 + 1e-6)))
@@ -194,6 +221,7 @@ def check_weights(case, runs):
             shrunk = np.sign(inner) * np.maximum(np.abs(inner) - discount, 0)
             expected = {
                 "mean": times / times.sum(),
+                "fednova": nova(times * size, steps_weigh(run.records["work"][t], run.parameters["local_beta"])),
                 "samples": times * size / np.sum(times * size),
                 "signed": times / times.sum() * np.sign(inner),
                 "folb": times * inner / np.sum(np.abs(times * inner)),
@@ -208,8 +236,18 @@ def check_weights(case, runs):
             np.testing.assert_allclose(weights, expected, rtol=1e-3, atol=1e-5)
 
 
+def steps_weigh(J, beta):
+    """sum_j (1 - beta^j) / (1 - beta) over J steps with momentum beta."""
+    return np.array([sum((1 - beta**j) / (1 - beta) for j in range(1, n + 1)) for n in J]) if beta else J
+
+
+def nova(p, a):
+    p = p / p.sum()
+    return np.sum(p * a) * np.divide(p, a, out=np.zeros_like(p), where=p > 0)
+
+
 def rule_of(case):
-    if case.algorithm.startswith("folb"):
+    if case.algorithm.startswith("folb") or case.algorithm == "fednova":
         return case.algorithm
     return "samples" if case.settings.get("averaging") == "samples" else "mean"
 
@@ -222,10 +260,17 @@ def second_set(run, t):
 
 def check_bytes(case, runs):
     """What crossed the wire, counted device by device."""
+    if "sampling" in case.settings:
+        return  # tests/test_family.py counts these
     survey_up = {"fednu_direct": N * MODEL_BYTES, "fednu_norm": N * 4}.get(case.algorithm, 0)
     uploads_gradient = case.algorithm.startswith("folb") or (
-        (case.algorithm == "fednu_norm" and case.settings.get("rule") == "signed") or "option" in case.settings
+        (case.algorithm == "fednu_norm" and case.settings.get("rule") == "signed")
+        or "option" in case.settings
+        or case.algorithm == "mimelite"
     )
+    sketch = 64 * case.settings.get("bits", 32) // 8 + (4 if "bits" in case.settings else 0)
+    gradient = {"sketch": sketch, "proxy": 0}.get(case.settings.get("gradient"), MODEL_BYTES)
+    alone = MODEL_BYTES if case.settings.get("gradient") == "proxy" else gradient  # what S_2 sends
     uploads_gamma = case.algorithm in ("folb_hetero", "folb_never_flip")
     for run in runs[:2]:
         for t in range(ROUNDS):
@@ -233,16 +278,16 @@ def check_bytes(case, runs):
             up = survey_up
             for _ in set(run.devices[t][run.times[t] > 0].tolist()):
                 up += MODEL_BYTES  # its update
-                up += MODEL_BYTES if uploads_gradient else 0
+                up += gradient if uploads_gradient else 0
                 up += 4 if uploads_gamma else 0
             if case.algorithm == "folb_two_set":
                 others, lost = second_set(run, t + 1)
-                up += MODEL_BYTES * len(others - asked - lost)  # a gradient alone
+                up += alone * len(others - asked - lost)
                 asked |= others
             if survey_up:
                 asked = set(range(N))
             assert run.bytes_up[t] == up
-            shift = MODEL_BYTES * len(asked) if case.algorithm == "scaffold" else 0  # c - c_k
+            shift = MODEL_BYTES * len(asked) if case.algorithms()[0].memory and case.algorithm != "fedvarp" else 0
             assert run.bytes_down[t] == MODEL_BYTES * len(asked) + shift
 
 
@@ -308,7 +353,7 @@ def play_alone(model, algorithm, seed):
     """All rounds of one run through `play`, compiled for itself: what each recorded, and the last parameters."""
     problem = problems.problem(FEDERATION, model, system=SYSTEM, record=problems.RECORDS)
     play = jax.jit(rounds.play)
-    state, infos = problems.start(problem, algorithm, seed), []
+    state, infos = rounds.start(problem, algorithm, seed), []
     for t in range(1, ROUNDS + 1):
         state, info = play(problem, algorithm, state, seed, t)
         infos.append(info)
@@ -365,8 +410,13 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-# Each algorithm by itself, a guarded one, and one with every number of a server step; the other combinations are slow.
-ALWAYS = {*MAKERS, "folb, guarded, fedexp", "scaffold, option 1, yogi, ema", "fedavg, momentum, last two"}
+# The paper's algorithms by themselves, a guarded one, a memory, a sketch, and one with every number of a server step.
+# The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
+ALWAYS = {
+    *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
+    *("own scaffold", "feddyn", "folb, guarded, fedexp", "folb, sketch, guarded"),
+    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two"),
+}
 
 
 @pytest.mark.parametrize(
@@ -413,7 +463,7 @@ def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
         federation = Federation.from_arrays("random", x, y, np.arange(samples) % devices, np.zeros(samples, bool))
         problem = problems.problem(federation, model, system=SYSTEM)
         algorithm = ALGORITHMS[name](K=4)
-        state = problems.start(problem, algorithm, 0)
+        state = rounds.start(problem, algorithm, 0)
         compiled = jax.jit(rounds.play).lower(problem, algorithm, state, 0, 1).compile()
         used.append(compiled.memory_analysis().temp_size_in_bytes)
     assert used[1] - used[0] < gradient

@@ -291,7 +291,7 @@ class folb_programs:  # noqa: N801  it reads as a function
 
 
 def test_a_device_that_does_not_know_a_part_says_so():
-    with pytest.raises(InputError, match=r"local_step = 'step': this device knows sgd; .*parts"):
+    with pytest.raises(InputError, match=r"local_step = 'step': this device knows sgd, .*parts"):
         Device(*samples(0), gradient).answer(Task(1, ("delta",), 1, step="step"), begin())
     with pytest.raises(InputError, match=r"uploads = 'descent': this device knows .*grad"):
         Device(*samples(0), gradient).answer(Task(1, ("descent",)), begin())

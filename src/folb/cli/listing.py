@@ -1,44 +1,85 @@
-"""`folb list`: every part by name, with its settings, their defaults and its place in the paper."""
+"""`folb list`: every part by name, with its settings, their defaults, its costs and its paper."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import Any, NamedTuple
 
 
 def add(commands: Any) -> None:
     """`folb list`."""
-    listing = commands.add_parser(
-        "list", help="list algorithms, datasets, models and system models, with their settings"
+    listing = commands.add_parser("list", help="list algorithms, their parts, datasets, models and system models")
+    listing.add_argument(
+        "what", nargs="?", help="algorithms, parts, datasets, models, systems, or one name: with all settings"
     )
     listing.set_defaults(handle=_list)
 
 
+class Section(NamedTuple):
+    """Things of one kind, by name, and what to say of one besides its first line."""
+
+    title: str
+    things: Mapping[str, Callable[..., Any]]
+    more: Callable[[str], str]
+
+
 def _list(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.core.algorithms import ALGORITHMS
-    from folb.core.server_step import SERVERS
+    from folb.errors import choose
+
+    sections = _sections()
+    wanted = options.what
+    if wanted is None:
+        for kind, section in sections.items():
+            _show(section, settings=kind == "systems")
+        _common()
+        tables.say("`folb list NAME` shows the settings of one of these, and `folb list parts` what they are made of.")
+        return
+    names = {name: kind for kind, section in sections.items() for name in section.things}
+    kinds = list(dict.fromkeys(kind.partition(":")[0] for kind in sections))
+    choose("list", wanted, [*kinds, "parts", *names])
+    if wanted == "parts":
+        _parts()
+    elif wanted in kinds:
+        for kind, section in sections.items():
+            if kind.partition(":")[0] == wanted:
+                _show(section, settings=True)
+        if wanted == "algorithms":
+            _common()
+    else:
+        section = sections[names[wanted]]
+        _show(section._replace(things={wanted: section.things[wanted]}), settings=True)
+        if names[wanted].startswith("algorithms"):
+            _common()
+
+
+def _sections() -> dict[str, Section]:
+    from folb.core.algorithms import ALGORITHMS, GROUPS
     from folb.core.system import SYSTEMS
     from folb.data import DATASETS
-    from folb.experiments.plan import common_settings
-    from folb.experiments.settings import first_line
     from folb.models import MODELS
 
-    console = tables.console()
-    _section(console, "Algorithms", ALGORITHMS)
-    console.print("  [bold]every algorithm[/bold]", highlight=False)
-    tables.show(tables.settings(common_settings()))
-    console.print("  [bold]server[/bold]  the server's step", highlight=False)
-    for name, make in SERVERS.items():
-        tables.say(f"      {name}: {first_line(make)}")
-    console.print()
-    _section(console, "Datasets", DATASETS, _usual)
-    _section(console, "Models", MODELS)
-    _section(console, "System models", SYSTEMS)
+    found = {
+        f"algorithms:{title}": Section(f"Algorithms: {title}", {name: ALGORITHMS[name] for name in names}, _costs)
+        for title, names in GROUPS.items()
+    }
+    return found | {
+        "datasets": Section("Datasets", DATASETS, _usual),
+        "models": Section("Models", MODELS, lambda name: ""),
+        "systems": Section("System models", SYSTEMS, lambda name: ""),
+    }
+
+
+def _costs(name: str) -> str:
+    """What an algorithm sends and remembers, with its usual settings."""
+    from folb.core.algorithms import ALGORITHMS
+    from folb.core.costs import costs
+
+    found = costs(ALGORITHMS[name]())
+    kept = [(found.server, ""), (found.device, " for each device")]
+    words = " and ".join(size + whose for size, whose in kept if size != "nothing")
+    return f"up {found.up}; down {found.down}; the server keeps {words or 'nothing'}"
 
 
 def _usual(dataset: str) -> str:
@@ -46,23 +87,58 @@ def _usual(dataset: str) -> str:
     from folb.data import defaults
 
     usual = defaults(dataset)
-    return f"      with the model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox, unless set\n"
+    return f"with the model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox, unless set"
 
 
-def _section(
-    console: Console,
-    title: str,
-    registry: Mapping[str, Callable[..., Any]],
-    more: Callable[[str], str] = lambda name: "",
-) -> None:
+def _show(section: Section, *, settings: bool) -> None:
     from folb.cli import tables
-    from folb.experiments.settings import first_line, settings
+    from folb.experiments.settings import first_line
+    from folb.experiments.settings import settings as settings_of
 
-    console.print(f"[bold underline]{title}[/bold underline]", highlight=False)
-    for name, constructor in registry.items():
+    console = tables.console()
+    console.print(f"[bold underline]{section.title}[/bold underline]", highlight=False)
+    for name, constructor in section.things.items():
         console.print(f"  [bold]{name}[/bold]  ", end="", highlight=False)
         tables.say(first_line(constructor))
-        console.print(more(name), end="", highlight=False, markup=False)
-        if known := settings(constructor):
+        if more := section.more(name):
+            tables.say(f"      {more}")
+        if settings and (known := settings_of(constructor)):
             tables.show(tables.settings(known))
     console.print()
+
+
+def _common() -> None:
+    from folb.cli import tables
+    from folb.experiments.plan import common_settings
+
+    tables.console().print("[bold underline]Settings of every algorithm[/bold underline]", highlight=False)
+    tables.show(tables.settings(common_settings()))
+    tables.say("")
+
+
+def _parts() -> None:
+    """What algorithms are made of, kind by kind."""
+    from folb.cli import tables
+    from folb.core.drift import MEMORIES
+    from folb.core.gradient import GRADIENTS
+    from folb.core.local_step import LOCAL_STEPS
+    from folb.core.selection import SAMPLINGS
+    from folb.core.server_step import SERVERS
+    from folb.experiments.settings import first_line
+
+    kinds: dict[str, dict[str, str]] = {
+        "sampling: which devices a round asks": {
+            name: first_line(getattr(one.weigh, "func", one.weigh)) for name, one in SAMPLINGS.items()
+        },
+        "local_step: a device's step": {name: first_line(one.apply) for name, one in LOCAL_STEPS.items()},
+        "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.items()},
+        "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
+        "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
+    }
+    console = tables.console()
+    for title, parts in kinds.items():
+        console.print(f"[bold underline]{title}[/bold underline]", highlight=False)
+        for name, says in parts.items():
+            console.print(f"  [bold]{name}[/bold]  ", end="", highlight=False)
+            tables.say(says)
+        console.print()

@@ -94,8 +94,8 @@ class Common(TypedDict, total=False):
         "what the server remembers of devices; by default nothing",
     ]
     option: Annotated[Literal["1", "2"] | None, "how memory=scaffold renews c_k: by a gradient, or by the update (2)"]
-    alpha: Annotated[float | None, "alpha of memory=feddyn (by default 0.01) or fedcm (0.1)"]
-    tau: Annotated[int | None, "how many rounds memory=ghbm looks back; by default 10, and best about N/K"]
+    memory_alpha: Annotated[float | None, "alpha of memory=feddyn (by default 0.01) or fedcm (0.1)"]
+    memory_tau: Annotated[int | None, "how many rounds memory=ghbm looks back; by default 10, and best about N/K"]
     memory_beta: Annotated[float | None, "beta of memory=mimelite, ghbm or adabest; by default 0.9"]
     memory_mu: Annotated[float | None, "mu of memory=adabest: how much an update counts; by default 0.02"]
     server: Annotated[
@@ -128,8 +128,8 @@ def compose(
     gradient: Source | None = None,
     memory: str | DeviceMemory | None = None,
     option: str | None = None,
-    alpha: Any = None,
-    tau: int | None = None,
+    memory_alpha: Any = None,
+    memory_tau: int | None = None,
     memory_beta: Any = None,
     memory_mu: Any = None,
     K: int = 10,
@@ -175,7 +175,14 @@ def compose(
     if gradient is not None and gradient.upload != GRAD and GRAD in sent:
         expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
         raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
-    remembers = drift.memory(memory, option=option, alpha=alpha, tau=tau, memory_beta=memory_beta, memory_mu=memory_mu)
+    remembers = drift.memory(
+        memory,
+        option=option,
+        memory_alpha=memory_alpha,
+        memory_tau=memory_tau,
+        memory_beta=memory_beta,
+        memory_mu=memory_mu,
+    )
     if chosen.memory and remembers is None and chosen.keeps is None:
         raise InputError("memory", None, "should be a DeviceMemory: the sampling looks at one")
     step = local_steps.local_step(local_step, beta=local_beta, gamma=local_gamma, delta=local_delta)

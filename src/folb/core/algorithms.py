@@ -259,3 +259,13 @@ def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
         raise InputError("guarded", guarded, "should be True or False")
     check("cap", cap, lambda cap: cap >= 1, "should be at least 1")
     return guard(algorithm, cap) if guarded else algorithm
+
+
+GROUPS = {  # as `folb list` shows them
+    "averages": ("fedavg", "fedprox", "fednova", "fedacg"),
+    "with a memory against drift": ("scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"),
+    "FOLB and FedNu (Nguyen et al., 2021)": (
+        *("folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
+        *("fednu_direct", "fednu_norm"),
+    ),
+}

@@ -102,12 +102,13 @@ def _feddyn_correct(round: Round, *, alpha: Any) -> Params:
     return tree.add(round.update.delta, _feddyn_h(round, alpha), -1.0 / alpha)
 
 
-def feddyn(alpha: Any = 0.01) -> DeviceMemory:
+def feddyn(memory_alpha: Any = 0.01) -> DeviceMemory:
     """FedDyn (Acar et al., 2021): a device minimises F_k(w) - <h_k, w> + alpha/2 ||w - w^t||^2.
 
     Then h_k -= alpha Delta_k, h -= alpha/N sum_k Delta_k, and the server's model is the mean of the w_k less h / alpha.
     """
-    check("alpha", alpha, lambda alpha: alpha > 0, "should be more than 0")
+    alpha = memory_alpha
+    check("memory_alpha", alpha, lambda alpha: alpha > 0, "should be more than 0")
     update, correct = Partial(_feddyn_update, alpha=alpha), Partial(_feddyn_correct, alpha=alpha)
     return DeviceMemory(_two_zeros, update, _minus_own, correct, prox=alpha)
 
@@ -151,9 +152,10 @@ def _fedcm_update(round: Round, *, alpha: Any) -> tuple[Params, tuple[()]]:
     return _mean(round, round.delta, -fraction(_came(round), round.steps * (round.lr / alpha))), ()
 
 
-def fedcm(alpha: Any = 0.1) -> DeviceMemory:
+def fedcm(memory_alpha: Any = 0.1) -> DeviceMemory:
     """FedCM (Xu et al., 2021): a local step is alpha g + (1 - alpha) m, with m = -mean_k Delta_k / (lr J_k)."""
-    check("alpha", alpha, lambda alpha: (alpha > 0) & (alpha <= 1), "should be more than 0 and at most 1")
+    alpha = memory_alpha
+    check("memory_alpha", alpha, lambda alpha: (alpha > 0) & (alpha <= 1), "should be more than 0 and at most 1")
     shift = Partial(_scaled_shared, factor=(1 - alpha) / alpha)
     return DeviceMemory(_zero_shared, Partial(_fedcm_update, alpha=alpha), shift, pace=alpha)
 
@@ -200,14 +202,14 @@ def _ghbm_shift(shared: Any, own: Any, params: Params, steps: Any, lr: Any, *, b
     return jax.tree.map(lambda q, w: rate * (q[0] - w), queue, params)
 
 
-def ghbm(tau: int = 10, memory_beta: Any = 0.9) -> DeviceMemory:
+def ghbm(memory_tau: int = 10, memory_beta: Any = 0.9) -> DeviceMemory:
     """GHBM (Zaccone et al., 2025): a local step is g + beta m / (lr J_k), with m = (w^(t-tau) - w^t) / tau.
 
     m is 0 until there were tau rounds. tau is best about N/K.
     """
-    check_whole("tau", tau, 1, 10**4)
+    check_whole("memory_tau", memory_tau, 1, 10**4)
     check("memory_beta", memory_beta, *BETA)
-    return DeviceMemory(_ghbm_init(tau), _ghbm_update, Partial(_ghbm_shift, beta=memory_beta))
+    return DeviceMemory(_ghbm_init(int(memory_tau)), _ghbm_update, Partial(_ghbm_shift, beta=memory_beta))
 
 
 # -- AdaBest -----------------------------------------------------------------------------------------------------------

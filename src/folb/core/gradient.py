@@ -21,7 +21,11 @@ from folb.core.vector import scaled
 from folb.errors import InputError, choose
 from folb.typing import Params
 
-GRADIENTS = ("exact", "sketch", "proxy")
+GRADIENTS = {
+    "exact": "The gradient itself: as much as an update.",
+    "sketch": "A few numbers that keep the inner products, nearly.",
+    "proxy": "-Delta_k / (lr J_k), the mean gradient of the device's own steps: nothing is sent.",
+}
 
 
 class Source(NamedTuple):

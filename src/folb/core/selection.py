@@ -177,11 +177,13 @@ def _by_samples(known: Known) -> Draw:
 
 
 def _direct(known: Known) -> Draw:
+    """(7): P_k proportional to |<grad f, grad F_k>|, from a survey of all devices."""
     assert known.survey is not None
     return from_distribution(lb_near_optimal(known.survey), known, known.survey)
 
 
 def _by_norm(known: Known) -> Draw:
+    """P_k proportional to ||grad F_k||, from a survey of all devices."""
     assert known.survey is not None
     return from_distribution(norm_proxy(known.survey), known)
 
@@ -198,11 +200,13 @@ def _largest(known: Known, values: Array) -> Draw:
 
 
 def _power_of_choice(known: Known) -> Draw:
+    """Power of choice (Cho et al., 2022): of some random candidates, the K whose loss is largest now."""
     assert known.survey is not None
     return _largest(known, known.survey)
 
 
 def _largest_remembered(known: Known) -> Draw:
+    """Of some random candidates, the K whose loss was largest when they last worked; who was not met comes first."""
     return _largest(known, known.memory)
 
 
@@ -216,7 +220,8 @@ def _last_loss(round: Round) -> tuple[tuple[()], Array]:
 
 
 def _of_each_cluster(known: Known) -> Draw:
-    """One device of each cluster; if a cluster has none, a second one of another."""
+    """One device of each of K clusters, by a sketch of their first gradients."""
+    # if a cluster has no device here, a second one of another cluster comes in
     N, K = len(known.size), known.K
     label = jnp.where(known.memory < 0, jnp.arange(N) % K, known.memory)  # who came later belongs to any
 
