@@ -118,11 +118,12 @@ def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> T
 
 def points(points: Sequence[Point], target: float) -> Table:
     """The points of a line search, by rank."""
-    measured = (f"rounds to {100 * target:g} %", "final training loss", "final accuracy")
+    measured = (f"rounds to {100 * target:g} %", "held from", "final training loss", "final accuracy")
     table = _plain("rank", "algorithm", *measured, left=["algorithm"])
     for point in points:
-        found = (results_of.arrival(point.reached), f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
-        table.add_row(str(point.rank), escape(point.label), *(("diverged", "", "") if point.diverged else found))
+        arrivals = map(results_of.arrival, (point.reached, point.held))
+        found = (*arrivals, f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
+        table.add_row(str(point.rank), escape(point.label), *(("diverged", "", "", "") if point.diverged else found))
     return table
 
 
