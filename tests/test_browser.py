@@ -132,6 +132,8 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
         shown = dict(zip(headings, row, strict=True))
         reached = [run["rounds_to_target"] for run in runs]
         assert None not in reached and shown["rounds to 40 %"] == f"{median(reached):g}"
+        held = [run["held_from"] for run in runs]
+        assert None not in held and shown["held from"] == f"{median(held):g}"
         assert shown["final accuracy"].startswith(f"{50 * sum(run['final'] for run in runs):.1f} ±")
         assert shown["best"] == f"{50 * sum(run['best'] for run in runs):.1f} %"
         assert shown["MB up"] == f"{sum(run['bytes_up'] for run in runs) / 2e6:.2f}"

@@ -45,8 +45,16 @@ def test_a_command_parses(command, monkeypatch):
     assert planned[0].algorithms
 
 
-def test_the_example_of_execute_runs(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("call", "long", "short", "printed"),
+    [
+        ("folb.execute(", '"rounds": 50', '"rounds": 3', "synthetic_1_1-"),
+        ("search(", "rounds=50", "rounds=3", "folb K="),
+    ],
+)
+def test_the_examples_that_execute_and_search_run(call, long, short, printed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = [block for block in blocks("README.md", "python") if "folb.execute(" in block]
-    exec(compile(code.replace('"rounds": 50', '"rounds": 3'), "README.md", "exec"), {})
-    assert "synthetic_1_1-" in capsys.readouterr().out
+    (code,) = [block for block in blocks("README.md", "python") if call in block]
+    assert long in code
+    exec(compile(code.replace(long, short), "README.md", "exec"), {})
+    assert printed in capsys.readouterr().out

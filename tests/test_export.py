@@ -92,6 +92,20 @@ def test_divergence_lost_devices_and_the_note_are_in_the_csv(path, capsys):
     assert [rows[0][name] for name in lists] == ["0 2", "1 0", "-0.5 0.0", "0.25 nan", "2", ""]
 
 
+def test_both_crossings_are_in_every_round_of_their_run(path, capsys, tmp_path):
+    accuracy = {0: [0.2, 0.9, 0.1, 0.8, 0.8, 0.9], 1: [0.8, 0.1, 0.1, 0.1, 0.1, 0.1]}  # held from 2; never
+    edit(path, lambda line: line | {"test_accuracy": accuracy[line["seed"]][line["round"] - 1], "train_loss": 1.0})
+    rows = parsed(exported(capsys, path, "csv"))
+    found = [(row["seed"], row["rounds_to_target"], row["held_from"]) for row in rows]
+    assert found == 2 * (6 * [("0", "2", "2")] + 6 * [("1", "1", "")])
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    exported(capsys, path, "parquet", "-o", tmp_path / "rounds.parquet")
+    table = parquet.read_table(tmp_path / "rounds.parquet", columns=["held_from"])
+    assert table["held_from"].to_pylist() == 2 * (6 * [2] + 6 * [None])
+
+
 def test_parquet_has_the_same_columns_with_their_types(path, capsys, tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -113,9 +127,9 @@ def test_parquet_has_the_same_columns_with_their_types(path, capsys, tmp_path):
 def test_latex_has_the_numbers_of_the_table(path, capsys):
     text = exported(capsys, path, "latex")
     lines = text.splitlines()
-    assert lines[1] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"
+    assert lines[1] == r"\begin{tabular}{lrrrrrrrrr}" and lines[-1] == r"\end{tabular}"
     head, *rows = [line for line in lines if line.endswith(r" \\")]
-    assert head.startswith(r"algorithm & rounds to 70 \% & final accuracy") and "drops $>$ 5 points" in head
+    assert head.startswith(r"algorithm & rounds to 70 \% & held from & final accuracy") and "drops $>$ 5 points" in head
     for row, cells in zip(rows, summary.rows(directory.read(path).runs(), 0.7), strict=True):
         plain = row.removesuffix(r" \\").replace(r"\%", "%").replace(r"$\pm$", "±").split(" & ")
         assert plain == list(cells)

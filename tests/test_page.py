@@ -38,7 +38,7 @@ def test_table_is_that_of_folb_show_with_bytes_and_seconds_to_target(stored):
     for column in shown.columns:
         assert [row[headings.index(column.header)] for row in rows] == list(column.cells)
 
-    for label, _, megabytes, seconds, final, *_ in rows:
+    for label, _, megabytes, seconds, _, final, *_ in rows:
         own = [[line for line in lines(stored) if (line["algorithm"], line["seed"]) == (label, n)] for n in range(3)]
         until = [next((t for t, line in enumerate(run, 1) if line["test_accuracy"] >= 0.7), None) for run in own]
         past = [run[:t] for run, t in zip(own, until, strict=True) if t]

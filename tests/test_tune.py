@@ -15,8 +15,9 @@ from folb import algorithms, data, models
 from folb.cli import tables
 from folb.cli.main import main
 from folb.errors import InputError
+from folb.experiments import box as boxes
 from folb.experiments import execute, tune
-from folb.experiments.experiment import Experiment, from_toml
+from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 from folb.results.run import Run
 from folb.simulation import problem as problems
@@ -44,12 +45,12 @@ def arriving(t, loss):
     return run([0.9 if t and r >= t else 0.1 for r in range(1, 6)], 5 * [loss])
 
 
-def search(*points):
+def search(*points, by="first"):
     """A grid with these runs at its points, three seeds each."""
     variants = [algorithms.folb(mu=float(i)) for i in range(len(points))]
-    experiment = SimpleNamespace(seeds=(0, 1, 2), target=0.7)
+    experiment = SimpleNamespace(seeds=(0, 1, 2), target=0.7, box={}, points=None, box_seed=None)
     planned = SimpleNamespace(experiment=experiment, algorithms=variants)
-    return planned, tune.ranked(planned, [one for point in points for one in point])
+    return planned, tune.ranked(planned, [one for point in points for one in point], by)
 
 
 def test_points_rank_by_the_median_round_of_arrival_then_by_loss():
@@ -85,10 +86,35 @@ def test_divergence_in_any_seed_is_last_whatever_came_before_it(bad):
     planned, points = search(diverged, [arriving(None, 9.0)] * 3, diverged)
     assert [(point.rank, point.diverged) for point in points] == [(1, False), (2, True), (2, True)]
     rows = [list(column.cells) for column in tables.points(points, 0.7).columns]
-    assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "")
+    assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "", "")
     json.dumps(tune.document(planned_with_rounds(planned), points, [3], None), allow_nan=False)
     with pytest.raises(InputError, match="diverged at every point"):
         tune.winner(planned, search(diverged)[1], [3])
+
+
+def test_a_point_that_only_touches_the_target_loses_by_the_sustained_one():
+    touches = 3 * [run([0.8, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 8 * [0.1])]
+    holds = 3 * [run([0.1, 0.1, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8], 8 * [2.0])]
+    later = 3 * [run([0.1, 0.75, 0.1, 0.8, 0.8, 0.8, 0.8, 0.8], 8 * [1.0])]
+
+    def order(by):
+        return [
+            (point.rank, point.algorithm.origin.settings["mu"]) for point in search(touches, holds, later, by=by)[1]
+        ]
+
+    assert order("first") == [(1, 0.0), (2, 2.0), (3, 1.0)]
+    assert order("sustained") == [(1, 1.0), (2, 2.0), (3, 0.0)]
+    planned, points = search(touches, holds, later, by="sustained")
+    assert [list(point.held) for point in points] == [3 * [3], 3 * [4], 3 * [None]]
+    cells = [list(column.cells) for column in tables.points(points, 0.7).columns]
+    assert list(zip(*cells, strict=True))[2][2:4] == ("1", "never")
+    found = tune.document(planned_with_rounds(planned), points, [3], None, "sustained")
+    assert (found["by"], found["points"][0]["median_held_from"], found["points"][2]["held_from"]) == (
+        "sustained",
+        3,
+        3 * [None],
+    )
+    assert "chosen by the sustained target on seeds 0, 1, 2;" in tune.verdict(planned, points, [3], "sustained")
 
 
 def planned_with_rounds(planned):
@@ -147,6 +173,173 @@ def test_mistakes_are_named_before_anything_runs(options, message, capsys):
     error = capsys.readouterr().err
     assert code == 2 and message in error and error.count("\n") == 1
     assert directory.listed() == []
+
+
+# the box
+
+
+def decades(numbers):
+    return sorted(math.floor(math.log10(number)) for number in numbers)
+
+
+def test_each_part_of_a_range_has_one_point():
+    box = {"lr": boxes.Range(0.001, 1, log=True), "server_lr": boxes.Range(0.1, 3), "K": [5, 10]}
+    points = boxes.draw(box, 12, 0)
+    assert decades(point["lr"] for point in points) == 4 * [-3] + 4 * [-2] + 4 * [-1]
+    parts = [math.floor(12 * math.log(point["lr"] / 0.001) / math.log(1000)) for point in points]
+    assert sorted(parts) == list(range(12))
+    assert sorted(math.floor(12 * (point["server_lr"] - 0.1) / 2.9) for point in points) == list(range(12))
+    assert sorted(point["K"] for point in points) == 6 * [5] + 6 * [10]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_settings_are_drawn_apart(seed):
+    box = {"lr": boxes.Range(0.001, 1, log=True), "server_lr": boxes.Range(0.1, 3), "mu": boxes.Range(0, 1)}
+    points = boxes.draw(box, 12, seed)
+    columns = np.array([[math.log(point["lr"]), point["server_lr"], point["mu"]] for point in points])
+    ranks = np.argsort(np.argsort(columns, axis=0), axis=0)
+    assert np.abs(np.corrcoef(ranks.T) - np.eye(3)).max() < 0.3
+
+
+def test_a_draw_depends_on_the_seed_alone():
+    box = {"lr": boxes.Range(0.001, 1, log=True), "mu": boxes.Range(0, 1)}
+    assert boxes.draw(box, 5, 0) == boxes.draw(dict(box), 5, 0)
+    assert boxes.draw(box, 5, 0) != boxes.draw(box, 5, 1)
+    # for good: the points of a run that is resumed years later are these
+    assert boxes.draw(box, 3, 0) == [
+        {"lr": 0.315, "mu": 0.873},
+        {"lr": 0.00533, "mu": 0.617},
+        {"lr": 0.0221, "mu": 0.0828},
+    ]
+
+
+def test_points_are_within_the_box_and_different():
+    for n in (1, 2, 7, 100):
+        narrow = boxes.draw({"beta": boxes.Range(0.9999, 0.99999)}, n, 0)
+        assert len({point["beta"] for point in narrow}) == n
+        assert all(0.9999 <= point["beta"] < 0.99999 for point in narrow)
+    whole = boxes.draw({"K": boxes.Range(1, 9, whole=True)}, 9, 0)
+    assert sorted(point["K"] for point in whole) == list(range(1, 10)) and type(whole[0]["K"]) is int
+    ten = boxes.draw({"K": [5, 10], "batch": [1, 2, 3, 4, 5]}, 10, 3)
+    assert len({(point["K"], point["batch"]) for point in ten}) == 10
+    with pytest.raises(InputError, match="points = 11: should be at most 10"):
+        boxes.draw({"K": [5, 10], "batch": [1, 2, 3, 4, 5]}, 11, 3)
+    log = boxes.draw({"K": boxes.Range(10, 9999, log=True, whole=True)}, 12, 0)
+    assert decades(point["K"] for point in log) == 4 * [1] + 4 * [2] + 4 * [3]
+
+
+BOX = {"lr": "log:1e-3..1.0", "server_lr": "0.1..3"}
+CHOICES = {"algorithms": ["folb"], "set": {"sizes": [20, 30, 40], "K": 2}, "rounds": 6, "seeds": 2}
+
+
+def test_an_experiment_keeps_its_box_and_draws_the_same_points_again(tmp_path):
+    planned = plan(Experiment("synthetic_1_1", box=BOX, points=4, box_seed=7, **CHOICES))
+    whole = planned.experiment
+    assert whole.box == {"folb": {"lr": "log:0.001..1", "server_lr": "0.1..3"}}
+    assert (whole.points, whole.box_seed) == (4, 7) and "lr" not in whole.set["folb"]
+    (tmp_path / "e.toml").write_text(to_toml(whole))
+    again = plan(from_toml(tmp_path / "e.toml"))
+    assert again.identity == planned.identity
+    settings = [[one.origin.settings for one in found.algorithms] for found in (planned, again)]
+    assert settings[0] == settings[1] and len({(one["lr"], one["server_lr"]) for one in settings[0]}) == 4
+    for other in ({"points": 5, "box_seed": 7}, {"points": 4, "box_seed": 8}):
+        assert plan(Experiment("synthetic_1_1", box=BOX, **other, **CHOICES)).identity != planned.identity
+
+
+def test_an_experiment_without_a_box_is_written_as_before():
+    text = to_toml(plan(Experiment("synthetic_1_1", **CHOICES)).experiment)
+    assert "box" not in text and "points" not in text
+
+
+def test_numbers_are_one_program_and_each_point_meets_every_swept_value():
+    def batches(**given):
+        planned = plan(Experiment("synthetic_1_1", **CHOICES | given))
+        return [len(batch) for batch in execute.ready(planned).batches]
+
+    assert batches(box=BOX, points=5) == [5 * 2]
+    assert batches(box=BOX | {"mu": [0, 1]}, points=5, set={"sizes": [20, 30, 40]}) == [5 * 2]
+    swept = CHOICES["set"] | {"server": ["plain", "momentum"]}
+    assert batches(box=BOX, points=5, set=swept) == [5 * 2, 5 * 2]
+
+
+def test_a_box_for_one_algorithm_leaves_the_others_alone():
+    choices = CHOICES | {"algorithms": ["folb", "fedavg"]}
+    planned = plan(Experiment("synthetic_1_1", box={"lr": "0.1..1", "folb": {"mu": "0..1"}}, points=3, **choices))
+    assert [one.name for one in planned.algorithms] == 3 * ["folb"] + 3 * ["fedavg"]
+    planned = plan(Experiment("synthetic_1_1", box={"folb": {"mu": "0..1"}}, points=3, **choices))
+    assert [one.name for one in planned.algorithms] == 3 * ["folb"] + ["fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--points", "3"], "box = {}: should have a range or values for a setting, such as lr=log:0.001..1"),
+        (["--box", "lr=1..0.1"], "lr = '1..0.1': should be LOW..HIGH with LOW less than HIGH"),
+        (["--box", "lr=1..1"], "lr = '1..1': should be LOW..HIGH with LOW less than HIGH"),
+        (["--box", "lr=log:0..1"], "lr = 'log:0..1': should begin above 0"),
+        (["--box", "lr=log:3"], "lr = 'log:3': should be a range of numbers"),
+        (["--box", "lr=0.1..inf"], "lr = '0.1..inf': should be a range of numbers"),
+        (["--box", "lr"], "box = 'lr': should be KEY=VALUE"),
+        (["--box", "lrr=1..2"], "box = 'lrr': did you mean 'lr'?"),
+        (["--box", "psi=1..2"], "psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),
+        (["--box", "fedavg.lr=1..2"], "box = 'fedavg': choose one of folb"),
+        (["--set", "lr=1", "--box", "lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (["--set", "folb.lr=1", "--box", "lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (["--lr", "1,2", "--box", "lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (["--box", "lr=1..2", "--points", "0"], "points = 0: should be a whole number from 1"),
+        (["--box", "lr=1..2", "--box-seed", "-1"], "box_seed = -1: should be a whole number from 0"),
+        (["--box", "server=1..2"], "server = '1..2': is a range, but the setting is not a number"),
+        (["--box", "guarded=0..1"], "guarded = '0..1': is a range, but the setting is not a number"),
+        (["--box", "K=1.5..3"], "K = 1.5: should be a whole number"),
+        (["--box", "K=5,10"], "points = 12: should be at most 2"),
+        (["--box", "lr=-1..1"], "should be more than 0"),
+        (["--box", "lr=1..2", "--by", "last"], "argument --by: invalid choice: 'last'"),
+    ],
+)
+def test_mistakes_in_a_box_are_named(options, message, capsys):
+    test_mistakes_are_named_before_anything_runs(["--algorithm", "folb", *options], message, capsys)
+
+
+def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys, monkeypatch):
+    command = ["tune", "synthetic_1_1", "--algorithm", "folb", "--box", "lr=log:0.001..1", "--box", "server_lr=none,2"]
+    command += ["--points", "4", "--box-seed", "3", "--by", "sustained", "--target", "0.2", *TINY]
+    first = found(capsys, *command)
+    assert (first["by"], first["budget"], first["box_seed"]) == ("sustained", 4, 3)
+    assert first["box"] == {"folb": {"lr": "log:0.001..1", "server_lr": ["none", 2.0]}}
+    points = [(point["parameters"]["lr"], point["parameters"]["server_lr"]) for point in first["points"]]
+    assert len(set(points)) == 4 and decades(lr for lr, _ in points)[0] == -3
+    best = first["winner"]["runs"][0]
+    assert (best["parameters"]["lr"], best["parameters"]["server_lr"]) == points[0] and best["seed"] == 2
+    held = [point["median_held_from"] or math.inf for point in first["points"]]
+    assert held == sorted(held) and "held_from" in best
+
+    (grid,) = [path for path in directory.listed() if (path / directory.WINNER).exists()]
+    stored = directory.read(grid)
+    assert stored.experiment["box"] == first["box"]
+    assert (stored.experiment["points"], stored.experiment["box_seed"]) == (4, 3)
+    recorded = [(about["parameters"]["lr"], about["parameters"]["server_lr"]) for about in stored.environment["runs"]]
+    assert set(recorded) == set(points)
+    assert json.loads((grid / directory.RESULTS).read_bytes())["box"] == first["box"]
+    assert "box" not in from_toml(grid / directory.WINNER).set and not from_toml(grid / directory.WINNER).box
+    assert main(["resume", str(grid)]) == 0 and "finished already" in capsys.readouterr().err
+    assert main(["show", str(grid)]) == 0 and "[box.folb]" in capsys.readouterr().out
+
+    monkeypatch.setattr(execute, "ready", None)  # nothing is run again
+    assert found(capsys, *command) == first
+    assert main(command) == 0
+    assert "4 points drawn from lr=log:0.001..1 server_lr=none,2 by the seed 3" in capsys.readouterr().out
+
+
+def test_python_takes_the_same():
+    experiment = Experiment("synthetic_1_1", box=BOX, points=3, target=0.2, **CHOICES)
+    found = tune.search(experiment, by="sustained")
+    assert len(found.points) == 3 and found.planned.experiment.points == 3
+    best = [point.merit("sustained") for point in found.points]
+    assert best == sorted(best) and [run.seed for run in found.winner.runs()] == [2, 3]
+    with pytest.raises(InputError, match="by = 'last'"):
+        tune.search(experiment, by="last")
+    with pytest.raises(InputError, match="should be one: the algorithm to tune"):
+        tune.search(Experiment("synthetic_1_1", algorithms=["folb", "fedavg"], box=BOX, points=3))
 
 
 # from end to end
@@ -288,6 +481,6 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
 
 def test_a_seed_that_never_arrives_counts_before_the_loss():
     def point(reached, loss):
-        return tune.Point("", None, reached, loss, 0.5, False)
+        return tune.Point("", None, reached, [], loss, 0.5, False).merit()
 
-    assert point([10, 13, 16], 1.3).merit < point([10, 13, None], 1.2).merit < point([10, 14, 15], 1.0).merit
+    assert point([10, 13, 16], 1.3) < point([10, 13, None], 1.2) < point([10, 14, 15], 1.0)

@@ -107,13 +107,14 @@ def _resume(options: argparse.Namespace) -> None:
 def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     """Show the results of a run. Of several processes, only the first shows them."""
     from folb.cli import tables
+    from folb.results.document import with_held_from
     from folb.store import directory
 
     if start is None:
         return
     if as_json:
-        print(json.dumps(json.loads((stored.path / directory.RESULTS).read_bytes())))
+        print(json.dumps(with_held_from(json.loads((stored.path / directory.RESULTS).read_bytes()))))
         return
     tables.say(tables.summary(start.plan))
-    tables.show(tables.results(stored.runs(), start.plan.experiment.target))
+    tables.show_in_parts(tables.results(stored.runs(), start.plan.experiment.target))
     tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")

@@ -45,6 +45,6 @@ def _demo(options: argparse.Namespace) -> None:
         tell=tell,
     )
     options.going = None
-    tables.show(tables.results(stored.runs(), stored.experiment["target"], stored.clock))
+    tables.show_in_parts(tables.results(stored.runs(), stored.experiment["target"], stored.clock))
     files = "curves.png, results.json, rounds.jsonl, model.npz"
     tables.say(f"\nin {stored.path}: {files}; folb report {stored.handle} writes the page")

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
   folb run experiment.toml
   folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10 --seeds 5
+  folb tune synthetic_1_1 --algorithm folb --box lr=log:0.001..1 --box mu=0..1 --points 12 --by sustained
   folb reproduce table1 --quick
   folb attack
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png

@@ -34,7 +34,7 @@ def add_experiment(command: argparse.ArgumentParser) -> None:
     command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
-    command.add_argument("--target", type=float, help="accuracy for 'rounds to target' (0.7)")
+    command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (0.7)")
     command.add_argument("--evaluate-every", type=int, metavar="N", help="evaluate every N rounds (1)")
     command.add_argument(
         "--set",
@@ -104,20 +104,20 @@ def seeds(text: str, field: str = "seeds") -> int | list[int]:
     return numbers if "," in text or not numbers else numbers[0]
 
 
-def settings(pairs: list[str]) -> dict[str, Any]:
-    """The values of --set: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
+def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
+    """The values of --set, or of another such option: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not (key and equals and text):
-            raise InputError("set", pair, "should be KEY=VALUE")
+            raise InputError(field, pair, "should be KEY=VALUE")
         part, dot, name = key.rpartition(".")
         values = text.split(",") if "," in text else text
         home = found.setdefault(part, {}) if dot else found
         if not isinstance(home, dict):
-            raise InputError("set", key, f"{part} is set to a value already")
+            raise InputError(field, key, f"{part} is set to a value already")
         if name in home:
-            raise InputError("set", pair, f"{key} is given already; put commas between several values")
+            raise InputError(field, pair, f"{key} is given already; put commas between several values")
         home[name] = values
     return found
 

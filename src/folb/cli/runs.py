@@ -92,7 +92,7 @@ def _show(options: argparse.Namespace) -> None:
     stored = directory.read(directory.find(options.run))
     tables.say("\n".join(_facts(stored)) + "\n")
     if begun := stored.begun():
-        tables.show(tables.results(begun, stored.experiment["target"], stored.clock))
+        tables.show_in_parts(tables.results(begun, stored.experiment["target"], stored.clock))
     trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in trouble_of(line)]
     if trouble:
         tables.say(f"\n{len(trouble):,} rejected, lost or abandoned, the last:")

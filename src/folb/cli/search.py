@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
-    tune = commands.add_parser("tune", help="the line search: find the best of a grid of an algorithm's settings")
+    tune = commands.add_parser(
+        "tune", help="the line search: find the best of a grid, or of a box, of an algorithm's settings"
+    )
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     tune.add_argument("--algorithm", required=True, help="a name of `folb list`, or my_file.py:function")
     if whole:
@@ -27,6 +29,23 @@ def add(commands: Any, whole: bool) -> None:
             spelt = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
             tune.add_argument(*spelt, dest=f"sweep_{name}", metavar="V1,V2", help=meaning.replace("%", "%%"))
     common.add_experiment(tune)
+    tune.add_argument(
+        "--box",
+        action="append",
+        default=[],
+        metavar="KEY=RANGE",
+        help="draw this setting: KEY=0.1..3 from a range, KEY=log:0.001..1 from a range of logarithms, KEY=V1,V2 from "
+        "values (may be repeated; each point is run with every combination of the swept settings)",
+    )
+    tune.add_argument("--points", type=int, metavar="N", help="how many points to draw from the box (12)")
+    tune.add_argument("--box-seed", type=int, metavar="S", help="the seed of this draw (0)")
+    tune.add_argument(
+        "--by",
+        choices=("first", "sustained"),
+        default="first",
+        help="rank by the first round that reaches the target (first), or by the first round from which five "
+        "evaluations in a row have a mean of at least the target (sustained); then by seeds that never do, then loss",
+    )
     tune.add_argument(
         "--report-seeds",
         help="the seeds that the winner is reported on: how many (after the last of --seeds), or a list of other seeds",
@@ -39,11 +58,14 @@ def _tune(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.cli.running import completed, same_command
     from folb.experiments import execute, tune
+    from folb.results.document import with_held_from
     from folb.store import directory
 
     named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
     settings = common.settings([*options.set, *named])
-    experiment = common.experiment(options, algorithms=[options.algorithm], set=settings)
+    given = {name: getattr(options, name) for name in ("points", "box_seed")}
+    box = common.settings(options.box, "box")
+    experiment = common.experiment(options, algorithms=[options.algorithm], set=settings, box=box, **given)
     wanted = None if options.report_seeds is None else common.seeds(options.report_seeds, "report_seeds")
     seeds = tune.other_seeds(experiment.seeds, wanted)
     common.use_compilation_cache()
@@ -67,13 +89,15 @@ def _tune(options: argparse.Namespace) -> None:
     def show(planned: Plan, points: Sequence[Point]) -> None:
         if not options.json:
             tables.say(tables.summary(planned))
-            tables.show(tables.points(points, planned.experiment.target))
+            if drawn := tune.drawn(planned.experiment):
+                tables.say(f"{drawn}\n")
+            tables.show_in_parts(tables.points(points, planned.experiment.target), keys=2)
 
-    found = tune.search(experiment, seeds, options.stream, complete, show)
+    found = tune.search(experiment, seeds, options.stream, complete, show, options.by)
     if options.json:
-        reported = json.loads((found.winner.path / directory.RESULTS).read_bytes())
-        print(json.dumps(tune.document(found.planned, found.points, seeds, reported)))
+        reported = with_held_from(json.loads((found.winner.path / directory.RESULTS).read_bytes()))
+        print(json.dumps(tune.document(found.planned, found.points, seeds, reported, options.by)))
         return
-    tables.say("\n" + tune.verdict(found.planned, found.points, seeds) + "\n")
-    tables.show(tables.results(found.winner.runs(), experiment.target))
+    tables.say("\n" + tune.verdict(found.planned, found.points, seeds, options.by) + "\n")
+    tables.show_in_parts(tables.results(found.winner.runs(), experiment.target))
     tables.say(f"\nin {found.grid.path}: the grid, and winner.toml; in {found.winner.path}: the winner")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -39,6 +41,45 @@ def console() -> Console:
 def show(table: Table) -> None:
     """Print a table."""
     console().print(table, highlight=False)
+
+
+def show_in_parts(table: Table, keys: int = 1) -> None:
+    """Print a table that may be wider than the terminal: then in parts, each with the first `keys` columns."""
+    out = console()
+    for n, part in enumerate(in_parts(table, out.width, keys)):
+        out.print(*([""] if n else []), part, sep="\n", highlight=False)
+
+
+GAP = 2  # the characters between two columns
+
+
+def in_parts(table: Table, room: int, keys: int = 1) -> Iterator[Table]:
+    """The table if it fits into `room` characters. Otherwise its headings are broken into lines, and if it still does
+    not fit, it is cut into several tables, each with the first `keys` columns.
+    """
+    heads = [str(column.header).replace(" %", "\u00a0%") for column in table.columns]  # not broken there
+    cells = [list(map(str, column.cells)) for column in table.columns]
+    if sum(_longest([head, *own]) + GAP for head, own in zip(heads, cells, strict=True)) - GAP <= room:
+        yield table
+        return
+    widths = [_longest([*head.split(" "), *own]) for head, own in zip(heads, cells, strict=True)]
+    parts: list[list[int]] = []
+    for i in range(keys, len(heads)):
+        if not parts or sum(widths[j] + GAP for j in (*range(keys), *parts[-1])) + widths[i] > room:
+            parts.append([])
+        parts[-1].append(i)
+    for part in parts:
+        shown = [*range(keys), *part]
+        cut = Table(box=None, pad_edge=False, header_style="bold")
+        for i in shown:
+            cut.add_column(textwrap.fill(heads[i], widths[i]), justify=table.columns[i].justify, overflow="fold")
+        for row in zip(*(cells[i] for i in shown), strict=True):
+            cut.add_row(*row)
+        yield cut
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts))
 
 
 def say(text: str) -> None:
@@ -77,11 +118,12 @@ def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> T
 
 def points(points: Sequence[Point], target: float) -> Table:
     """The points of a line search, by rank."""
-    measured = (f"rounds to {100 * target:g} %", "final training loss", "final accuracy")
+    measured = (f"rounds to {100 * target:g} %", "held from", "final training loss", "final accuracy")
     table = _plain("rank", "algorithm", *measured, left=["algorithm"])
     for point in points:
-        found = (results_of.arrival(point.reached), f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
-        table.add_row(str(point.rank), escape(point.label), *(("diverged", "", "") if point.diverged else found))
+        arrivals = map(results_of.arrival, (point.reached, point.held))
+        found = (*arrivals, f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
+        table.add_row(str(point.rank), escape(point.label), *(("diverged", "", "", "") if point.diverged else found))
     return table
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from folb import data
-from folb.errors import InputError, choose
+from folb.errors import InputError, check_whole, choose
+from folb.experiments import box as boxes
 from folb.experiments.settings import read
 from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
+OF_A_BOX = ("box", "points", "box_seed")  # the fields that only an experiment with a box has
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class Experiment:
 
     `set` maps a setting to a value or, for an algorithm's, to a list of values to sweep. A setting goes to
     every part that has it: dataset, model, system, algorithms. `{"folb": {"mu": 0.1}}` is only for `folb`.
+    `box` maps settings of algorithms to ranges or values, as `folb.experiments.box` spells them. `points` points are
+    drawn from it, by the seed `box_seed`, and each is run with every combination of `set`. `{"folb": {...}}` is
+    for one algorithm here, too.
     The model "by dataset" is the dataset's usual model; it is replaced by the name of that model.
     """
 
@@ -35,6 +40,9 @@ class Experiment:
     evaluate_every: int = 1
     records: bool = False  # keep every device's weight and gamma in every round
     set: Mapping[str, Any] = None  # type: ignore[assignment]
+    box: Mapping[str, Any] = None  # type: ignore[assignment]
+    points: int | None = None  # with a box: 12
+    box_seed: int | None = None  # with a box: 0
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before any data is loaded."""
@@ -69,6 +77,23 @@ class Experiment:
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))
         object.__setattr__(self, "records", read("records", bool, self.records))
+        self._check_box()
+
+    def _check_box(self) -> None:
+        box = boxes.spelt({} if self.box is None else self.box)
+        if boxes.is_empty(box):
+            if box or (self.points, self.box_seed) != (None, None):
+                raise InputError("box", box, f"should have a range or values for a setting, {boxes.EXAMPLE}")
+            object.__setattr__(self, "box", box)
+            return
+        number = {"points": boxes.POINTS, "box_seed": 0}
+        for field, usual in number.items():
+            given = getattr(self, field)
+            number[field] = usual if given is None else read(field, int, given)
+        check_whole("points", number["points"], 1, 10**6)
+        check_whole("box_seed", number["box_seed"], 0)
+        for field, value in {"box": box, **number}.items():
+            object.__setattr__(self, field, value)
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -96,14 +121,16 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
         choose(f"{where}key", key, known)
     if "dataset" not in content:
         raise InputError(f"{where}dataset", None, "should name a dataset or a path")
-    if not isinstance(content.get("set", {}), Mapping):
-        raise InputError(f"{where}set", content["set"], "should be a table, [set]")
+    for key in ("set", "box"):
+        if not isinstance(content.get(key, {}), Mapping):
+            raise InputError(f"{where}{key}", content[key], f"should be a table, [{key}]")
     return Experiment(**content)
 
 
 def to_mapping(experiment: Experiment) -> dict[str, Any]:
     """The experiment as the keys and values of a file."""
-    return {field.name: getattr(experiment, field.name) for field in fields(experiment)}
+    absent = () if experiment.box else OF_A_BOX  # so that experiments without a box keep their names
+    return {field.name: getattr(experiment, field.name) for field in fields(experiment) if field.name not in absent}
 
 
 def to_toml(experiment: Experiment, note: str = "") -> str:

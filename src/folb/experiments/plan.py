@@ -19,6 +19,7 @@ from folb.core.algorithms import ALGORITHMS
 from folb.core.system import SYSTEMS
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
+from folb.experiments import box as boxes
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.settings import OWN, Setting, from_file, read, setting, settings
 from folb.models import MODELS, Model
@@ -101,14 +102,16 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     system = _part("system", experiment.system, SYSTEMS)
     algorithms = [_part("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     given = _distribute([dataset, model, system, *algorithms], experiment.set)
+    drawn = _boxes(algorithms, experiment.box, given[3:])
 
     variants: list[Algorithm] = []
-    for part, values in zip(algorithms, given[3:], strict=True):
+    for part, values, box in zip(algorithms, given[3:], drawn, strict=True):
         found = _by_dataset(part, experiment.dataset) | values
         # always in the order of the signature, so that repeated runs keep their places
-        swept = {name: found[name] for name in part.settings if name in found}
-        for combination in itertools.product(*swept.values()):
-            variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True))))
+        swept = {name: found[name] for name in part.settings if name in found and name not in box}
+        points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
+        for combination, point in itertools.product(itertools.product(*swept.values()), points):
+            variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True)), **point))
         values |= swept
 
     built_system = system.make(Callable, **given[2])
@@ -118,7 +121,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
-    whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given)
+    whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
     return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
 
@@ -128,16 +131,26 @@ LATER = {"gradient": "exact", "sketch": "none", "bits": "none"} | {
 }
 
 
-def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
+def _spelt_out(
+    experiment: Experiment, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
+) -> Experiment:
     """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
-    for part, values in zip(parts, given, strict=True):
+    for part, values, box in zip(parts, given, drawn, strict=True):
         defaults = {name: setting.default for name, setting in part.settings.items()}
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
-        unset = {name for name, usual in LATER.items() if whole.get(name) == usual}
+        unset = {*box, *(name for name, usual in LATER.items() if whole.get(name) == usual)}
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
-    return replace(experiment, set={name: table for name, table in tables.items() if table})
+    return replace(
+        experiment,
+        set={name: table for name, table in tables.items() if table},
+        box={part.name: _spelt_box(box) for part, box in zip(parts, drawn, strict=True) if box},
+    )
+
+
+def _spelt_box(box: Mapping[str, boxes.Choice]) -> dict[str, Any]:
+    return {name: str(found) if isinstance(found, boxes.Range) else _spelt(found) for name, found in box.items()}
 
 
 def _plain(value: Any) -> bool:
@@ -216,7 +229,27 @@ def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: An
             raise InputError(name, value, "should be different values")
 
 
-def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
+def _boxes(parts: list[Part], given: Mapping[str, Any], values: list[dict[str, Any]]) -> list[dict[str, boxes.Choice]]:
+    """For each algorithm, the ranges and values of its settings that points are drawn from."""
+    found: list[dict[str, boxes.Choice]] = [{} for _ in parts]
+    flat = {name: choice for name, choice in given.items() if not isinstance(choice, Mapping)}
+    tables = [(None, flat), *((name, table) for name, table in given.items() if isinstance(table, Mapping))]
+    for only, table in tables:  # those for one algorithm come last, so they win
+        if only is not None:
+            choose("box", only, [part.name for part in parts])
+        for name, choice in table.items():
+            takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
+            if not takers:
+                _refuse(parts, name, choice, only, "box")
+            for i in takers:
+                if name in values[i]:
+                    raise InputError(name, choice, "is in the box and also set; give it once")
+                found[i][name] = boxes.choice(name, parts[i].settings[name].type, choice)
+    # in the order of the signature, as values are
+    return [{name: box[name] for name in part.settings if name in box} for part, box in zip(parts, found, strict=True)]
+
+
+def _refuse(parts: list[Part], name: str, value: Any, only: str | None, field: str = "set") -> None:
     """Raise an error that names the parts with this setting, or else suggests a similar setting."""
     everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
     everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]
@@ -224,4 +257,4 @@ def _refuse(parts: list[Part], name: str, value: Any, only: str | None) -> None:
     if owners:
         chosen = only or ", ".join(part.name for part in parts)
         raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
-    choose("set", name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))
+    choose(field, name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))

@@ -1,4 +1,4 @@
-"""The line search: a grid of settings tried on some seeds, and its winner reported on others.
+"""The line search: a grid of settings, or points of a box, tried on some seeds, and the winner reported on others.
 
 The grid is an experiment like any other, and numbers in it (mu, psi, lr) are swept by one compiled program.
 """
@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
-from folb.errors import InputError, check_whole
+from folb.errors import InputError, check_whole, choose
 from folb.experiments.execute import carry_out
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, algorithm_settings, plan
@@ -24,36 +24,38 @@ from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import WINNER, RunDirectory
 
+By = Literal["first", "sustained"]  # rank by the first round that reaches the target, or by the round that holds it
+
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid, and its results on the seeds of the search."""
+    """A point of the grid or of the box, and its results on the seeds of the search."""
 
     label: str
     algorithm: Algorithm
-    reached: Sequence[int | None]  # for each seed, the round that reached the target
+    reached: Sequence[int | None]  # for each seed, the first round that reached the target
+    held: Sequence[int | None]  # for each seed, the round from which the target was held
     loss: float  # the final training loss, as the mean over the seeds
     accuracy: float  # likewise
     diverged: bool  # some loss was not finite, with any seed
     rank: int = 0
 
-    @property
-    def merit(self) -> tuple[bool, float, int, float]:
+    def merit(self, by: By = "first") -> tuple[bool, float, int, float]:
         """The key that ranks points, smallest first: rounds to the target, seeds that never reach it, then loss.
 
-        Points that diverged come last. Losses that agree to four digits are equal: the other digits depend on the
-        order in which a compiler adds.
+        By "sustained", it is the round from which the target is held. Points that diverged come last. Losses that agree
+        to four digits are equal: the other digits depend on the order in which a compiler adds.
         """
         if self.diverged:
             return True, math.inf, len(self.reached), math.inf
-        missed = list(self.reached).count(None)
-        return False, summary.median_round(self.reached), missed, float(f"{self.loss:.4g}")
+        arrived = self.held if by == "sustained" else self.reached
+        return False, summary.median_round(arrived), list(arrived).count(None), float(f"{self.loss:.4g}")
 
 
 class Search(NamedTuple):
     """A line search that is done."""
 
-    planned: Plan  # the grid
+    planned: Plan  # the grid, or the points of the box
     points: Sequence[Point]  # from the best to the worst
     grid: RunDirectory
     winner: RunDirectory  # the best point, on other seeds
@@ -61,22 +63,28 @@ class Search(NamedTuple):
 
 def search(
     experiment: Experiment,
-    report_seeds: Sequence[int],
+    report_seeds: int | Sequence[int] | None = None,
     stream: bool | None = None,
     complete: Callable[[Plan], RunDirectory] = carry_out,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
+    by: By = "first",
 ) -> Search:
     """Run a grid and rank its points, then run the best on other seeds. Finished runs are not repeated.
 
-    `complete` runs an experiment. `on_ranked` gets the points before the best one is run.
+    The experiment has one algorithm, with lists of values in its `set`, or a `box`, or both.
+    `report_seeds` is explained at `other_seeds`. `complete` runs an experiment. `on_ranked` gets the points before the
+    best one is run. `by` is what points are ranked by: "first", the first round that reaches the target, or
+    "sustained", the round from which five evaluations in a row hold it (`Run.held_from`).
     """
+    choose("by", by, get_args(By))
+    seeds = other_seeds(experiment.seeds, report_seeds)
     planned = plan(experiment, stream)
     check(planned)
     grid = complete(planned)
-    points = ranked(planned, grid.runs())
+    points = ranked(planned, grid.runs(), by)
     if on_ranked is not None:
         on_ranked(planned, points)
-    chosen = plan(winner(planned, points, report_seeds), stream)
+    chosen = plan(winner(planned, points, seeds), stream)
     atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
     return Search(planned, points, grid, complete(chosen))
 
@@ -102,10 +110,13 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
 
 
 def check(planned: Plan) -> None:
-    """Raise an `InputError` unless there is something to choose from."""
+    """Raise an `InputError` unless there is something to choose from: values of a setting, or a box."""
+    if len(planned.experiment.algorithms) > 1:
+        raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
     swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
-    if len(planned.algorithms) < 2:
-        raise InputError("grid", swept, "should be several values of a setting, such as --mu 0.01,0.1,1")
+    if len(planned.algorithms) < 2 and not planned.experiment.box:
+        expected = "should be several values of a setting, such as --mu 0.01,0.1,1, or a --box"
+        raise InputError("grid", swept, expected)
 
 
 def _own(experiment: Experiment) -> Mapping[str, Any]:
@@ -117,7 +128,7 @@ def _name(experiment: Experiment) -> str:
     return experiment.algorithms[0].rpartition(":")[2]
 
 
-def ranked(planned: Plan, runs: Sequence[Run]) -> list[Point]:
+def ranked(planned: Plan, runs: Sequence[Run], by: By = "first") -> list[Point]:
     """The points of the grid from the best to the worst; equals share a rank and keep the order of the grid."""
     n, target = len(runs) // len(planned.algorithms), planned.experiment.target
     labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
@@ -125,8 +136,8 @@ def ranked(planned: Plan, runs: Sequence[Run]) -> list[Point]:
         _point(label, algorithm, runs[i * n : (i + 1) * n], target)
         for i, (label, algorithm) in enumerate(zip(labels, planned.algorithms, strict=True))
     ]
-    merits = sorted(point.merit for point in points)
-    placed = [replace(point, rank=1 + merits.index(point.merit)) for point in points]
+    merits = sorted(point.merit(by) for point in points)
+    placed = [replace(point, rank=1 + merits.index(point.merit(by))) for point in points]
     return sorted(placed, key=lambda point: point.rank)
 
 
@@ -135,6 +146,7 @@ def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float)
         label,
         algorithm,
         reached=[run.rounds_to(target) for run in runs],
+        held=[run.held_from(target) for run in runs],
         loss=mean(float(run.train_loss[-1]) for run in runs),
         accuracy=mean(run.final for run in runs),
         diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
@@ -148,25 +160,46 @@ def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Expe
         raise InputError("grid", [point.label for point in points], "diverged at every point: there is no winner")
     experiment = planned.experiment
     settings = {key: "none" if value is None else value for key, value in best.algorithm.origin.settings.items()}
-    fixed = {key: settings.get(key, value) for key, value in _own(experiment).items()}
-    return replace(experiment, seeds=seeds, set={**experiment.set, _name(experiment): fixed})
+    tuned = {**_own(experiment), **experiment.box.get(_name(experiment), {})}
+    fixed = {key: settings.get(key, value) for key, value in tuned.items()}
+    single = {**experiment.set, _name(experiment): fixed}
+    return replace(experiment, seeds=seeds, set=single, box={}, points=None, box_seed=None)
 
 
-def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> str:
+def drawn(experiment: Experiment) -> str:
+    """The box and how many points were drawn from it, in a line; empty without a box."""
+    if not experiment.box:
+        return ""
+    box = experiment.box[_name(experiment)]
+    ranges = (
+        f"{key}={found if isinstance(found, str) else ','.join(map(summary.spelt, found))}"
+        for key, found in box.items()
+    )
+    return f"{experiment.points} points drawn from {' '.join(ranges)} by the seed {experiment.box_seed}"
+
+
+def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int], by: By = "first") -> str:
     """The chosen point, the seeds of the search, and the seeds of the report."""
     equals = sum(point.rank == 1 for point in points)
     tie = f", the first of {equals} that are equal" if equals > 1 else ""
     searched, reported = _listed(planned.experiment.seeds), _listed(seeds)
-    return f"{points[0].label}{tie}: chosen on seeds {searched}; results on seeds {reported}:"
+    how = " by the sustained target" if by == "sustained" else ""
+    return f"{points[0].label}{tie}: chosen{how} on seeds {searched}; results on seeds {reported}:"
 
 
 def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def document(planned: Plan, points: Sequence[Point], seeds: Sequence[int], reported: Any) -> dict[str, Any]:
+def document(
+    planned: Plan, points: Sequence[Point], seeds: Sequence[int], reported: Any, by: By = "first"
+) -> dict[str, Any]:
     """The search as one JSON-ready document; `reported` is the document of the winner's runs."""
+    experiment = planned.experiment
+    box = {"box": experiment.box, "budget": experiment.points, "box_seed": experiment.box_seed}
     return {
+        "by": by,
+        **(box if experiment.box else {}),
         "seeds": list(planned.experiment.seeds),
         "report_seeds": list(seeds),
         "rounds": planned.experiment.rounds,
@@ -178,6 +211,8 @@ def document(planned: Plan, points: Sequence[Point], seeds: Sequence[int], repor
                 "parameters": {key: summary.plain(value) for key, value in point.algorithm.origin.settings.items()},
                 "rounds_to_target": list(point.reached),
                 "median_rounds_to_target": summary.finite([summary.median_round(point.reached)])[0],
+                "held_from": list(point.held),
+                "median_held_from": summary.finite([summary.median_round(point.held)])[0],
                 "train_loss": summary.finite([point.loss])[0],
                 "final": summary.finite([point.accuracy])[0],
                 "diverged": point.diverged,

@@ -25,6 +25,8 @@ COLUMNS = {
     "seconds": "float32",
     "updated": "bool_",
     "lost": "int32",
+    "rounds_to_target": "int32",  # these two are of the whole run, and the same in each of its rounds
+    "held_from": "int32",
 }
 OF_DEVICES = {
     "devices": "int32",
@@ -66,11 +68,14 @@ def to_parquet(stored: RunDirectory) -> bytes:
 def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     """The columns, and the rounds run by run. A value that is not finite is nan; a missing value is None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
-    note = stored.environment["note"]
+    note, target = stored.environment["note"], float(stored.experiment["target"])
     recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
     names = [*COLUMNS, *recorded, *(["note"] if note else [])]
     runs = stored.environment["runs"]
     known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
+    for about, run in zip(known, stored.runs(), strict=True):
+        arrivals = {"rounds_to_target": run.rounds_to(target), "held_from": run.held_from(target)}
+        about |= {name: t for name, t in arrivals.items() if t is not None}  # never: as unmeasured
     return names, ([_value(line | known[line["run"]], name) for name in names] for line in lines)
 
 

@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from folb.results.run import Run
+import numpy as np
+
+from folb.results.run import Run, held_from
 from folb.results.summary import finite, plain
 
 
@@ -19,6 +21,7 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
         "dataset": experiment["dataset"],
         "note": note,
         **{key: experiment[key] for key in ("model", "system", "objective", "rounds", "target", "set")},
+        **{key: experiment[key] for key in ("box", "points", "box_seed") if key in experiment},
         "runs": [_run(run, experiment["target"]) for run in runs],
     }
 
@@ -35,12 +38,23 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "bytes_down": int(run.bytes_down.sum()),
         "seconds": finite([round(float(run.seconds.sum()), 3)])[0],
         "rounds_to_target": run.rounds_to(target),
+        "held_from": run.held_from(target),
         "best": finite([run.best])[0],
         "final": finite([run.final])[0],
         "drops": run.drops,
         "idle_rounds": int((~run.updated).sum()),
         "model_sha256": _digest(run.params),
     }
+
+
+def with_held_from(results: Any) -> Any:
+    """Stored results, with `held_from` computed from the curves of runs that were stored without it."""
+    runs = results.get("runs", []) if isinstance(results, dict) else []
+    for run in runs:
+        if "held_from" not in run:
+            accuracy = np.array(run["test_accuracy"], float)  # None becomes NaN
+            run["held_from"] = held_from(np.array(run["evaluated_rounds"]), accuracy, results["target"])
+    return results
 
 
 def _digest(params: Any) -> str | None:

@@ -9,6 +9,8 @@ import numpy as np
 
 from folb.typing import NDArray
 
+HELD = 5  # a target is held if the mean of so many evaluations in a row is at least the target
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -41,6 +43,14 @@ class Run:
         reached = np.flatnonzero(self.test_accuracy >= target)
         return int(self.evaluated_rounds[reached[0]]) if len(reached) else None
 
+    def held_from(self, target: float) -> int | None:
+        """The first evaluated round from which the target is held: the mean test accuracy of that round and of the next
+        four evaluated rounds is at least `target`.
+
+        None if there is no such round; also if fewer than five rounds were evaluated.
+        """
+        return held_from(self.evaluated_rounds, self.test_accuracy, target)
+
     @property
     def best(self) -> float:
         """The highest test accuracy; NaN if there is none."""
@@ -55,3 +65,13 @@ class Run:
     def drops(self) -> int:
         """How often test accuracy fell by more than 5 points from one evaluation to the next."""
         return int(np.sum(np.diff(self.test_accuracy) < -0.05))
+
+
+def held_from(rounds: NDArray, accuracy: NDArray, target: float) -> int | None:
+    """`Run.held_from` of a curve."""
+    if len(accuracy) < HELD:
+        return None
+    means = np.lib.stride_tricks.sliding_window_view(np.asarray(accuracy, float), HELD).mean(axis=1)
+    # in single precision, as accuracies are: five evaluations of exactly the target hold it
+    held = np.flatnonzero(means.astype(np.float32) >= np.float32(target))
+    return int(rounds[held[0]]) if len(held) else None

@@ -40,6 +40,7 @@ def headings(target: float, clock: str = "simulated s") -> tuple[str, ...]:
     return (
         "algorithm",
         f"rounds to {100 * target:g} %",
+        "held from",
         "final accuracy",
         "best",
         "MB up",
@@ -58,6 +59,7 @@ def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
         yield (
             label,
             arrival([run.rounds_to(target) for run in group]),
+            arrival([run.held_from(target) for run in group]),
             f"{100 * mean(finals):.1f}{spread(finals)} %"
             + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
             f"{100 * mean(run.best for run in group):.1f} %",

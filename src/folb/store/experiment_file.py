@@ -31,7 +31,7 @@ FIELDS = {
 
 def check(content: Mapping[str, Any], where: str = "") -> None:
     """Raise an `InputError` that names the field, unless this is a complete experiment, as folb writes it."""
-    check_fields(where, content, FIELDS, {"set": TABLE})
+    check_fields(where, content, FIELDS, {"set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED})
 
 
 def to_text(content: Mapping[str, Any], note: str = "", about: str = REPEAT) -> str:

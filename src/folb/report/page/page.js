@@ -86,10 +86,11 @@ class Experiment {
   table() {
     const { headings, rows } = this.about.table;
     if (!rows.length) return h("p", {}, "No round has been evaluated yet.");
-    const how = this.seeds > 1 ? `Values to the target are medians over ${this.seeds} seeds; all others are means.` : "One seed.";
+    const how = this.seeds > 1 ? `Values to the target, and held from, are medians over ${this.seeds} seeds; all others are means.` : "One seed.";
+    const held = " Held from: the first round from which five evaluations in a row have a mean of at least the target.";
     const soFar = this.about.state === "finished" ? "" : " The run is not finished.";
     const cell = (text, i) => (i ? h("td", {}, text) : h("th", { scope: "row" }, text));
-    return h("table", { class: "results" }, h("caption", {}, how + soFar),
+    return h("table", { class: "results" }, h("caption", {}, how + held + soFar),
       h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map(cell)))));
   }

@@ -1,0 +1,181 @@
+"""A box of settings, and points that are drawn from it: for each setting a range, a range of logarithms, or values.
+
+    "0.1..3"          uniform from 0.1 to 3
+    "log:0.001..1"    its logarithm is uniform: as many points from 0.001 to 0.01 as from 0.1 to 1
+    [5, 10]           these values
+
+Of n points, each n-th part of a range has one, and values come about equally often. The points depend on nothing but
+the box, their number and the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+from folb.errors import InputError
+from folb.experiments.settings import read
+
+POINTS = 12  # if the experiment does not say how many
+LOG, TO = "log:", ".."
+EXAMPLE = "such as lr=log:0.001..1"
+
+
+class Range(NamedTuple):
+    """The numbers from `low` to `high`, uniform or with uniform logarithms."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False  # whole numbers, and `high` is one of them
+
+    def __str__(self) -> str:
+        """As an experiment has it."""
+        low, high = (repr(float(end)).removesuffix(".0") for end in (self.low, self.high))
+        return f"{LOG if self.log else ''}{low}{TO}{high}"
+
+    @property
+    def size(self) -> float:
+        """How many different numbers there are."""
+        return self.high + 1 - self.low if self.whole else math.inf
+
+    def drawn(self, place: int, offset: float, n: int) -> float:
+        """The number at `offset`, from 0 to 1, in part `place` of n."""
+        found = self._at((place + offset) / n)
+        if self.whole:
+            return min(max(math.floor(found), int(self.low)), int(self.high))
+        first, after = self._at(place / n), self._at((place + 1) / n)
+        short = (float(f"{found:.{digits}g}") for digits in range(3, 18))
+        return next((number for number in short if first <= number < after), found)  # few digits, for people to read
+
+    def _at(self, share: float) -> float:
+        low, high = self.low, self.high + 1 if self.whole else self.high
+        if share in (0, 1):
+            return high if share else low
+        if self.log:
+            return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        return low + share * (high - low)
+
+
+Choice = Range | Sequence[Any]  # of one setting
+
+
+def parse(name: str, given: Any) -> Choice:
+    """A range from its text, or a list of values; not yet checked against the setting's type."""
+    if isinstance(given, str) and (TO in given or given.startswith(LOG)):
+        return _range(name, given)
+    values = list(given) if isinstance(given, list | tuple) else [given]
+    if not values:
+        raise InputError(name, given, "should be a range, or at least one value")
+    return values
+
+
+def _range(name: str, text: str) -> Range:
+    log = text.startswith(LOG)
+    try:
+        low, high = map(float, text.removeprefix(LOG).split(TO))
+    except ValueError:
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise InputError(name, text, "should be a range of numbers: LOW..HIGH or log:LOW..HIGH")
+    if low >= high:
+        raise InputError(name, text, "should be LOW..HIGH with LOW less than HIGH")
+    if log and low <= 0:
+        raise InputError(name, text, "should begin above 0: it is a range of logarithms")
+    return Range(low, high, log)
+
+
+def spelt(box: Any) -> dict[str, Any]:
+    """The box as an experiment has it, each range in one spelling. A mapping in it is for one algorithm alone."""
+    if not isinstance(box, Mapping):
+        raise InputError("box", box, f"should have a range or values for each setting, {EXAMPLE}")
+    return {
+        name: spelt(given) if isinstance(given, Mapping) else _spelt(parse(name, given)) for name, given in box.items()
+    }
+
+
+def _spelt(choice: Choice) -> Any:
+    return str(choice) if isinstance(choice, Range) else list(choice)
+
+
+def is_empty(box: Mapping[str, Any]) -> bool:
+    """Whether nothing is in it."""
+    return not any(not isinstance(given, Mapping) or given for given in box.values())
+
+
+def choice(name: str, kind: Any, given: Any) -> Choice:
+    """A range or values for a setting of the type `kind`."""
+    found = parse(name, given)
+    if isinstance(found, Range):
+        number = _number(kind)
+        if number is None:
+            raise InputError(name, given, "is a range, but the setting is not a number: give values, as V1,V2")
+        low, high = (read(name, number, end) for end in (found.low, found.high))
+        return Range(low, high, found.log, number is int)
+    values = [read(name, kind, value) for value in found]
+    if len(set(map(repr, values))) < len(values):
+        raise InputError(name, given, "should be different values")
+    return values
+
+
+def _number(kind: Any) -> type | None:
+    """`int` or `float` if the type is a number, or a number or something else; otherwise None."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return next((one for one in kinds if one in (int, float)), None)
+
+
+def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
+    """n different points of the box."""
+    size = math.prod(found.size if isinstance(found, Range) else len(found) for found in box.values())
+    if n > size:
+        raise InputError("points", n, f"should be at most {size:.0f}: the box has no more points")
+    points: dict[str, tuple[Any, ...]] = {}
+    for turn in itertools.count():  # whole numbers and values may repeat a point, and then others are drawn
+        columns = zip(box.items(), _orders(list(box), n, f"{seed} {turn}"), strict=True)
+        for point in zip(
+            *(_column(name, found, order, f"{seed} {turn}") for (name, found), order in columns), strict=True
+        ):
+            points.setdefault(repr(point), point)
+        if len(points) >= n:
+            break
+    return [dict(zip(box, point, strict=True)) for point in list(points.values())[:n]]
+
+
+def _orders(names: Sequence[str], n: int, key: str) -> list[list[int]]:
+    """For each setting, the part of its range that each point is in: of many draws, that with the least correlation.
+
+    Without this, the high values of one setting would often meet only the low values of another.
+    """
+    tries = [
+        [sorted(range(n), key=lambda i: _luck(f"{key} {k} {name} {i}")) for name in names]
+        for k in range(max(1, TRIED // n))
+    ]
+    return min(tries, key=_correlation)
+
+
+TRIED = 2000  # places of each setting, in all draws together
+
+
+def _correlation(orders: Sequence[Sequence[int]]) -> int:
+    """The largest correlation of two settings, times a constant."""
+    n = len(orders[0])
+    pairs = itertools.combinations(orders, 2)
+    return max((abs(4 * sum(map(int.__mul__, a, b)) - n * (n - 1) ** 2) for a, b in pairs), default=0)
+
+
+def _column(name: str, found: Choice, order: Sequence[int], key: str) -> list[Any]:
+    """The values of one setting at the points."""
+    n = len(order)
+    offsets = [_luck(f"{key} within {name} {i}") for i in range(n)]
+    if isinstance(found, Range):
+        return [found.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
+    return [found[int((place + offset) / n * len(found))] for place, offset in zip(order, offsets, strict=True)]
+
+
+def _luck(key: str) -> float:
+    """A number from 0 to 1. It comes from a hash: a library's random numbers may change with its version."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6]) / 2**48

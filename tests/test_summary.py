@@ -1,0 +1,120 @@
+"""What is derived from a run's curves, and the table: when the target is reached, and from when on it is held."""
+
+import json
+
+import numpy as np
+import pytest
+
+from folb.cli import tables
+from folb.cli.main import main
+from folb.results import document, summary
+from folb.results.run import Run
+from folb.store import directory
+
+TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--seeds", "1", "--algorithms", "fedavg"]
+
+
+def run(accuracy, every=1, parameters=None):
+    """A run of which only the accuracy matters, evaluated every so many rounds."""
+    n = len(accuracy)
+    zeros = [np.zeros(n * every) for _ in range(3)]
+    devices = [np.zeros((n * every, 2)) for _ in range(3)]
+    rounds = every * np.arange(1, n + 1)
+    curves = np.array(accuracy, np.float32), np.ones(n, np.float32)
+    return Run("folb", parameters or {}, 0, rounds, *curves, *zeros, *devices, np.ones(n * every, bool))
+
+
+def literally(one, target):
+    """The definition, as a loop."""
+    for i in range(len(one.test_accuracy) - 4):
+        if sum(map(float, one.test_accuracy[i : i + 5])) / 5 >= target:
+            return int(one.evaluated_rounds[i])
+    return None
+
+
+def test_a_target_that_is_only_touched_is_not_held():
+    one = run([0.1, 0.9, 0.2, 0.3, 0.6, 0.7, 0.8, 0.8, 0.9, 0.9])
+    assert one.rounds_to(0.7) == 2 and one.held_from(0.7) == 5  # 0.6, 0.7, 0.8, 0.8, 0.9
+
+
+def test_it_is_the_first_round_of_the_first_five_evaluations_that_hold():
+    assert run([0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8, 0.1, 0.1, 0.1]).held_from(0.75) == 3  # whatever comes later
+    assert run([0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8], every=10).held_from(0.75) == 30
+    assert run([0.6, 0.8, 0.8, 0.8, 0.8]).held_from(0.7) == 1  # the mean holds before a round reaches it
+
+
+@pytest.mark.parametrize("target", [0.1, 0.3, 0.7, 0.9, 1.0])
+def test_five_evaluations_of_the_target_hold_it(target):
+    assert run([0, *5 * [target]]).held_from(target) == 2
+    assert run([0, *4 * [target]]).held_from(target) is None
+
+
+def test_a_run_of_fewer_than_five_evaluations_holds_nothing():
+    assert [run(n * [1.0]).held_from(0.5) for n in range(7)] == [None] * 5 + [1, 1]
+
+
+def test_an_accuracy_that_is_not_a_number_holds_nothing():
+    assert run([1.0, 1.0, np.nan, 1.0, 1.0, 1.0, 1.0, 1.0]).held_from(0.5) == 4
+
+
+def test_it_agrees_with_the_definition_on_any_curve():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        one = run(rng.random(rng.integers(0, 30)), every=int(rng.integers(1, 4)))
+        target = rng.random()
+        assert one.held_from(target) == literally(one, target)
+
+
+def test_the_table_has_the_medians_of_both():
+    runs = [run([0.1, 0.9, *5 * [0.1]]), run([0.1, 0.1, *5 * [0.9]]), run(7 * [0.9])]
+    (row,) = summary.rows(runs, 0.8)
+    shown = dict(zip(summary.headings(0.8), row, strict=True))
+    assert (shown["rounds to 80 %"], shown["held from"]) == ("2", "3 (1 of 3 never)")
+
+
+@pytest.fixture
+def wide():
+    runs = [run(7 * [0.9], parameters={"averaging": average}) for average in ("simple", "samples")]
+    return tables.results(runs, 0.7)
+
+
+@pytest.mark.parametrize("room", [60, 80, 100, 120])
+def test_a_narrow_terminal_gets_the_whole_table_in_parts(wide, room):
+    parts = list(tables.in_parts(wide, room))
+    lines = [line for part in parts for line in printed(part, room)]
+    assert max(map(len, lines)) <= room and not any("…" in line for line in lines)
+    headings = [str(column.header).replace("\n", " ").replace("\xa0", " ") for part in parts for column in part.columns]
+    assert [heading for heading in headings if heading != "algorithm"] == list(summary.headings(0.7)[1:])
+    assert sum(line.startswith("folb averaging=samples ") for line in lines) == len(parts)
+
+
+def test_a_wide_terminal_gets_the_table_as_it_is(wide):
+    assert list(tables.in_parts(wide, 160)) == [wide]
+
+
+def printed(table, room):
+    console = tables.Console(width=room)
+    with console.capture() as capture:
+        console.print(table, highlight=False)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_results_that_were_stored_without_it_are_shown_with_it(capsys):
+    command = ["compare", *TINY, "--rounds", "6", "--target", "0.01", "--json"]
+    assert main(command) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["runs"][0]["held_from"] == 1
+    (path,) = directory.listed()
+    for run in whole["runs"]:
+        del run["held_from"]
+    (path / directory.RESULTS).write_text(json.dumps(whole))
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "finished already" in shown.err and json.loads(shown.out)["runs"][0]["held_from"] == 1
+    assert main(["show", "last"]) == 0 and "held from" in capsys.readouterr().out
+
+
+def test_stored_results_without_curves_are_left_as_they_are():
+    assert document.with_held_from({}) == {} and document.with_held_from([]) == []
+    diverged = {"target": 0.5, "runs": [{"evaluated_rounds": [1, 2, 3, 4, 5], "test_accuracy": [None, 1, 1, 1, 1]}]}
+    assert document.with_held_from(diverged)["runs"][0]["held_from"] is None
