@@ -122,8 +122,9 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
 
 
-# settings that were added later to every algorithm: they are written only if set, so that older runs keep their names
+# settings that were added later: they are written only if set, so that older runs keep their names
 LATER = ("beta", "beta2", "eps", "average", "average_rate")
+LATER_OF_DATA = ("shards", "capped", "test", "pixels", "init", "squash")  # and of models
 
 
 def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, Any]]) -> Experiment:
@@ -133,7 +134,7 @@ def _spelt_out(experiment: Experiment, parts: list[Part], given: list[dict[str, 
         defaults = {name: setting.default for name, setting in part.settings.items()}
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
-        unset = {name for name in LATER if whole.get(name) == "none"}
+        unset = {name for name in LATER + LATER_OF_DATA if whole.get(name) == "none"}
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(experiment, set={name: table for name, table in tables.items() if table})
 
