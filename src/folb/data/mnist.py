@@ -74,7 +74,9 @@ def mnist(
     )
     if test is not None:
         federation = federation.tested_on(arrays["x"][n:], arrays["y"][n:])
-    return replace(federation, table=arrays["table"], expand=standardised if pixels is None else unit)
+    if pixels is not None:
+        return replace(federation, expand=unit)
+    return replace(federation, table=arrays["table"], expand=standardised)
 
 
 def _check_belongs(name: str, value: object, to: str, partition: str) -> None:
@@ -87,8 +89,8 @@ def standardised(table: Any, x: Any) -> Any:
     return (x - table[0]) * table[1]
 
 
-def unit(table: Any, x: Any) -> Any:
-    """Bytes to inputs from 0 to 1."""
+def unit(table: None, x: Any) -> Any:
+    """Bytes to inputs from 0 to 1; no table is needed."""
     return x * np.float32(1 / 255)
 
 
