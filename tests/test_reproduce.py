@@ -247,7 +247,7 @@ def test_a_published_number_that_one_of_our_runs_could_have_given():
     verdict = judged(published(0.819, source="They"), NEAR)
     (condition,) = verdict.conditions
     (against,) = condition.effects
-    assert verdict.text == "holds" and against == "They: 81.9 %" and condition.ours == "81.50 ± 1.29 %"
+    assert verdict.text == "holds" and against == "They: 81.9 %" and condition.ours == "81.50 ± 1.29 % (80.0 to 83.0)"
     effect = condition.effects[against]
     assert effect.value == pytest.approx(-0.004) and effect.runs == 4
     # Student's interval of the difference between the mean of four and one more run
@@ -618,10 +618,10 @@ def test_a_page_has_our_number_beside_theirs(tmp_path, monkeypatch, capsys):
     arms.keep(home, NEAR)
     assert main(["reproduce", str(tmp_path / "made_up.toml"), "--pages-only", "--json", "--out", str(home)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["claims"]
-    assert found["published"] == 0.819 and found["conditions"][0]["ours"] == "81.50 ± 1.29 %"
+    assert found["published"] == 0.819 and found["conditions"][0]["ours"] == "81.50 ± 1.29 % (80.0 to 83.0)"
     page = (home / "made_up.md").read_text()
     assert "**A page:** It says 81.9 %." in page
-    assert "| A | folb | the final accuracy | They: 81.9 ± 1 % | 81.50 ± 1.29 % | -0.4 [" in page
+    assert "| A | folb | the final accuracy | They: 81.9 ± 1 % | 81.50 ± 1.29 % (80.0 to 83.0) | -0.4 [" in page
     monkeypatch.setattr(figure_files, "outside", lambda: ["made_up"])
     monkeypatch.setattr(figure_files, "_home", lambda: tmp_path / "none")
     made = pages.page(str(tmp_path / "made_up.toml"), home, quick=False)

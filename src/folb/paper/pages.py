@@ -209,6 +209,14 @@ def _published(compared: Sequence[Verdict]) -> Iterator[str]:
         return
     for verdict in compared:
         yield f"**{verdict.claim.says}** — {verdict.text}\n"
+    for what, names in (
+        ("No run arrives at the target", [name for verdict in compared for name in verdict.unreached]),
+        ("Not run", [name for verdict in compared for name in verdict.untested]),
+    ):
+        if names:
+            yield f"{what}: {'; '.join(dict.fromkeys(names))}.\n"
+    if not any(verdict.conditions for verdict in compared):
+        return
     yield "| condition | algorithm | measure | theirs | ours | difference [95 % interval] | runs | |"
     yield "|---|---|---|---|---|---|---|---|"
     for verdict in compared:
@@ -228,14 +236,11 @@ def _published(compared: Sequence[Verdict]) -> Iterator[str]:
                 )
                 yield f"| {' | '.join(cells)} |"
     yield (
-        "\nOurs is the mean over runs and their standard deviation; of rounds, the median and the range. The "
+        "\nOurs is the mean over runs, their standard deviation and range; of rounds, the median and the range. The "
         "difference is ours - theirs in points, or their rounds over ours. Its interval has the uncertainty of both "
         "numbers: theirs is their ±, or else the spread of our own runs. A claim holds if the interval includes no "
         "difference, and the difference is smaller than the claim says.\n"
     )
-    for verdict in compared:
-        if verdict.unreached:
-            yield f"No run arrives at the target: {'; '.join(verdict.unreached)}.\n"
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:

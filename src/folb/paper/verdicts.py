@@ -435,10 +435,11 @@ def theirs(claim: Claim) -> str:
 
 
 def _ours(claim: Claim, document: Document, under: str) -> str:
-    """Our number: the mean and the standard deviation over all runs; of rounds, the median and the range."""
+    """Our number: mean, standard deviation and range over all runs; of rounds, the median and the range."""
     values = document["algorithms"][label(document, claim.better, under)]["runs"][claim.metric]
     if claim.metric in POINTS:
-        return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f} %"
+        low, high = 100 * min(values), 100 * max(values)
+        return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f} % ({low:.1f} to {high:.1f})"
     reached = sorted(math.inf if value is None else value for value in values)
     rounds = document["experiment"]["rounds"]
     low, middle, high = (
