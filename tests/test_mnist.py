@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb.data import source_files
+from folb import algorithms, models, simulate
+from folb.data import load, source_files
 from folb.data.mnist import mnist, standardised
 from folb.errors import InputError
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
 
 REAL = os.environ.get("FOLB_DATA")
 SMALL = dict(devices=10, classes=2)
@@ -102,6 +105,10 @@ def test_two_digits_per_device_by_default(folder):
         dict(partition="dirichlet", alpha=0.1, devices=12),
         dict(partition="iid", devices=12),
         dict(partition="power_law", classes=10, devices=12),
+        dict(partition="random_classes", classes=2, devices=12),
+        dict(partition="shards", devices=12),
+        dict(partition="shards", shards=5, devices=12),
+        dict(partition="dirichlet", capped=True, devices=12),
     ],
 )
 def test_partitions(folder, options):
@@ -119,6 +126,72 @@ def test_the_draw_decides_the_partition_and_nothing_else_does(folder):
     first, again, other = mnist(**SMALL), mnist(**SMALL), mnist(**SMALL, draw=1)
     assert np.array_equal(first.train.x, again.train.x) and np.array_equal(first.test.y, again.test.y)
     assert not np.array_equal(first.train.size, other.train.size)
+
+
+@pytest.mark.parametrize("partition", ["power_law", "classes", "dirichlet", "iid", "shards", "random_classes"])
+def test_the_server_tests_on_mnist_s_own_test_images(folder, partition, tmp_path):
+    x, y = write(folder)
+    federation = mnist(partition=partition, devices=10, test="server")
+    assert np.array_equal(federation.test.x, x[600:]) and np.array_equal(federation.test.y, y[600:])
+    assert 580 <= len(federation.train.y) <= 600 and federation.train.size.sum() == len(federation.train.y)
+    owned = {image.tobytes() for image in federation.train.x}
+    assert owned <= {image.tobytes() for image in x[:600]} and len(owned) == len(federation.train.x)
+    # the test images are on no device
+    assert federation.labels().sum() == len(federation.train.y)
+    if partition in ("random_classes", "classes"):
+        assert ((federation.labels() > 0).sum(axis=1) == 2).all()
+    federation.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert np.array_equal(again.test.y, federation.test.y) and np.array_equal(again.train.size, federation.train.size)
+
+
+def test_a_run_is_tested_on_the_server_s_images(folder):
+    x, y = write(folder)
+    federation = mnist(partition="iid", devices=10, test="server", pixels="unit")
+    model = models.logistic(federation.shape, federation.classes)
+    (run,) = simulate(federation, model, algorithms.fedavg(K=2, lr=0.1), rounds=2, seeds=[0])
+    inputs = x[600:].astype(np.float32) / 255
+    assert run.final == pytest.approx(np.mean(np.asarray(model.predict(run.params, inputs)) == y[600:]))
+
+
+def test_pixels_from_0_to_1(folder):
+    write(folder)
+    federation = mnist(**SMALL, pixels="unit")
+    for asarray in (np.asarray, jnp.asarray):
+        seen = federation.expand(federation.table, asarray(federation.train.x[:20]))
+        assert seen.dtype == np.float32
+        np.testing.assert_allclose(seen, federation.train.x[:20] / 255, rtol=1e-6)
+    assert federation.digest != mnist(**SMALL).digest
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(shards=2), "shards = 2: is only for partition=shards; partition is power_law"),
+        (dict(partition="iid", capped=True), "capped = True: is only for partition=dirichlet; partition is iid"),
+        (dict(partition="shards", shards=0), "shards = 0: should be a whole number from 1"),
+        (dict(partition="shards", shards=1.5), "shards = 1.5"),
+        (dict(partition="random_classes", classes=11), "classes = 11: should be between 1 and the 10"),
+        (dict(test="sever"), "did you mean 'server'"),
+        (dict(pixels="units"), "did you mean 'unit'"),
+        (dict(partition="iid", devices=601, test="server"), "devices = 601: should be a whole number from 1 to 600"),
+    ],
+)
+def test_settings_that_do_not_go_together(folder, given, message):
+    write(folder)
+    with pytest.raises(InputError, match=message):
+        mnist(**({"devices": 10} | given))
+
+
+def test_older_experiments_keep_their_names(folder):
+    """Settings that came later are written down only if they are set."""
+    write(folder)
+    older = plan(Experiment("mnist", model="mlp", set={"devices": 10})).experiment.set
+    assert set(older["mnist"]) == {"partition", "devices", "classes", "alpha", "draw"}
+    assert set(older["mlp"]) == {"first", "second"}
+    given = {"devices": 10, "partition": "shards", "shards": 3, "test": "server", "pixels": "unit", "init": "torch"}
+    newer = plan(Experiment("mnist", model="mlp", set=given)).experiment.set
+    assert newer["mnist"]["shards"] == 3 and newer["mnist"]["test"] == "server" and newer["mlp"]["init"] == "torch"
 
 
 def test_bad_options(folder):

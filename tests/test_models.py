@@ -18,6 +18,7 @@ TINY = {
     "logistic": ((6,), 3, {}),
     "mlp": ((2, 3), 3, {"first": 5, "second": 4}),
     "cnn": ((8, 4), 3, {"first": 2, "second": 3, "hidden": 5}),
+    "lenet": ((16, 20), 3, {"first": 2, "second": 3, "hidden": 5, "last": 4}),
     "char_lstm": ((6,), 7, {"embedding": 2, "units": 3}),
     "sentiment_lstm": ((4, 3), 2, {"units": 3, "hidden": 4}),
 }
@@ -140,6 +141,7 @@ def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
         ("logistic", (28, 28), 10, 784 * 10 + 10),
         ("mlp", (28, 28), 10, 784 * 200 + 200 + 200 * 100 + 100 + 100 * 10 + 10),
         ("cnn", (28, 28), 62, 9 * 32 + 32 + 9 * 32 * 64 + 64 + 7 * 7 * 64 * 128 + 128 + 128 * 62 + 62),
+        ("lenet", (28, 28), 10, 25 * 6 + 6 + 25 * 6 * 16 + 16 + 256 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10),
         ("char_lstm", (80,), 80, 80 * 8 + (8 + 256 + 1) * 1024 + (256 + 256 + 1) * 1024 + 256 * 80 + 80),
         ("sentiment_lstm", (25, 300), 2, (300 + 100 + 1) * 400 + (100 + 100 + 1) * 400 + 100 * 30 + 30 + 30 + 1),
     ],
@@ -162,16 +164,17 @@ def test_perceptron_against_numpy():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_convolution_is_the_librarys(channels):
+@pytest.mark.parametrize(("side", "padding"), [(3, "SAME"), (5, "SAME"), (5, "VALID")])
+def test_convolution_is_the_librarys(channels, side, padding):
     def by_product(x, weight):
-        return convolution.apply({"weight": weight, "bias": jnp.zeros(4)}, x)
+        return convolution.apply({"weight": weight, "bias": jnp.zeros(4)}, x, padded=padding == "SAME")
 
     def by_library(x, weight):
-        return jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(x, weight, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 6, 5, channels)).astype(np.float32)
-    weight = rng.normal(size=(3, 3, channels, 4)).astype(np.float32)
+    x = rng.normal(size=(2, 6, 7, channels)).astype(np.float32)
+    weight = rng.normal(size=(side, side, channels, 4)).astype(np.float32)
     ours, theirs = (by_product(x, weight), by_library(x, weight))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     ours, theirs = (
@@ -180,6 +183,59 @@ def test_convolution_is_the_librarys(channels):
     )
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_lenet_against_numpy():
+    model, (x, y) = tiny("lenet"), samples("lenet", 3)
+    params = model.init(jax.random.key(1))
+    w = jax.tree.map(np.asarray, params)
+
+    def convolved(h, layer):
+        n, height, width, _ = h.shape
+        out = np.zeros((n, height - 4, width - 4, len(layer["bias"])))
+        for i in range(height - 4):
+            for j in range(width - 4):
+                out[:, i, j] = np.tensordot(h[:, i : i + 5, j : j + 5], layer["weight"], 3) + layer["bias"]
+        out = np.maximum(out, 0)
+        return np.max([out[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], axis=0)
+
+    h = convolved(convolved(x[..., None], w["first"]), w["second"])
+    assert h.shape == (3, 1, 2, 3)
+    h = h.reshape(3, -1)
+    for name in ("hidden", "last"):
+        h = np.maximum(h @ w[name]["weight"] + w[name]["bias"], 0)
+    z = h @ w["scores"]["weight"] + w["scores"]["bias"]
+    np.testing.assert_allclose(model.loss(params, x, y), np.log(np.exp(z).sum(axis=1)) - z[np.arange(3), y], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lenet"])
+def test_weights_drawn_as_pytorch_draws_them(name):
+    """Weights and biases are uniform within 1/sqrt(inputs of an output); the default has zero biases."""
+    shape = (28, 28)
+    params = models.MODELS[name](shape, 10, init="torch").init(jax.random.key(0))
+    layers = [params] if name == "logistic" else list(params.values())
+    for layer in layers:
+        bound = np.prod(layer["weight"].shape[:-1]) ** -0.5
+        for values in (np.asarray(layer["weight"]).ravel(), np.asarray(layer["bias"])):
+            assert np.abs(values).max() <= bound and np.abs(values).max() > 0.5 * bound
+        assert np.asarray(layer["weight"]).std() == pytest.approx(bound / 3**0.5, rel=0.1)
+    usual = jax.tree.leaves(models.MODELS[name](shape, 10).init(jax.random.key(0)))
+    assert all(not np.any(leaf) for leaf in usual if leaf.ndim == 1)
+    for a, b in zip(
+        usual, jax.tree.leaves(models.MODELS[name](shape, 10, init="glorot").init(jax.random.key(0))), strict=True
+    ):
+        assert name == "logistic" or np.array_equal(a, b)
+
+
+def test_a_squashed_score_lies_between_0_and_1():
+    x, y = samples("logistic", 5)
+    plain, squashed = models.logistic((6,), 3), models.logistic((6,), 3, squash=True)
+    params = plain.init(jax.random.key(0)) | {"weight": jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)) * 9)}
+    z = 1 / (1 + np.exp(-(x @ np.asarray(params["weight"]))))
+    expected = np.log(np.exp(z).sum(axis=1)) - z[np.arange(5), y]
+    np.testing.assert_allclose(squashed.loss(params, x, y), expected, rtol=1e-5)
+    assert (squashed.loss(params, x, y) < np.log(1 + 2 * np.e) + 1e-6).all()
+    assert not np.allclose(plain.loss(params, x, y), expected)
 
 
 def test_halve_takes_the_maximum_of_four_pixels():
@@ -261,6 +317,12 @@ def test_characters_against_numpy():
         ("cnn", (8, 8), 3, {"hidden": -1}, "hidden = -1: should be a whole number from 1"),
         ("cnn", (784,), 10, {}, "should be an image"),
         ("cnn", (28, 30), 10, {}, "multiples of 4"),
+        ("cnn", (8, 8), 3, {"init": "torhc"}, "did you mean 'torch'"),
+        ("mlp", (6,), 3, {"init": "zeros"}, "init = 'zeros'"),
+        ("logistic", (6,), 3, {"squash": "yes"}, "squash = 'yes': should be True or False"),
+        ("lenet", (12, 28), 10, {}, "multiples of 4, from 16 on"),
+        ("lenet", (784,), 10, {}, "should be an image"),
+        ("lenet", (28, 28), 10, {"last": 0}, "last = 0"),
         ("char_lstm", (80, 2), 80, {}, "should be a row of characters"),
         ("char_lstm", (80,), 80, {"units": 0}, "units = 0"),
         ("sentiment_lstm", (25,), 2, {}, "should be a row of words"),

@@ -13,7 +13,10 @@ PARTITIONERS = {
     "power_law": lambda y, seed: partition.power_law(y, seed, devices=50),
     "lognormal": lambda y, seed: partition.lognormal(y, seed, devices=50),
     "dirichlet": lambda y, seed: partition.dirichlet(y, seed, devices=50, alpha=0.3),
+    "dirichlet, capped": lambda y, seed: partition.dirichlet(y, seed, devices=50, alpha=0.3, capped=True),
     "iid": lambda y, seed: partition.iid(y, seed, devices=50),
+    "shards": lambda y, seed: partition.shards(y, seed, devices=50),
+    "random_classes": lambda y, seed: partition.random_classes(y, seed, devices=50),
 }
 
 
@@ -147,6 +150,65 @@ def test_dirichlet_needs_enough_samples():
         partition.dirichlet(LABELS, 0, devices=1300, alpha=1.0)
     with pytest.raises(InputError, match="alpha"):
         partition.dirichlet(LABELS, 0, devices=3, alpha=0.0)
+
+
+def test_a_capped_dirichlet_closes_a_device_that_has_its_even_share():
+    labels = np.repeat(np.arange(10), 600)
+    for seed in range(5):
+        counts = histogram(partition.dirichlet(labels, seed, devices=10, alpha=0.5, capped=True), labels)
+        assert counts.sum() == 6000
+        before = np.cumsum(counts, axis=1) - counts
+        filled = np.where(before >= 600, counts, 0).sum()
+        assert filled < 10  # but for those moved to a device that had too few
+    loose = histogram(partition.dirichlet(labels, 0, devices=10, alpha=0.5), labels)
+    assert counts.sum(axis=1).std() < loose.sum(axis=1).std()
+    closed = partition.dirichlet(labels, 0, devices=10, alpha=1e-5, capped=True)  # shares that all vanish
+    assert (np.bincount(closed) >= 5).all()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_shards_are_runs_of_the_sorted_samples_dealt_whole(shards):
+    device = partition.shards(LABELS, 3, devices=50, shards=shards)
+    in_order = device[np.argsort(LABELS, kind="stable")].reshape(50 * shards, -1)
+    assert (in_order == in_order[:, :1]).all()
+    assert (np.bincount(in_order[:, 0]) == shards).all()
+    classes = (histogram(device) > 0).sum(axis=1)
+    assert classes.max() <= 2 * shards
+    if shards == 2:
+        assert 1.5 < classes.mean() < 2.5  # McMahan et al.: most have two
+
+
+def test_shards_of_samples_that_do_not_divide_evenly():
+    sizes = np.bincount(partition.shards(LABELS[:5990], 0, devices=7, shards=3))
+    assert sizes.sum() == 5990 and np.ptp(sizes) <= 3
+    with pytest.raises(InputError, match=r"shards = 0: should be a whole number from 1 to 857"):
+        partition.shards(LABELS, 0, devices=7, shards=0)
+    with pytest.raises(InputError, match="shards = 900"):
+        partition.shards(LABELS, 0, devices=7, shards=900)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 10])
+def test_random_classes_have_each_device_s_own_and_others_at_random(classes):
+    counts = histogram(partition.random_classes(LABELS, 0, devices=20, classes=classes))
+    assert (counts[np.arange(20), np.arange(20) % 10] > 0).all()
+    assert ((counts > 0).sum(axis=1) == classes).all()
+    assert np.array_equal(counts.sum(axis=0), np.bincount(LABELS))
+    assert all(np.ptp(column[column > 0]) <= 1 for column in counts.T)
+
+
+def test_the_other_class_is_any_of_the_others():
+    second = np.zeros(10, int)
+    for seed in range(60):
+        counts = histogram(partition.random_classes(LABELS, seed, devices=10))
+        second[np.flatnonzero(counts[0])[-1]] += 1
+    assert second[0] == 0 and (second[1:] > 0).all()
+
+
+def test_random_classes_leave_out_what_nobody_drew():
+    device = partition.random_classes(LABELS, 0, devices=3, classes=1)
+    assert set(LABELS[device >= 0]) == {0, 1, 2} and (device[LABELS > 2] == -1).all()
+    with pytest.raises(InputError, match="classes = 11"):
+        partition.random_classes(LABELS, 0, devices=3, classes=11)
 
 
 def test_iid_sizes_are_even_and_labels_independent_of_devices():

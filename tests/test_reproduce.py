@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -235,6 +236,82 @@ def test_printed_numbers_and_the_nearest_reading():
     assert first.factor == pytest.approx(1) and second.factor == pytest.approx(2) and second.ordered == 0
 
 
+NEAR = made_up([0.80, 0.81, 0.83, 0.82], [0.5] * 4, metric="final")
+
+
+def published(number, **given):
+    return claim(**({"metric": "final", "worse": [], "published": number, "same": 0.03} | given))
+
+
+def test_a_published_number_that_one_of_our_runs_could_have_given():
+    verdict = judged(published(0.819, source="They"), NEAR)
+    (condition,) = verdict.conditions
+    (against,) = condition.effects
+    assert verdict.text == "holds" and against == "They: 81.9 %" and condition.ours == "81.50 ± 1.29 % (80.0 to 83.0)"
+    effect = condition.effects[against]
+    assert effect.value == pytest.approx(-0.004) and effect.runs == 4
+    # Student's interval of the difference between the mean of four and one more run
+    half = 3.1824 * 0.01291 * math.sqrt(1 / 4 + 1)
+    assert (effect.high - effect.low) / 2 == pytest.approx(half, rel=1e-3)
+    assert "-0.4 [" in verdict.effect and verdict.effect.endswith("points")
+
+
+def test_a_published_number_out_of_our_reach_or_too_far():
+    assert judged(published(0.90), NEAR).text == "does not hold"  # none of ours comes near
+    assert judged(published(0.84), NEAR).word == "holds"
+    assert judged(published(0.84, same=0.02), NEAR).word == "does not hold"  # could be, but it is too far
+    assert judged(published(0.83, spread=0.0), NEAR).word == "holds"
+    alike = made_up([0.815, 0.816, 0.815], [0.5] * 3, metric="final")
+    assert judged(published(0.82, spread=0.002), alike).word == "holds"
+    assert judged(published(0.82, spread=0.0001), alike).word == "does not hold"
+
+
+def test_published_rounds_and_runs_that_never_arrive():
+    made = published(87, metric="rounds", same=0.5, source="They")
+    (condition,) = judged(made, made_up([60, 87, 126], [1] * 3)).conditions
+    assert (
+        condition.holds and condition.ours == "87 (60 to 126) rounds" and list(condition.effects) == ["They: 87 rounds"]
+    )
+    assert math.exp(condition.effects["They: 87 rounds"].value) == pytest.approx(1, rel=0.01)
+    twice = judged(made, made_up([40, 43, 44], [1] * 3)).conditions[0]
+    assert not twice.holds and math.exp(twice.effects["They: 87 rounds"].value) == pytest.approx(2.06, rel=0.01)
+    some = judged(made, made_up([60, None, None], [1] * 3)).conditions[0]
+    assert some.ours == "> 100 (60 to > 100) rounds" and some.note == "most runs never arrive"
+    assert judged(made, made_up([None] * 3, [1] * 3)).text == "does not hold: no run of any algorithm arrives"
+    assert judged(made, made_up([87, 87], [1, 1])).word == "not tested here"
+
+
+def test_a_published_number_is_compared_over_draws():
+    """Runs of one draw are not independent evidence."""
+    values = [0.80, 0.80, 0.84, 0.84, 0.82, 0.82]
+    one = judged(published(0.82), made_up(values, [0.5] * 6, metric="final")).conditions[0]
+    three = judged(published(0.82), made_up(values, [0.5] * 6, metric="final", draws=[0, 0, 1, 1, 2, 2])).conditions[0]
+    (a,), (b,) = one.effects.values(), three.effects.values()
+    assert a.value == b.value and b.high - b.low > 1.5 * (a.high - a.low)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"metric": "loss"}, "metric = 'loss'"),
+        ({"published": 81.9}, "published = 81.9: should be an accuracy of at most 1"),
+        ({"metric": "rounds", "published": 0}, "published = 0: should be more than 0"),
+        ({"worse": ["fedavg"]}, "nothing to compare it with"),
+        ({"better": ""}, "should name one algorithm"),
+        ({"same": None}, "same = None: should say how near"),
+        ({"spread": -0.1}, "spread = -0.1"),
+    ],
+)
+def test_a_claim_about_a_published_number_is_checked(given, message):
+    with pytest.raises(InputError, match=message):
+        verdicts.check(
+            published(**({"number": 0.8} | {"number" if k == "published" else k: v for k, v in given.items()})),
+            [Arm("made_up", "a", "A", False)],
+        )
+    with pytest.raises(InputError, match=r"spread = 0.1: should come with `published`"):
+        verdicts.check(claim(spread=0.1), [Arm("made_up", "a", "A", False)])
+
+
 def test_the_interval_is_clustered_by_draw_and_repeats():
     """Ten runs of each of three draws that differ: the runs of one draw are not independent evidence."""
     values = np.repeat([0.0, 1.0, 2.0], 10) + np.random.default_rng(0).normal(0, 0.01, 30)
@@ -265,7 +342,23 @@ def test_there_is_a_file_for_every_figure_and_table():
     )
 
 
-@pytest.mark.parametrize("name", figure_files.names())
+def test_the_files_about_others_numbers_are_a_group_of_their_own():
+    assert figure_files.outside() == ["fedml", "mcmahan", "niid_bench"]
+    assert figure_files.chosen(["outside", "fig2"]) == [*figure_files.outside(), "fig2"]
+    assert figure_files.chosen(["all"]) == figure_files.names()
+    for name in figure_files.outside():
+        figure = figure_files.read(name)
+        everything = {arm.id for made in figure.claims for arm in figure.matching(made.arms, figure.arms)}
+        assert everything == {arm.id for arm in figure.arms} and figure.source != "The paper"
+        for made in figure.claims:
+            verdicts.check(made, figure.matching(made.arms, figure.arms))
+            assert made.published is not None and made.source
+        numbers = [re.search(rf"{100 * made.published:.2f}|{made.published:g}|{100 * made.published:g}", made.says)
+                   for made in figure.claims]  # fmt: skip
+        assert all(numbers)
+
+
+@pytest.mark.parametrize("name", [*figure_files.names(), *figure_files.outside()])
 def test_experiment_files_are_sound(name):
     """Every arm is an experiment, searched on what is not reported; every claim is about some arm, and compares."""
     for quick in (False, True):
@@ -277,7 +370,7 @@ def test_experiment_files_are_sound(name):
             experiment = Experiment(**arm.given)
             seeds = len(experiment.seeds) * max(arm.draws, 1)
             assert seeds >= 3
-            if not quick:
+            if not quick and name not in figure_files.outside():
                 assert len(experiment.seeds) >= (3 if experiment.dataset in ("shakespeare", "sent140") else 10)
                 assert arm.draws >= 10 or not experiment.dataset.startswith("synthetic")
             for search in arm.searches:
@@ -497,7 +590,8 @@ def test_a_picture_keeps_its_lines_apart(monkeypatch):
 def test_the_committed_pages_are_those_of_the_committed_results(tmp_path):
     committed, home = ROOT / "docs" / "reproduction", tmp_path / "reproduction"
     shutil.copytree(committed / "results", home / "results")
-    made = pages.write(figure_files.names(), home, quick=False)
+    outside = [name for name in figure_files.outside() if (committed / f"{name}.md").is_file()]
+    made = pages.write([*figure_files.names(), *outside], home, quick=False)
     for path in sorted(committed.glob("*.md")):
         assert (home / path.name).read_text() == path.read_text(), path.name
     assert {path.name for path in home.iterdir()} == {path.name for path in committed.iterdir()}
@@ -507,7 +601,36 @@ def test_the_committed_pages_are_those_of_the_committed_results(tmp_path):
             assert verdict.word != "not tested here", verdict.claim.id
     # the README's half page is the front page's
     advice = pages.advice(made)
+    assert len(outside) >= 1
     assert advice in (ROOT / "README.md").read_text() and advice in (committed / "README.md").read_text()
+
+
+def test_a_page_has_our_number_beside_theirs(tmp_path, monkeypatch, capsys):
+    """With a name of ours in the folder for others' numbers, on the front page in a table of its own."""
+    text = (
+        'title = "Theirs: made up"\nsource = "A page"\npaper = "It says 81.9 %."\n'
+        '[[arm]]\nid = "a"\nname = "A"\ndataset = "synthetic_1_1"\nseeds = 4\n'
+        '[[claim]]\nid = "c"\nsays = "Their 81.9 % comes out."\narms = ["a"]\nmetric = "final"\nbetter = "folb"\n'
+        'published = 0.819\nspread = 0.01\nsame = 0.03\nsource = "They"\n'
+    )
+    (tmp_path / "made_up.toml").write_text(text)
+    home = tmp_path / "out"
+    arms.keep(home, NEAR)
+    assert main(["reproduce", str(tmp_path / "made_up.toml"), "--pages-only", "--json", "--out", str(home)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["claims"]
+    assert found["published"] == 0.819 and found["conditions"][0]["ours"] == "81.50 ± 1.29 % (80.0 to 83.0)"
+    page = (home / "made_up.md").read_text()
+    assert "**A page:** It says 81.9 %." in page
+    assert "| A | folb | the final accuracy | They: 81.9 ± 1 % | 81.50 ± 1.29 % (80.0 to 83.0) | -0.4 [" in page
+    monkeypatch.setattr(figure_files, "outside", lambda: ["made_up"])
+    monkeypatch.setattr(figure_files, "_home", lambda: tmp_path / "none")
+    made = pages.page(str(tmp_path / "made_up.toml"), home, quick=False)
+    monkeypatch.setattr(figure_files, "names", list)
+    monkeypatch.setattr(figure_files, "content", lambda name: {"title": "t", "introduction": "i", "reading": "r",
+                                                               "outside": "o", "advice": "a"})  # fmt: skip
+    front = "\n".join(pages._front([made], quick=True))
+    assert "0 claims" in front and "## Beside the numbers of others\n\no" in front
+    assert front.index("Their 81.9 % comes out.") > front.index("Beside the numbers")
 
 
 # the command, from end to end
@@ -659,3 +782,4 @@ def test_the_experiment_files_are_installed(tmp_path):
     (wheel,) = copy.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"folb/paper/experiments/{name}.toml" for name in (*figure_files.names(), figure_files.FRONT)} <= set(names)
+    assert {f"folb/paper/experiments/outside/{name}.toml" for name in figure_files.outside()} <= set(names)

@@ -64,7 +64,7 @@ def describe(name: str, federation: Federation) -> None:
         "dataset": first_line(data.constructor(name)),
         "note": federation.note,
         "devices": f"{federation.N:,}",
-        "samples": f"{size.sum():,}: {len(federation.train.y):,} to train on, {len(federation.test.y):,} to test on",
+        "samples": f"{len(federation.train.y) + len(federation.test.y):,}: {len(federation.train.y):,} to train on, {len(federation.test.y):,} to test on",
         "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
         "classes": f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average",
         "majority": _majority(federation),

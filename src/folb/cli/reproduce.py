@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """`folb reproduce`."""
     reproduce = commands.add_parser(
-        "reproduce", help="repeat the paper's figures and tables, with a verdict for each claim"
+        "reproduce", help="repeat the paper's figures and tables, or others' numbers, with a verdict for each claim"
     )
     reproduce.add_argument(
-        "names", metavar="NAME", nargs="+", help="table1, fig2, … fig11, theory, all, or an experiment file of your own"
+        "names",
+        metavar="NAME",
+        nargs="+",
+        help="table1, fig2, … fig11, theory, or all of them; fedml, mcmahan, niid_bench, or outside for all of these; "
+        "or an experiment file of your own",
     )
     reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
     reproduce.add_argument(

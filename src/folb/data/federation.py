@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -25,7 +25,10 @@ Expand = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One side, train or test: device k owns rows start[k] : start[k] + size[k] of x and y."""
+    """One side, train or test: device k owns rows start[k] : start[k] + size[k] of x and y.
+
+    Test rows after those of all devices are on no device: the server has them.
+    """
 
     x: NDArray
     y: NDArray
@@ -87,13 +90,18 @@ class Federation:
         mapped.save(self, path)
 
     def labels(self) -> NDArray:
-        """How many samples of each label each device has, train and test together: [N, classes]."""
+        """How many samples of each label each device has, to train and to test on: [N, classes]."""
         cells = self.N * self.classes
         counts = np.zeros(cells, dtype=np.int64)
         for side in (self.train, self.test):
             first = np.repeat(np.arange(0, cells, self.classes), side.size)
-            counts += np.bincount(first + side.y, minlength=cells)
+            counts += np.bincount(first + side.y[: len(first)], minlength=cells)
         return counts.reshape(self.N, self.classes)
+
+    def tested_on(self, x: NDArray, y: NDArray) -> Federation:
+        """The same devices, tested on samples that none of them has."""
+        nowhere = np.zeros(self.N, np.int32)
+        return replace(self, test=Split(features(self.name, x), labels(self.name, y, self.classes), nowhere, nowhere))
 
     @staticmethod
     def from_arrays(

@@ -138,7 +138,10 @@ def save(federation: Federation, path: str | os.PathLike[str]) -> None:
         for name, side in (("train", federation.train), ("test", federation.test)):
             (part / name).mkdir()
             np.save(part / name / "y.npy", side.y)
-            np.save(part / name / "device.npy", np.repeat(np.arange(federation.N, dtype=np.int32), side.size))
+            device = np.repeat(np.arange(federation.N, dtype=np.int32), side.size)
+            # a file has a device for every sample: the last one gets those of the server
+            rest = np.full(len(side.y) - len(device), federation.N - 1, np.int32)
+            np.save(part / name / "device.npy", np.concatenate([device, rest]))
             with open(part / name / "x.npy", "wb") as file:
                 like = _inputs(federation, federation.train.x[:1])
                 about = {"descr": like.dtype.str, "fortran_order": False, "shape": (len(side.y), *federation.shape)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -18,18 +18,24 @@ from folb.typing import NDArray
 PARTS = ("train", "t10k")
 IMAGES, LABELS = 2051, 2049  # the magic numbers of idx3 and idx1 files of bytes
 SIDE, CLASSES = 28, 10
+Partition = Literal["power_law", "classes", "dirichlet", "iid", "shards", "random_classes"]
 MOST = 1_000_000  # images in one file; a header that claims more is damaged
 
 
 def mnist(
     *,
-    partition: Annotated[
-        Literal["power_law", "classes", "dirichlet", "iid"], "how devices get their images"
-    ] = "power_law",
+    partition: Annotated[Partition, "how devices get their images"] = "power_law",
     devices: Annotated[int, "number of devices"] = 1000,
-    classes: Annotated[int, "digits per device, for power_law and classes"] = 2,
+    classes: Annotated[int, "digits per device, for power_law, classes and random_classes"] = 2,
     alpha: Annotated[float, "how even a device's digits are, for dirichlet: small is uneven"] = 0.5,
     draw: Annotated[int, "which random draw of the partition and of the test samples"] = 0,
+    shards: Annotated[int | None, "shards per device, for shards; 2 if not set"] = None,
+    capped: Annotated[bool | None, "for dirichlet: a device with its even share gets no more; no if not set"] = None,
+    test: Annotated[
+        Literal["server"] | None,
+        "train on MNIST's 60,000 images, test on its 10,000; if not set, on each device's tenth",
+    ] = None,
+    pixels: Annotated[Literal["unit"] | None, "from 0 to 1; if not set, standardised over all images"] = None,
 ) -> Federation:
     """MNIST, 1,000 devices with two digits each and sizes by a power law, as in FedProx.
 
@@ -39,28 +45,53 @@ def mnist(
     change are 0. The federation holds bytes, which `standardised` turns into inputs.
     """
     check_whole("draw", draw, 0)
+    choose("partition", partition, get_args(Partition))
+    _check_belongs("shards", shards, "shards", partition)
+    _check_belongs("capped", capped, "dirichlet", partition)
+    for name, word, known in (("test", test, "server"), ("pixels", pixels, "unit")):
+        if word is not None:
+            choose(name, word, (known,))
     sources = raw_files()
-    arrays = cached({"dataset": "mnist"}, sources, lambda: _parse(sources))
-    y = arrays["y"]
-    choose("partition", partition, ("power_law", "classes", "dirichlet", "iid"))
+    arrays = cached({"dataset": "mnist", "parts": 2}, sources, lambda: _parse(sources))
+    n = len(arrays["y"]) if test is None else int(arrays["train"])
+    x, y = arrays["x"][:n], arrays["y"][:n]
     if partition == "power_law":
         device = partitions.power_law(y, draw, devices=devices, classes=classes)
     elif partition == "classes":
         device = partitions.classes_per_device(y, draw, devices=devices, classes=classes)
+    elif partition == "random_classes":
+        device = partitions.random_classes(y, draw, devices=devices, classes=classes)
+    elif partition == "shards":
+        device = partitions.shards(y, draw, devices=devices, shards=2 if shards is None else shards)
     elif partition == "dirichlet":
-        device = partitions.dirichlet(y, draw, devices=devices, alpha=alpha)
+        device = partitions.dirichlet(y, draw, devices=devices, alpha=alpha, capped=bool(capped))
     else:
         device = partitions.iid(y, draw, devices=devices)
     kept = device >= 0
+    split, seed = (None, draw) if test is None else (np.zeros(kept.sum(), bool), None)
     federation = Federation.from_arrays(
-        "mnist", arrays["x"][kept], y[kept], device[kept], classes=CLASSES, holdout_seed=draw
+        "mnist", x[kept], y[kept], device[kept], split, classes=CLASSES, holdout_seed=seed
     )
+    if test is not None:
+        federation = federation.tested_on(arrays["x"][n:], arrays["y"][n:])
+    if pixels is not None:
+        return replace(federation, expand=unit)
     return replace(federation, table=arrays["table"], expand=standardised)
+
+
+def _check_belongs(name: str, value: object, to: str, partition: str) -> None:
+    if value is not None and partition != to:
+        raise InputError(name, value, f"is only for partition={to}; partition is {partition}")
 
 
 def standardised(table: Any, x: Any) -> Any:
     """Bytes to inputs: each pixel minus its mean, divided by its sd; `table` has the means and the inverse sds."""
     return (x - table[0]) * table[1]
+
+
+def unit(table: None, x: Any) -> Any:
+    """Bytes to inputs from 0 to 1; no table is needed."""
+    return x * np.float32(1 / 255)
 
 
 def raw_files() -> list[Path]:
@@ -83,7 +114,7 @@ def _parse(sources: list[Path]) -> dict[str, NDArray]:
     mean = x.mean(axis=0)
     sd = np.sqrt(np.square(x, dtype=np.uint16).mean(axis=0) - mean**2)
     scale = np.divide(1, sd, out=np.zeros_like(sd), where=sd > 0)
-    return {"x": x, "y": y, "table": np.stack([mean, scale]).astype(np.float32)}
+    return {"x": x, "y": y, "table": np.stack([mean, scale]).astype(np.float32), "train": np.array(len(xs[0]))}
 
 
 def _read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> NDArray:

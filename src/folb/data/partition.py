@@ -35,10 +35,34 @@ def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDAr
 def classes_per_device(labels: NDArray, seed: int, *, devices: int, classes: int = 2) -> NDArray:
     """Device k has the classes k, k+1, …, k+`classes`-1 (mod C); a class is shared out evenly."""
 
-    def even(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
-        return n // len(owners) + (np.arange(len(owners)) < n % len(owners))
+    return _deal(labels, seed, devices, classes, 1, _even)
 
-    return _deal(labels, seed, devices, classes, 1, even)
+
+def random_classes(labels: NDArray, seed: int, *, devices: int, classes: int = 2) -> NDArray:
+    """Device k has the class k (mod C) and `classes` - 1 others at random; a class is shared out evenly.
+
+    The label skew of NIID-Bench (Li et al., 2022). A class that no device drew is left out.
+    """
+
+    def holds(rng: np.random.Generator, C: int) -> NDArray:
+        beyond = np.argsort(rng.random((devices, C - 1)), axis=1)[:, : classes - 1] + 1
+        return (np.arange(devices)[:, None] + np.pad(beyond, ((0, 0), (1, 0)))) % C
+
+    return _deal(labels, seed, devices, classes, 1, _even, holds)
+
+
+def shards(labels: NDArray, seed: int, *, devices: int, shards: int = 2) -> NDArray:
+    """All samples, sorted by class and cut into shards of equal size, `shards` at random for each device.
+
+    McMahan et al.'s recipe for MNIST: with two shards most devices have samples of two classes.
+    """
+    labels = _labels(labels, seed, devices)
+    check_whole("shards", shards, 1, len(labels) // devices)
+    owner = np.random.default_rng([seed, 6]).permutation(np.repeat(np.arange(devices), shards))
+    size = np.bincount(np.arange(len(labels)) * len(owner) // len(labels), minlength=len(owner))
+    device = np.full(len(labels), -1)
+    device[np.argsort(labels, kind="stable")] = np.repeat(owner, size)
+    return device
 
 
 def power_law(
@@ -80,10 +104,13 @@ def lognormal(
     return _deal(labels, seed, devices, classes, 2, up_to_wanted)
 
 
-def dirichlet(labels: NDArray, seed: int, *, devices: int, alpha: float, least: int = 5) -> NDArray:
+def dirichlet(
+    labels: NDArray, seed: int, *, devices: int, alpha: float, least: int = 5, capped: bool = False
+) -> NDArray:
     """Each class is shared out by a draw from Dirichlet(alpha) over the devices (Yurochkin et al., 2019).
 
-    A device left with fewer than `least` samples is filled up from the largest, so that none is empty.
+    A device left with fewer than `least` samples is filled up from the largest, so that none is empty. If `capped`, a
+    device that has its even share of all samples gets none of the classes that follow, as in NIID-Bench.
     """
     labels = _labels(labels, seed, devices)
     check("alpha", alpha, 0 < alpha < np.inf, "should be a finite number of more than 0")
@@ -94,7 +121,12 @@ def dirichlet(labels: NDArray, seed: int, *, devices: int, alpha: float, least: 
     device = np.full(len(labels), -1)
     for c in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == c))
-        share = np.cumsum(rng.dirichlet(np.full(devices, alpha)))
+        share = rng.dirichlet(np.full(devices, alpha))
+        if capped:
+            room = np.bincount(device[device >= 0], minlength=devices) < len(labels) / devices
+            share = np.where(room, share, 0) if share[room].sum() > 0 else room.astype(float)
+            share = share / share.sum()
+        share = np.cumsum(share)
         device[rows] = np.minimum(np.searchsorted(share, (np.arange(len(rows)) + 0.5) / len(rows)), devices - 1)
     return _fill(device, devices, least, rng)
 
@@ -112,17 +144,24 @@ def _deal(
     classes: int,
     least: int,
     counts: Callable[[np.random.Generator, NDArray, int], NDArray],
+    holds: Callable[[np.random.Generator, int], NDArray] | None = None,
 ) -> NDArray:
-    """Device k has the classes k, k+1, … (mod C). counts(rng, devices, n) shares out a class's n samples."""
+    """Device k has the classes k, k+1, … (mod C). counts(rng, devices, n) shares out a class's n samples.
+
+    holds(rng, C) may give the devices other classes: [devices, classes].
+    """
     labels = _labels(labels, seed, devices)
     check("least", least, least >= 1, "should be at least 1")
     present = np.unique(labels)
     check("classes", classes, 1 <= classes <= len(present), f"should be between 1 and the {len(present)} in the data")
     rng = np.random.default_rng([seed, 2])
     device = np.full(len(labels), -1)
-    holds = (np.arange(devices)[:, None] + np.arange(classes)) % len(present)
+    if holds is None:
+        held = (np.arange(devices)[:, None] + np.arange(classes)) % len(present)
+    else:
+        held = holds(np.random.default_rng([seed, 7]), len(present))
     for c, label in enumerate(present):
-        owners = np.flatnonzero((holds == c).any(axis=1))
+        owners = np.flatnonzero((held == c).any(axis=1))
         rows = rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < least * len(owners):
             short = f"{len(rows)} samples of class {label} are too few for {len(owners)} devices with {least} each"
@@ -131,6 +170,10 @@ def _deal(
             n = counts(rng, owners, len(rows))
             device[rows[: n.sum()]] = np.repeat(owners, n)
     return device
+
+
+def _even(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
+    return n // len(owners) + (np.arange(len(owners)) < n % len(owners))
 
 
 def _fill(device: NDArray, devices: int, least: int, rng: np.random.Generator) -> NDArray:

@@ -126,9 +126,14 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
 
 
 # settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
-LATER = {"gradient": "exact", "sketch": "none", "bits": "none"} | {
-    name: "none" for name, setting in common_settings().items() if setting.default is None and name != "server_lr"
-}
+LATER = {"gradient": "exact"} | dict.fromkeys(
+    [
+        *("sketch", "bits"),  # of FOLB
+        *("shards", "capped", "test", "pixels", "init", "squash"),  # of data and models
+        *(name for name, known in common_settings().items() if known.default is None and name != "server_lr"),
+    ],
+    "none",
+)
 
 
 def _spelt_out(

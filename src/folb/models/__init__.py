@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from folb.models.convolution import cnn
+from folb.models.convolution import cnn, lenet
 from folb.models.dense import logistic, mlp
 from folb.models.model import Model, classifier, cross_entropy
 from folb.models.recurrent import char_lstm, sentiment_lstm
@@ -16,11 +16,12 @@ __all__ = [
     "classifier",
     "cnn",
     "cross_entropy",
+    "lenet",
     "logistic",
     "mlp",
     "sentiment_lstm",
 ]
 
 MODELS: dict[str, Callable[..., Model]] = {
-    make.__name__: make for make in (logistic, mlp, cnn, char_lstm, sentiment_lstm)
+    make.__name__: make for make in (logistic, mlp, cnn, lenet, char_lstm, sentiment_lstm)
 }

@@ -1,4 +1,4 @@
-"""The convolutional network."""
+"""The convolutional networks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def cnn(
     first: Annotated[int, "channels of the first convolution"] = 32,
     second: Annotated[int, "channels of the second convolution"] = 64,
     hidden: Annotated[int, "units of the dense layer"] = 128,
+    init: dense.Init = None,
 ) -> Model:
     """A convolutional network of three layers (Sec. VI): two 3x3 convolutions and a dense one, then the class scores.
 
@@ -28,6 +29,7 @@ def cnn(
     channels last.
     """
     dense.at_least_one(first=first, second=second, hidden=hidden)
+    draw = dense.check_init(init)
     good = len(shape) in (2, 3) and shape[0] % 4 == shape[1] % 4 == 0
     check("cnn: shape of a sample", shape, good, "should be an image whose height and width are multiples of 4")
     height, width, channels = (*shape, 1)[:3]
@@ -36,10 +38,10 @@ def cnn(
     def start(key: Array) -> Params:
         keys = jax.random.split(key, 4)
         return {
-            "first": layer(keys[0], channels, first),
-            "second": layer(keys[1], first, second),
-            "hidden": dense.layer(keys[2], pixels * second, hidden),
-            "scores": dense.layer(keys[3], hidden, classes),
+            "first": dense.drawn(keys[0], (3, 3, channels, first), draw),
+            "second": dense.drawn(keys[1], (3, 3, first, second), draw),
+            "hidden": dense.layer(keys[2], pixels * second, hidden, draw),
+            "scores": dense.layer(keys[3], hidden, classes, draw),
         }
 
     def scores(params: Params, x: Array) -> Array:
@@ -52,22 +54,63 @@ def cnn(
     return classifier(start, scores, heavy=True, block=8)
 
 
-def layer(key: Array, channels: int, outputs: int) -> Params:
-    """The initial 3x3 convolution: weights from Glorot and Bengio's uniform draw, and zero bias."""
-    weight = jax.nn.initializers.glorot_uniform()(key, (3, 3, channels, outputs))
-    return {"weight": weight, "bias": jnp.zeros(outputs)}
+def lenet(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    first: Annotated[int, "channels of the first convolution"] = 6,
+    second: Annotated[int, "channels of the second convolution"] = 16,
+    hidden: Annotated[int, "units of the first dense layer"] = 120,
+    last: Annotated[int, "units of the second dense layer"] = 84,
+    init: dense.Init = None,
+) -> Model:
+    """LeNet-5 with relu, as in NIID-Bench: two 5x5 convolutions and two dense layers, then the class scores.
 
-
-def apply(params: Params, x: Array) -> Array:
-    """The convolution of images [batch, height, width, channels], padded with zeros.
-
-    It is one matrix product with nine shifted copies of the images. Inside a loop XLA's own convolution is about ten
-    times slower on a CPU, and half as fast on a GPU if each device of a round has its own weights.
+    Each convolution is without padding, and followed by relu and the maximum of 2x2 pixels. Images are grey (height,
+    width) or have channels last.
     """
-    _, height, width, _ = x.shape
+    dense.at_least_one(first=first, second=second, hidden=hidden, last=last)
+    draw = dense.check_init(init)
+    good = len(shape) in (2, 3) and all(side % 4 == 0 and side >= 16 for side in shape[:2])
+    expected = "should be an image whose height and width are multiples of 4, from 16 on"
+    check("lenet: shape of a sample", shape, good, expected)
+    height, width, channels = (*shape, 1)[:3]
+    pixels = (height // 4 - 3) * (width // 4 - 3)
+
+    def start(key: Array) -> Params:
+        keys = jax.random.split(key, 5)
+        return {
+            "first": dense.drawn(keys[0], (5, 5, channels, first), draw),
+            "second": dense.drawn(keys[1], (5, 5, first, second), draw),
+            "hidden": dense.layer(keys[2], pixels * second, hidden, draw),
+            "last": dense.layer(keys[3], hidden, last, draw),
+            "scores": dense.layer(keys[4], last, classes, draw),
+        }
+
+    def scores(params: Params, x: Array) -> Array:
+        x = x.reshape(len(x), height, width, channels)
+        x = jax.nn.relu(halve(apply(params["first"], x, padded=False)))
+        x = jax.nn.relu(halve(apply(params["second"], x, padded=False)))
+        x = jax.nn.relu(dense.apply(params["hidden"], x.reshape(len(x), -1)))
+        x = jax.nn.relu(dense.apply(params["last"], x))
+        return dense.apply(params["scores"], x)
+
+    return classifier(start, scores, heavy=True, block=64)
+
+
+def apply(params: Params, x: Array, padded: bool = True) -> Array:
+    """The convolution of images [batch, height, width, channels], padded with zeros to keep their size, or not.
+
+    It is one matrix product with shifted copies of the images, nine if the weight is 3x3. Inside a loop XLA's own
+    convolution is about ten times slower on a CPU, and half as fast on a GPU if each device of a round has its own
+    weights.
+    """
     weight = params["weight"]
-    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    shifted = [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    side = len(weight)
+    if padded:
+        x = jnp.pad(x, ((0, 0), (side // 2, side // 2), (side // 2, side // 2), (0, 0)))
+    height, width = (n - side + 1 for n in x.shape[1:3])
+    shifted = [x[:, i : i + height, j : j + width] for i in range(side) for j in range(side)]
     return dense.product(jnp.concatenate(shifted, axis=-1), weight.reshape(-1, weight.shape[-1])) + params["bias"]
 
 

@@ -9,29 +9,40 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.errors import check_whole, choose
+from folb.errors import InputError, check_whole, choose
 from folb.models.model import Model, classifier
 from folb.typing import Params
 
 MOST = 10**5  # units of a layer
+
+Init = Annotated[Literal["glorot", "torch"] | None, "how weights and biases are drawn; glorot if not set"]
 
 
 def logistic(
     shape: tuple[int, ...],
     classes: int,
     *,
-    init: Annotated[Literal["zeros", "glorot"], "where the weights start"] = "zeros",
+    init: Annotated[Literal["zeros", "glorot", "torch"], "where the weights start"] = "zeros",
+    squash: Annotated[
+        bool | None, "take the sigmoid of each score before the softmax, as FedML does; no if not set"
+    ] = None,
 ) -> Model:
     """Multinomial logistic regression (Sec. VI): one linear map to the class scores."""
-    choose("init", init, ("zeros", "glorot"))
+    choose("init", init, ("zeros", "glorot", "torch"))
+    if squash not in (None, True, False):
+        raise InputError("squash", squash, "should be True or False")
     inputs = prod(shape)
 
     def start(key: Array) -> Params:
-        if init == "glorot":
-            return layer(key, inputs, classes)
+        if init != "zeros":
+            return layer(key, inputs, classes, init)
         return {"weight": jnp.zeros((inputs, classes)), "bias": jnp.zeros(classes)}
 
-    return classifier(start, lambda params, x: apply(params, x.reshape(len(x), inputs)))
+    def scores(params: Params, x: Array) -> Array:
+        linear = apply(params, x.reshape(len(x), inputs))
+        return jax.nn.sigmoid(linear) if squash else linear
+
+    return classifier(start, scores)
 
 
 def mlp(
@@ -40,17 +51,22 @@ def mlp(
     *,
     first: Annotated[int, "units of the first hidden layer"] = 200,
     second: Annotated[int, "units of the second hidden layer"] = 100,
+    init: Init = None,
 ) -> Model:
-    """A perceptron of three layers (Sec. VI): two hidden ones with relu, and the class scores."""
+    """A perceptron of three layers (Sec. VI): two hidden ones with relu, and the class scores.
+
+    With second=200 it is the 2NN of McMahan et al.
+    """
     at_least_one(first=first, second=second)
+    draw = check_init(init)
     inputs = prod(shape)
 
     def start(key: Array) -> Params:
         keys = jax.random.split(key, 3)
         return {
-            "first": layer(keys[0], inputs, first),
-            "second": layer(keys[1], first, second),
-            "scores": layer(keys[2], second, classes),
+            "first": layer(keys[0], inputs, first, draw),
+            "second": layer(keys[1], first, second, draw),
+            "scores": layer(keys[2], second, classes, draw),
         }
 
     def scores(params: Params, x: Array) -> Array:
@@ -61,9 +77,29 @@ def mlp(
     return classifier(start, scores)
 
 
-def layer(key: Array, inputs: int, outputs: int) -> Params:
-    """The initial dense layer: weights from Glorot and Bengio's uniform draw, and zero bias."""
-    return {"weight": jax.nn.initializers.glorot_uniform()(key, (inputs, outputs)), "bias": jnp.zeros(outputs)}
+def layer(key: Array, inputs: int, outputs: int, init: str = "glorot") -> Params:
+    """The initial dense layer, drawn as `drawn` says."""
+    return drawn(key, (inputs, outputs), init)
+
+
+def drawn(key: Array, shape: tuple[int, ...], init: str = "glorot") -> Params:
+    """Initial weights of that shape, outputs last, and biases.
+
+    "glorot" is Glorot and Bengio's uniform draw, with zero biases. "torch" is PyTorch's default for dense and
+    convolutional layers: both uniform within 1/sqrt(n), if n inputs go into an output.
+    """
+    if init == "glorot":
+        return {"weight": jax.nn.initializers.glorot_uniform()(key, shape), "bias": jnp.zeros(shape[-1])}
+    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5
+    return {
+        "weight": jax.random.uniform(keys[0], shape, minval=-bound, maxval=bound),
+        "bias": jax.random.uniform(keys[1], shape[-1:], minval=-bound, maxval=bound),
+    }
+
+
+def check_init(init: str | None) -> str:
+    """The draw of a network's weights, by its name."""
+    return "glorot" if init is None else choose("init", init, ("glorot", "torch"))
 
 
 def apply(params: Params, x: Array) -> Array:

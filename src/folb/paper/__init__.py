@@ -70,9 +70,16 @@ def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
                 "id": verdict.claim.id,
                 "claim": verdict.claim.says,
                 "verdict": verdict.word,
+                "published": verdict.claim.published,
                 "logarithmic": verdict.claim.metric in verdicts.RATIOS,
                 "conditions": [
-                    {"condition": one.name, "against": against, "holds": one.holds, **effect._asdict()}
+                    {
+                        "condition": one.name,
+                        "against": against,
+                        "holds": one.holds,
+                        "ours": one.ours,
+                        **effect._asdict(),
+                    }
                     for one in verdict.conditions
                     for against, effect in one.effects.items()
                 ],

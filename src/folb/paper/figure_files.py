@@ -1,6 +1,7 @@
 """The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
 
-A file has `title`, `paper` (what the paper says, in our words), `caveats`, `uses` (arms of other files), `shows` (the
+The files in the folder `outside` are about numbers that others published. A file has `title`, `paper` (what the paper
+says, in our words), `source` (who says it, if not the paper), `caveats`, `uses` (arms of other files), `shows` (the
 arms in the picture), `quantities` (what it shows of them), `by` (a setting with a panel for each of its values), and
 tables [[arm]] and [[claim]].
 
@@ -33,6 +34,7 @@ from folb.errors import InputError, choose
 from folb.experiments.experiment import Experiment
 
 FRONT = "front"  # the file with the texts of the front page
+OUTSIDE = "outside"  # the folder of the files about others' numbers
 KEYS = frozenset(field.name for field in fields(Experiment))
 OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment does not have
 WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
@@ -74,7 +76,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and the comparison that decides it; see `folb.paper.verdicts`."""
+    """A claim of the paper, or about a published number, and how it is decided; see `folb.paper.verdicts`."""
 
     figure: str
     id: str
@@ -90,6 +92,9 @@ class Claim:
     at_most: float | None = None
     keeping: Mapping[str, float] = field(default_factory=dict)
     conditions: Sequence[str] = ()
+    published: float | None = None
+    spread: float | None = None
+    source: str = ""
 
     @property
     def compares(self) -> bool:
@@ -111,6 +116,7 @@ class Figure:
     shows: Sequence[str] = ("*",)
     quantities: Sequence[str] = ("accuracy",)
     by: str = ""
+    source: str = "The paper"
 
     def matching(self, patterns: Sequence[str], arms: Sequence[Arm]) -> list[Arm]:
         """The arms in `arms` (its own and those it uses) that a pattern names, by id or figure:id."""
@@ -134,13 +140,20 @@ def names() -> list[str]:
     return sorted((name for name in found if name != FRONT), key=order)
 
 
+def outside() -> list[str]:
+    """The files about numbers that others published."""
+    found = (path.name for path in (_home() / OUTSIDE).iterdir())
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+
+
 def chosen(wanted: Sequence[str]) -> list[str]:
-    """The figures that the command asks for: names, "all", and the user's own files."""
-    known = names()
+    """The figures that the command asks for: names, "all" of the paper, all from "outside", the user's own files."""
+    groups = {"all": names(), OUTSIDE: outside()}
+    known = [name for group in groups.values() for name in group]
     for name in wanted:
         if not name.endswith(".toml"):
-            choose("reproduce", name, [*known, "all"])
-    found = list(dict.fromkeys(known * ("all" in wanted) + [name for name in wanted if name != "all"]))
+            choose("reproduce", name, [*known, *groups])
+    found = list(dict.fromkeys(name for one in wanted for name in groups.get(one, [one])))
     stems = [Path(name).stem for name in found]
     for name, stem in zip(found, stems, strict=True):
         if stems.count(stem) > 1 or (name.endswith(".toml") and stem in known):
@@ -154,7 +167,8 @@ def _home() -> Any:
 
 def content(name: str) -> dict[str, Any]:
     """The content of a file: one of ours by name, or the user's own by path."""
-    path = Path(name) if name.endswith(".toml") else _home() / f"{name}.toml"
+    home = _home() / OUTSIDE if name in outside() else _home()
+    path = Path(name) if name.endswith(".toml") else home / f"{name}.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

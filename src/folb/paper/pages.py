@@ -24,6 +24,7 @@ QUICK = (
     "**A quick try, not the reproduction: few seeds and draws, fewer rounds, no line search. "
     "Its verdicts only show how the command works.**"
 )
+MEASURES = {"rounds": "rounds to the target"} | verdicts.ACCURACIES
 UNDERS = ("averaging=simple", "averaging=samples")
 Documents = Mapping[str, Mapping[str, Any] | None]  # by id
 
@@ -69,7 +70,7 @@ def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
             )
         text = "\n".join(_page(one, bool(drawn and figure.quantities), quick)) + "\n"
         atomic.replace(home / f"{figure.name}.md", text.encode())
-    known = [*dict.fromkeys([*figure_files.names(), *names])]
+    known = [*dict.fromkeys([*figure_files.names(), *figure_files.outside(), *names])]
     others = {one.figure.name: one for one in made}
     listed = [
         others.get(Path(name).stem) or page(name, home, quick)
@@ -80,8 +81,11 @@ def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
     return made
 
 
-def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
+def _front(everything: Sequence[Page], quick: bool) -> Iterator[str]:
     texts = figure_files.content(figure_files.FRONT)
+    elsewhere = figure_files.outside()
+    pages = [one for one in everything if one.figure.name not in elsewhere]
+    beside = [one for one in everything if one.figure.name in elsewhere]
     yield f"# {texts['title']}\n"
     if quick:
         yield f"{QUICK}\n"
@@ -95,14 +99,22 @@ def _front(pages: Sequence[Page], quick: bool) -> Iterator[str]:
     for one in pages:
         yield from _nearest(one, heading="## Which reading of the paper comes nearest to its numbers")
     yield "## Verdicts\n"
+    yield from _table(pages)
+    yield f"\n{texts['reading'].strip()}\n"
+    if beside:
+        yield f"## Beside the numbers of others\n\n{texts['outside'].strip()}\n"
+        yield from _table(beside)
+        yield ""
+    command = f"folb reproduce all{' --quick' if quick else ''}"
+    yield f"## Run it again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
+
+
+def _table(pages: Sequence[Page]) -> Iterator[str]:
     yield "| where | claim | verdict | effect [95 % interval] |\n|---|---|---|---|"
     for one in pages:
         for verdict in one.verdicts:
             where = f"[{one.figure.title.partition(':')[0]}]({one.figure.name}.md)"
             yield f"| {where} | {verdict.claim.says} | {verdict.text} | {verdict.effect} |"
-    yield f"\n{texts['reading'].strip()}\n"
-    command = f"folb reproduce all{' --quick' if quick else ''}"
-    yield f"## Run it again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
 
 
 def advice(pages: Sequence[Page]) -> str:
@@ -168,15 +180,17 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
     if pictured:
         yield f"![{figure.title}]({figure.name}.png)\n"
         yield "Lines are medians over all runs; bands are their 10th to 90th percentile.\n"
-    yield f"**The paper:** {figure.paper.strip()}\n"
+    yield f"**{figure.source}:** {figure.paper.strip()}\n"
     yield "## Verdicts\n"
+    yield from _published([verdict for verdict in one.verdicts if verdict.claim.published is not None])
     for verdict in one.verdicts:
-        yield from _verdict(verdict)
+        if verdict.claim.published is None:
+            yield from _verdict(verdict)
     yield from _nearest(one, heading="## Which reading comes nearest to the printed numbers")
     measured = [document for document in one.present if "algorithms" in document]
     if measured:
         yield "## Measured\n"
-        yield from _measured(measured)
+        yield from _measured(measured, printed=figure.name not in figure_files.outside())
     if one.present:
         yield "## Settings\n"
         yield from _settings(one.present)
@@ -187,6 +201,46 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
         yield "## What to know\n"
         yield "\n".join(f"- {caveat.strip()}" for caveat in figure.caveats) + "\n"
     yield f"## Run it again\n\n```\nfolb reproduce {figure.name}{' --quick' if quick else ''}\n```"
+
+
+def _published(compared: Sequence[Verdict]) -> Iterator[str]:
+    """Our numbers beside theirs, and what is not run."""
+    if not compared:
+        return
+    for verdict in compared:
+        yield f"**{verdict.claim.says}** — {verdict.text}\n"
+    for what, names in (
+        ("No run arrives at the target", [name for verdict in compared for name in verdict.unreached]),
+        ("Not run", [name for verdict in compared for name in verdict.untested]),
+    ):
+        if names:
+            yield f"{what}: {'; '.join(dict.fromkeys(names))}.\n"
+    if not any(verdict.conditions for verdict in compared):
+        return
+    yield "| condition | algorithm | measure | theirs | ours | difference [95 % interval] | runs | |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for verdict in compared:
+        claim = verdict.claim
+        for condition in verdict.conditions:
+            word = "holds" if condition.holds else "does not hold"
+            for theirs, effect in condition.effects.items():
+                cells = (
+                    condition.name,
+                    claim.better,
+                    MEASURES[claim.metric],
+                    theirs,
+                    condition.ours,
+                    verdicts.effect_text(claim, effect),
+                    str(effect.runs),
+                    ": ".join(filter(None, (word, condition.note))),
+                )
+                yield f"| {' | '.join(cells)} |"
+    yield (
+        "\nOurs is the mean over runs, their standard deviation and range; of rounds, the median and the range. The "
+        "difference is ours - theirs in points, or their rounds over ours. Its interval has the uncertainty of both "
+        "numbers: theirs is their ±, or else the spread of our own runs. A claim holds if the interval includes no "
+        "difference, and the difference is smaller than the claim says.\n"
+    )
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
@@ -206,11 +260,13 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
         yield f"Not run: {'; '.join(verdict.untested)}.\n"
 
 
-def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield (
-        "| arm | algorithm | rounds to target | paper | final accuracy (%) | final loss | drops > 5 points | MB up |\n"
-        "|---|---|---|---|---|---|---|---|"
-    )
+def _measured(documents: Sequence[Mapping[str, Any]], printed: bool) -> Iterator[str]:
+    """All arms; with the paper's rounds, if it printed any."""
+    headings = ["arm", "algorithm", "rounds to target", "paper"]
+    headings += ["final accuracy (%)", "final loss", "drops > 5 points", "MB up"]
+    if not printed:
+        headings.remove("paper")
+    yield f"| {' | '.join(headings)} |\n{'|---' * len(headings)}|"
     for document in documents:
         target, rounds = document["experiment"]["target"], document["experiment"]["rounds"]
         for label, algorithm in document["algorithms"].items():
@@ -219,7 +275,7 @@ def _measured(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 f"{document['name']} ({100 * target:g} %)",
                 label,
                 _arrival(runs["rounds"], rounds),
-                str(document["printed"].get(label.split()[0], "")),
+                *([str(document["printed"].get(label.split()[0], ""))] if printed else []),
                 _middle(runs["final"], 100),
                 _middle(runs["loss"], 1),
                 f"{np.mean(runs['drops']):.1f}",

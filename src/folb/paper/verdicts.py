@@ -17,6 +17,12 @@ given amounts, because a model that has learnt nothing does not drop. A conditio
 tested, nor is a condition in which no run reaches the target. If all conditions of a claim are of the latter kind, the
 claim does not hold: no algorithm reached the target, so none was faster.
 
+A claim with `published` compares `better` with a number that others published (`source` says who), such as an accuracy
+of 0.9686 or 87 rounds. The effect is ours - theirs; for rounds it is theirs / ours, as above. Its interval counts the
+uncertainty of both: of our mean, over draws as above, and of their number, which is `spread` if they give one and
+otherwise the standard deviation of our own runs, because it is a single run. A condition holds if the interval includes
+no effect, and the effect is smaller than `same`.
+
 Other metrics: `printed` is the factor between our median rounds and the printed ones, as the geometric mean over the
 algorithms; it should be below `at_most`. Here a run that never arrives counts as twice the rounds it had. For a check,
 `violated` is the share of cases in which a statement is false, and should be 0. `value` and `ratio` are the mean and
@@ -67,6 +73,7 @@ class Condition(NamedTuple):
     effects: Mapping[str, Effect]
     holds: bool
     note: str = ""
+    ours: str = ""  # our number, beside a published one
 
 
 class Verdict(NamedTuple):
@@ -165,7 +172,11 @@ def check(claim: Claim, arms: Sequence[Arm]) -> None:
         raise InputError(
             f"{where}: metric", claim.metric, "should be a metric of checks for checks, and of runs for other arms"
         )
-    if not of_check and claim.metric != "printed" and not (claim.better and claim.worse):
+    if claim.published is not None:
+        _check_published(claim, where)
+    elif claim.spread is not None:
+        raise InputError(f"{where}: spread", claim.spread, "should come with `published`, and only with it")
+    elif not of_check and claim.metric != "printed" and not (claim.better and claim.worse):
         raise InputError(f"{where}: better, worse", (claim.better, list(claim.worse)), "should both name algorithms")
     if (claim.metric == "printed") is not (claim.at_most is not None):
         raise InputError(f"{where}: at_most", claim.at_most, "should come with the metric 'printed', and only with it")
@@ -182,6 +193,21 @@ def check(claim: Claim, arms: Sequence[Arm]) -> None:
     for word in " ".join(claim.under).replace(",", " ").split():
         if "=" not in word:
             raise InputError(f"{where}: under", word, "should be of the form setting=value")
+
+
+def _check_published(claim: Claim, where: str) -> None:
+    choose(f"{where}: metric", claim.metric, ("rounds", *POINTS))
+    positive = claim.published is not None and claim.published > 0
+    if not positive or (claim.metric in POINTS and claim.published > 1):  # type: ignore[operator]
+        expected = "should be an accuracy of at most 1" if claim.metric in POINTS else "should be more than 0"
+        raise InputError(f"{where}: published", claim.published, expected)
+    if not claim.better or claim.worse or claim.than or claim.keeping:
+        expected = "should name one algorithm, and nothing to compare it with but the published number"
+        raise InputError(f"{where}: better, worse", (claim.better, list(claim.worse)), expected)
+    if claim.same is None or claim.at_least is not None:
+        raise InputError(f"{where}: same", claim.same, "should say how near a published number is to come")
+    if claim.spread is not None and claim.spread < 0:
+        raise InputError(f"{where}: spread", claim.spread, "should be at least 0")
 
 
 def judge(claim: Claim, arms: Sequence[Arm], documents: Mapping[str, Document | None]) -> Verdict:
@@ -211,6 +237,14 @@ def _conditions(
         for case, values in document["values"].items():
             if not claim.conditions or case in claim.conditions:
                 yield _of_check(claim, f"{name}, {case}", np.asarray(values, float), document["draws"].get(case))
+        return
+    if claim.published is not None:
+        effect = _beside(claim, document, under)
+        if effect is not None:
+            ours = _ours(claim, document, under)
+            yield Condition(
+                name, {theirs(claim): effect}, _holds(claim, effect), _censored(claim, document, under), ours
+            )
         return
     if claim.metric == "printed":
         effects = {"the paper": _printed(document, under)}
@@ -242,6 +276,8 @@ def _holds(claim: Claim, effect: Effect) -> bool:
     scale: Callable[[float], float] = math.log if claim.metric in RATIOS else float
     if claim.same is not None:
         margin = math.log1p(claim.same) if claim.metric in RATIOS else claim.same
+        if claim.published is not None:
+            return effect.low < 0 < effect.high and abs(effect.value) < margin
         return -margin < effect.low and effect.high < margin
     if claim.metric == "violated":
         return effect.value == 0
@@ -293,6 +329,10 @@ def _arrives(claim: Claim, document: Document, under: str) -> bool:
 def has(document: Document, names: Sequence[str], under: str) -> bool:
     """Whether the algorithms were run with the values of `under`. An algorithm without the setting always fits."""
     settings = document.get("experiment", {}).get("set", {})
+    if document["quick"]:  # a quick try leaves algorithms out
+        ran = {label.split()[0] for label in document.get("algorithms", {})}
+        if any(name.split()[0] not in ran for name in filter(None, names)):
+            return False
     for word in under.replace(",", " ").split():
         key, _, value = word.partition("=")
         if settings and not any(key in own for own in settings.values()):
@@ -366,6 +406,47 @@ def interval(values: NDArray, draws: NDArray) -> Effect:
     n, mean = len(means), float(values.mean())
     half = float(stdtrit(n - 1, 0.975)) * float(means.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     return Effect(mean, mean - half, mean + half, len(values))
+
+
+def _beside(claim: Claim, document: Document, under: str) -> Effect | None:
+    """Ours - theirs, or the logarithm of theirs / ours, with the uncertainty of both."""
+    assert claim.published is not None
+    runs = document["algorithms"][label(document, claim.better, under)]["runs"]
+    if claim.metric in RATIOS:
+        values = math.log(claim.published) - measured(document, runs, claim.metric)
+        own = None if claim.spread is None else claim.spread / claim.published
+    else:
+        values, own = measured(document, runs, claim.metric) - claim.published, claim.spread
+    if len(values) < FEWEST:
+        return None
+    mean, _, high, n = interval(values, np.asarray(runs["draw"]))
+    groups = len(np.unique(runs["draw"]))
+    t = float(stdtrit((groups if groups > 1 else n) - 1, 0.975))
+    half = math.hypot(high - mean, t * (float(values.std(ddof=1)) if own is None else own))
+    return Effect(mean, mean - half, mean + half, n)
+
+
+def theirs(claim: Claim) -> str:
+    """The published number, as people read it, and whose it is."""
+    assert claim.published is not None
+    scale, unit = (100, " %") if claim.metric in POINTS else (1, " rounds")
+    spread = "" if claim.spread is None else f" ± {scale * claim.spread:g}"
+    return f"{claim.source or 'published'}: {scale * claim.published:g}{spread}{unit}"
+
+
+def _ours(claim: Claim, document: Document, under: str) -> str:
+    """Our number: mean, standard deviation and range over all runs; of rounds, the median and the range."""
+    values = document["algorithms"][label(document, claim.better, under)]["runs"][claim.metric]
+    if claim.metric in POINTS:
+        low, high = 100 * min(values), 100 * max(values)
+        return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f} % ({low:.1f} to {high:.1f})"
+    reached = sorted(math.inf if value is None else value for value in values)
+    rounds = document["experiment"]["rounds"]
+    low, middle, high = (
+        f"> {rounds}" if math.isinf(value) else f"{value:g}"
+        for value in (reached[0], summary.median_round(values), reached[-1])
+    )
+    return f"{middle} ({low} to {high}) rounds"
 
 
 def _printed(document: Document, under: str) -> Effect | None:
