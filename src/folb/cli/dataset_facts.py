@@ -60,11 +60,12 @@ def describe(name: str, federation: Federation) -> None:
     labels = federation.labels()
     size = labels.sum(axis=1)
     usual = data.defaults(name)
+    train, test = len(federation.train.y), len(federation.test.y)
     rows = {
         "dataset": first_line(data.constructor(name)),
         "note": federation.note,
         "devices": f"{federation.N:,}",
-        "samples": f"{len(federation.train.y) + len(federation.test.y):,}: {len(federation.train.y):,} to train on, {len(federation.test.y):,} to test on",
+        "samples": f"{train + test:,}: {train:,} to train on, {test:,} to test on",
         "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
         "classes": f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average",
         "majority": _majority(federation),
