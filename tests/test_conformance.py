@@ -116,7 +116,7 @@ TABLE = {
         "fedavg", {"sampling": "remembered_loss", "server": "nesterov", "K": 3}, BETA
     ),
     "fedavg, clusters": Case("fedavg", {"sampling": "clusters", "K": 3}, LR),
-    "folb, sketch, guarded": Case("folb", {"gradient": "sketch", "sketch": 64, "guarded": True}, CAP),
+    "folb, sketch, guarded": Case("folb", {"gradient": "sketch", "sketch": 64, "bits": 32, "guarded": True}, CAP),
     "folb_two_set, sketch of 8 bits": Case("folb_two_set", {"gradient": "sketch", "sketch": 64, "bits": 8}, MU),
     "folb_two_set, proxy": Case("folb_two_set", {"gradient": "proxy"}, MU),
     "folb_hetero, proxy, scaffold, lookahead": Case(
@@ -268,7 +268,7 @@ def check_bytes(case, runs):
         or "option" in case.settings
         or case.algorithm == "mimelite"
     )
-    sketch = 64 * case.settings.get("bits", 32) // 8 + (4 if "bits" in case.settings else 0)
+    sketch = {32: 64 * 4, 8: 64 + 4}.get(case.settings.get("bits"), 0)
     gradient = {"sketch": sketch, "proxy": 0}.get(case.settings.get("gradient"), MODEL_BYTES)
     alone = MODEL_BYTES if case.settings.get("gradient") == "proxy" else gradient  # what S_2 sends
     uploads_gamma = case.algorithm in ("folb_hetero", "folb_never_flip")

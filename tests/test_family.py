@@ -307,7 +307,36 @@ def by_proxy(found, t):
     )
 
 
+def scaffold_with_momentum(run, beta=0.5):
+    """Option II: the update of J steps with momentum is that of more steps without."""
+    w, c, c_k = model(), model() * 0, {k: model() * 0 for k in range(N)}
+    for t in rounds(run):
+
+        def solve(w, k, work, t, direction, mu, lr, c=c):
+            v = None
+
+            def step(g):
+                nonlocal v
+                g = g - c_k[k] + c
+                v = g if v is None else v * beta + g
+                return v
+
+            return sgd(w, k, work, t, step, mu, lr)
+
+        found, before = replies(run, t, w, solve=solve), c
+        for r in found:
+            a = sum(sum(beta**i for i in range(j + 1)) for j in range(r.steps))
+            new = c_k[r.k] - before - r.delta / (a * LR)
+            c, c_k[r.k] = c + (new - c_k[r.k]) / N, new
+        w = w + average(found)
+    return w
+
+
 LITERAL = {
+    "scaffold, local momentum": (
+        algorithms.scaffold(local_step="momentum", local_beta=0.5, **USUAL),
+        scaffold_with_momentum,
+    ),
     "fednova": (algorithms.fednova(**USUAL), fednova),
     "fednova, samples, momentum": (
         algorithms.fednova(averaging="samples", local_step="momentum", local_beta=0.5, **USUAL),
@@ -325,7 +354,7 @@ LITERAL = {
     "fedexp": (algorithms.fedavg(server="fedexp", eps=0.01, eps_decay=0.9, **USUAL), fedexp),
     "local momentum": (algorithms.fedavg(local_step="momentum", **USUAL), local_momentum),
     "delta_sgd": (algorithms.fedavg(local_step="delta_sgd", **USUAL), delta_sgd),
-    "folb, sketch": (algorithms.folb(gradient="sketch", sketch=32, mu=0.0, **USUAL), folb_by(by_sketch)),
+    "folb, sketch": (algorithms.folb(gradient="sketch", sketch=32, bits=32, mu=0.0, **USUAL), folb_by(by_sketch)),
     "folb, proxy": (algorithms.folb(gradient="proxy", mu=0.0, **USUAL), folb_by(by_proxy)),
     "power_of_choice": (algorithms.fedavg(sampling="power_of_choice", **USUAL | {"K": 3}), fedavg),
     "remembered_loss": (algorithms.fedavg(sampling="remembered_loss", **USUAL | {"K": 3}), fedavg),

@@ -448,7 +448,7 @@ MISTAKES = {
     ),
     "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
     "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
-    "a memory that is none": ({"memory": "scaffold"}, "memory = 'scaffold': should be a DeviceMemory"),
+    "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
     "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
 }
 

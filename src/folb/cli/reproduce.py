@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "names",
         metavar="NAME",
         nargs="+",
-        help="table1, fig2, … fig11, theory, or all of them; fedml, mcmahan, niid_bench, or outside for all of these; "
+        help="table1, fig2, … fig11, theory, or all of them; fedml, mcmahan, niid_bench, sketch, or outside for all of these; "
         "or an experiment file of your own",
     )
     reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")

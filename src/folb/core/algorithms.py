@@ -42,7 +42,7 @@ Gradient = Annotated[
 Sketch = Annotated[int | None, "m: how many numbers gradient=sketch sends; by default 256"]
 
 
-Bits = Annotated[int | None, "bits of each of these numbers: 1, 2, 4, 8 or 32; by default 32"]
+Bits = Annotated[int | None, "bits of each of these numbers: 1, 2, 4, 8 or 32; by default 8"]
 
 
 Mu = Annotated[float, "weight of the proximal term (3); with 0, local work is as in FedAvg"]
@@ -140,9 +140,7 @@ def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", 
     step = made.solver.step
     if step.name == "delta_sgd":
         raise InputError("local_step", step.name, "should be sgd or momentum: FedNova divides by steps of one size")
-    momentum = step.numbers["beta"] if step.name == "momentum" else 0.0
-    rule = rules.fednova_by_samples if averaging == "samples" else rules.fednova
-    return replace(made, rule=Partial(rule, momentum=momentum))
+    return replace(made, rule=Partial(rules.fednova_by_samples if averaging == "samples" else rules.fednova))
 
 
 @_listed

@@ -88,5 +88,5 @@ def source(wanted: str, m: Any = None, bits: Any = None) -> Source:
         return Source(GRAD, GRAD, Partial(_as_sent))
     if wanted == "proxy":
         return Source(None, DELTA, Partial(_from_updates))
-    made = sketch(256 if m is None else m, 32 if bits is None else bits)
+    made = sketch(256 if m is None else m, 8 if bits is None else bits)
     return Source(made, made, Partial(_Sketches(**dict(made.sizes))))

@@ -25,11 +25,16 @@ def no_state(params: Params) -> tuple[()]:
 
 @dataclass(frozen=True)
 class LocalStep:
-    """A step, its state at the start of a round, and its numbers, which can be swept."""
+    """A step, its state at the start of a round, and its numbers, which can be swept.
+
+    reach(J, *, numbers) is what the gradients of J steps weigh together, if that is not J: how far J steps go along a
+    gradient that stays the same, in units of lr.
+    """
 
     apply: Callable[..., tuple[Params, Any]]
     init: Callable[[Params], Any] = no_state
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    reach: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
@@ -50,6 +55,11 @@ def momentum(g: Params, state: Params, lr: Any, *, beta: Any) -> tuple[Params, P
     """Heavy-ball momentum: v <- beta v + g, and the move -lr v."""
     v = each(lambda v, g: beta * v + g, state, g)
     return scaled(v, -lr), v
+
+
+def _reach(J: Any, *, beta: Any) -> Any:
+    """sum_j (1 - beta^j) / (1 - beta), for j = 1 .. J."""
+    return (J - beta * (1 - beta**J) / (1 - beta)) / (1 - beta)
 
 
 class Pace(NamedTuple):
@@ -83,7 +93,7 @@ def delta_sgd(g: Params, state: Pace, lr: Any, *, gamma: Any, delta: Any) -> tup
 
 LOCAL_STEPS: dict[str, LocalStep] = {
     "sgd": LocalStep(sgd),
-    "momentum": LocalStep(momentum, zeros, {"beta": 0.9}),
+    "momentum": LocalStep(momentum, zeros, {"beta": 0.9}, _reach),
     "delta_sgd": LocalStep(delta_sgd, _no_pace, {"gamma": 2.0, "delta": 0.1}),
 }
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {

@@ -40,7 +40,7 @@ class Round(NamedTuple):
     sent: Mapping[str, Any] = {}  # further uploads, by name
     t: Array | int | None = None  # the number of the round
     N: Array | int | None = None  # how many devices there are
-    steps: Array | None = None  # mini-batch steps of each slot's device, or steps of a full gradient
+    steps: Array | None = None  # local steps of each slot's device; with momentum, what they weigh together
     lr: Array | float | None = None  # size of those steps
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
@@ -112,24 +112,23 @@ def samples(round: Round) -> Update:
     return weighted(round, fraction(n, jnp.sum(n)))
 
 
-def fednova(round: Round, momentum: Array | float = 0.0) -> Update:
+def fednova(round: Round) -> Update:
     """FedNova (Wang et al., 2020): (sum_k p_k a_k) sum_k p_k Delta_k / a_k, where a_k is the number of local steps.
 
-    With local momentum, a_k is what the gradients of J steps weigh together: sum_j (1 - momentum^j) / (1 - momentum).
+    With local momentum a_k is larger: what the gradients of these steps weigh together. `round.steps` has it.
     """
-    return _fednova(round, round.times, momentum)
+    return _fednova(round, round.times)
 
 
-def fednova_by_samples(round: Round, momentum: Array | float = 0.0) -> Update:
+def fednova_by_samples(round: Round) -> Update:
     """FedNova with p_k = n_k / n."""
-    return _fednova(round, round.times * round.size, momentum)
+    return _fednova(round, round.times * round.size)
 
 
-def _fednova(round: Round, count: Array, momentum: Array | float) -> Update:
+def _fednova(round: Round, count: Array) -> Update:
     if round.steps is None:
         raise InputError("steps", None, "FedNova needs the devices' numbers of local steps")
-    p, J = fraction(count, jnp.sum(count)), round.steps.astype(jnp.float32)
-    a = (J - momentum * (1 - momentum**J) / (1 - momentum)) / (1 - momentum)
+    p, a = fraction(count, jnp.sum(count)), round.steps.astype(jnp.float32)
     return weighted(round, jnp.sum(p * a) * fraction(p, a))
 
 

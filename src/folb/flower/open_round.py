@@ -250,7 +250,7 @@ class Opened:
             sent=sent,
             t=_whole(self.t),
             N=_whole(len(self.members)),
-            steps=_whole(np.where(times > 0, drawn.steps, 0)),
+            steps=np.where(times > 0, drawn.steps, np.zeros_like(drawn.steps)),
             lr=_array(self.algorithm.solver.lr),
             own=self.own,
             key=drawn.key,

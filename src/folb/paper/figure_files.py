@@ -1,6 +1,6 @@
 """The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
 
-The files in the folder `outside` are about numbers that others published. A file has `title`, `paper` (what the paper
+The files in the folder `outside` go beyond the paper: numbers that others published, and claims of our own. A file has `title`, `paper` (what the paper
 says, in our words), `source` (who says it, if not the paper), `caveats`, `uses` (arms of other files), `shows` (the
 arms in the picture), `quantities` (what it shows of them), `by` (a setting with a panel for each of its values), and
 tables [[arm]] and [[claim]].
@@ -34,7 +34,7 @@ from folb.errors import InputError, choose
 from folb.experiments.experiment import Experiment
 
 FRONT = "front"  # the file with the texts of the front page
-OUTSIDE = "outside"  # the folder of the files about others' numbers
+OUTSIDE = "outside"  # the folder of the files that go beyond the paper
 KEYS = frozenset(field.name for field in fields(Experiment))
 OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment does not have
 WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
@@ -141,7 +141,7 @@ def names() -> list[str]:
 
 
 def outside() -> list[str]:
-    """The files about numbers that others published."""
+    """The files that go beyond the paper."""
     found = (path.name for path in (_home() / OUTSIDE).iterdir())
     return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 

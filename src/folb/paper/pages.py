@@ -102,7 +102,7 @@ def _front(everything: Sequence[Page], quick: bool) -> Iterator[str]:
     yield from _table(pages)
     yield f"\n{texts['reading'].strip()}\n"
     if beside:
-        yield f"## Beside the numbers of others\n\n{texts['outside'].strip()}\n"
+        yield f"## Beyond the paper\n\n{texts['outside'].strip()}\n"
         yield from _table(beside)
         yield ""
     command = f"folb reproduce all{' --quick' if quick else ''}"
