@@ -51,7 +51,9 @@ def settle(deployed):
     """
 
     def settled():
-        with contextlib.closing(sqlite3.connect(f"file:{deployed.home / 'superlink.db'}?mode=ro", uri=True)) as database:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{deployed.home / 'superlink.db'}?mode=ro", uri=True)
+        ) as database:
             query = "SELECT count(*) FROM node WHERE status = 'online' AND online_until > ?"
             [[count]] = database.execute(query, [time.time()])
         return count == 4

@@ -360,7 +360,9 @@ def test_the_model_that_is_evaluated_and_kept(average, rate):
     x, y = FEDERATION.test.x, FEDERATION.test.y
     hits = np.mean((x @ expected["weight"] + expected["bias"]).argmax(axis=1) == y)
     assert run.test_accuracy[-1] == pytest.approx(hits)
-    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=average, average_rate=rate), rounds=rounds)
+    deployed, _ = on_flower(
+        algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=average, average_rate=rate), rounds=rounds
+    )
     assert furthest(deployed, expected) <= 1e-5
 
 
