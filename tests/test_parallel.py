@@ -163,6 +163,8 @@ def test_processes_that_cannot_be_joined_are_refused(coordinator, process, named
         parallel.join(coordinator, process)
 
 
-def test_a_process_needs_a_coordinator(experiment, capsys):
-    assert main(["run", experiment, "--process", "0/2"]) == 2
-    assert "--coordinator" in capsys.readouterr().err
+def test_a_process_needs_a_coordinator(tmp_path, experiment):
+    process = folb("run", experiment, "--process", "0/2")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "--coordinator" in errors
