@@ -57,7 +57,24 @@ def pytest_unconfigure(config):
 
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
-LONGEST = ("deployment", "conformance", "store", "cli", "flower", "parallel", "attacks", "stream", "reproduce", "tune")
+LONGEST = (
+    "deployment",
+    "flower",
+    "family",
+    "store",
+    "conformance",
+    "parallel",
+    "slots",
+    "cli",
+    "reproduce",
+    "stream",
+    "models",
+    "attacks",
+    "theory",
+    "browser",
+    "threads",
+    "flower_replies",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

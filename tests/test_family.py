@@ -292,11 +292,16 @@ def key_of(t):
     return np.asarray(words(SEED, t, ROUND, 2))
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def columns(rows, key, m):
+    return jax.vmap(lambda row: sketch.sketched({"a": row}, key, m))(rows)
+
+
 def by_sketch(found, t, m=32):
     """R, as a matrix: one sign in each column."""
     flat = np.stack([np.concatenate([np.ravel(r.grad()[name]) for name in ("bias", "weight")]) for r in found])
     d = flat.shape[1]
-    R = np.stack([np.asarray(sketch.sketched({"a": row}, key_of(t), m)) for row in np.eye(d, dtype=np.float32)], axis=1)
+    R = np.asarray(columns(np.eye(d, dtype=np.float32), key_of(t), m)).T
     assert (np.abs(R).sum(axis=0) == 1).all()
     return flat @ R.T
 

@@ -114,7 +114,14 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# tests/test_family.py and tests/test_slots.py have them in both carriers, against a loop
+ELSEWHERE = {"adabest", "fedacg", "fedcm", "feddyn", "fednova", "fedvarp", "ghbm", "mimelite", "scaffold"}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ELSEWHERE else name for name in VARIANTS],
+)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
