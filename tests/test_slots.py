@@ -422,7 +422,10 @@ def state_of_another_shape(g, state, lr):
 
 
 MISTAKES = {
-    "a number of another step": ({"server": "plain", "beta": 0.5}, r"beta = 0.5: is for server=momentum, adam, yogi;"),
+    "a number of another step": (
+        {"server": "plain", "beta": 0.5},
+        r"beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
+    ),
     "beta of 1": ({"server": "momentum", "beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
     "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
     "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
@@ -450,7 +453,7 @@ MISTAKES = {
     ),
     "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
     "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
-    "a memory that is none": ({"memory": "scaffold"}, "memory = 'scaffold': should be a DeviceMemory"),
+    "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
     "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
 }
 
