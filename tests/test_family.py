@@ -1,6 +1,7 @@
 """The methods that people compare with: each against a literal loop, and in both carriers."""
 
 import functools
+import itertools
 import json
 
 import jax
@@ -428,11 +429,18 @@ def test_all_devices_are_asked_for_a_sketch_once():
 # FOLB for the price of FedAvg -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["folb", "folb_two_set", "folb_hetero"])
+@pytest.mark.parametrize(
+    ("rule", "guarded"),
+    [
+        *itertools.product(["folb", "folb_two_set", "folb_hetero"], [False]),
+        ("folb", True),
+        pytest.param("folb_two_set", True, marks=pytest.mark.slow),
+        pytest.param("folb_hetero", True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "settings", [{"gradient": "sketch", "bits": 8}, {"gradient": "proxy"}], ids=lambda s: s["gradient"]
 )
-@pytest.mark.parametrize("guarded", [False, True])
 def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
     made = ALGORITHMS[rule](guarded=guarded, **settings, **USUAL)
     run = simulated(made, rounds=3)
