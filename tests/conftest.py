@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -14,7 +15,14 @@ os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 # Most of the tests' time goes to XLA, which compiles programs that run for milliseconds. So it does not optimize, and
 # the workers, and the commands that the tests start, share compiled programs in one directory. It is empty when the
 # tests start and removed when they end. All this is here because it must run before jax is imported.
-_QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# A program stays in one piece, too: to compile several at once costs more than it saves where every core has work.
+_QUICK = " ".join(
+    [
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
+)
 _CACHE = None
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit all of it from the process that starts them
     _CACHE = tempfile.mkdtemp(prefix="folb-tests-")
@@ -34,13 +42,39 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit all of it fro
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What jax traces is many small objects that live long: to look through them for garbage takes a tenth of the time
+gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()  # the modules stay
+
+
 def pytest_unconfigure(config):
     if _CACHE is not None:
         shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
-LONGEST = ("deployment", "conformance", "store", "cli", "flower", "parallel", "attacks", "stream", "reproduce", "tune")
+LONGEST = (
+    "deployment",
+    "flower",
+    "family",
+    "store",
+    "conformance",
+    "parallel",
+    "slots",
+    "cli",
+    "reproduce",
+    "stream",
+    "models",
+    "attacks",
+    "theory",
+    "browser",
+    "threads",
+    "flower_replies",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -81,5 +81,6 @@ def test_other_functions_cite_the_equation_they_are():
     assert {function: cited(function)[0] for function in ALSO} == ALSO
 
 
-def test_every_algorithm_cites_its_equation():
-    assert all(cited(constructor) for constructor in algorithms.ALGORITHMS.values())
+def test_every_algorithm_cites_its_equation_or_another_paper():
+    for name, constructor in algorithms.ALGORITHMS.items():
+        assert cited(constructor) or re.search(r"\(.+, 20\d\d\)", inspect.getdoc(constructor)), name

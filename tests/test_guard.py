@@ -53,11 +53,11 @@ def honest(seed, repeats=True):
 
 def on_device(r):
     """One round, or many stacked."""
-    a = {name: jnp.asarray(value, jnp.float32) for name, value in r.items()}
+    a = {name: np.asarray(value, np.float32) for name, value in r.items()}
     return Round(
         params=nested(a["params"]),
         times=a["times"],
-        size=jnp.ones_like(a["times"]),
+        size=np.ones_like(a["times"]),
         correction=a["correction"],
         delta=nested(a["delta"]),
         grad=nested(a["grad"]),

@@ -1,5 +1,6 @@
 """The models: against NumPy written out, against the library's convolution, and through one round each."""
 
+import functools
 from functools import partial
 
 import jax
@@ -24,9 +25,12 @@ TINY = {
 }
 
 
+@functools.cache
 def tiny(name):
+    """A model whose functions are compiled: one program each, where every operation would be one by itself."""
     shape, classes, options = TINY[name]
-    return models.MODELS[name](shape, classes, **options)
+    model = models.MODELS[name](shape, classes, **options)
+    return model._replace(init=jax.jit(model.init), loss=jax.jit(model.loss), predict=jax.jit(model.predict))
 
 
 def samples(name, n, seed=0):
@@ -49,7 +53,7 @@ def test_a_loss_for_each_sample_labels_in_range_and_finite_gradients(name):
     labels = model.predict(params, x)
     assert labels.shape == (5,) and jnp.issubdtype(labels.dtype, jnp.integer)
     assert int(labels.min()) >= 0 and int(labels.max()) < TINY[name][1]
-    gradient = jax.grad(lambda w: model.loss(w, x, y).mean())(params)
+    gradient = jax.jit(jax.grad(lambda w: model.loss(w, x, y).mean()))(params)
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
     for leaf in jax.tree.leaves(gradient):
         assert bool(jnp.all(jnp.isfinite(leaf))) and bool(jnp.any(leaf != 0))

@@ -1,5 +1,6 @@
 """Every part of an algorithm from a user's own file, in both carriers, and SCAFFOLD against a literal loop."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ SYSTEM = system.uniform(high=4, dropout=0.3)
 K, ROUNDS, SEED, LR, BATCH = 6, 8, 3, 0.05, 5  # more draws than devices, so that some repeat
 
 
+@functools.cache
 def own(name, function):
+    """From a file that is read once: what two tests have in common is one program."""
     return from_file("algorithms", f"{EXAMPLES / name}:{function}")
 
 
@@ -265,15 +268,12 @@ def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     (key, value), *_ = settings.items()
     small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"K={K}", "--rounds", "8", "--seeds", "2"]
     command = ["compare", "synthetic_1_1", "--algorithms", f"{EXAMPLES / name}:{function}", *small]
-    assert main([*command, "--set", f"{key}={value},{value / 2}", "--out", str(tmp_path / "run"), "--json"]) == 0
+    with folb_programs() as programs:
+        assert main([*command, "--set", f"{key}={value},{value / 2}", "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert len(programs) == 1
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["parameters"][key] for run in runs] == [value, value, value / 2, value / 2]
     assert len({run["model_sha256"] for run in runs}) == 4
-    with folb_programs() as programs:
-        make = folb.named(own(name, function))
-        both = [make(K=K, **{key: number}) for number in (value, value / 2)]
-        simulate(FEDERATION, MODEL, both, rounds=2)
-    assert len(programs) == 1
 
 
 class folb_programs:  # noqa: N801  it reads as a function
@@ -349,8 +349,8 @@ def test_a_survey_of_one_s_own_in_both_carriers():
 @pytest.mark.parametrize(("average", "rate"), [("ema", 0.6), ("last_two", None)])
 def test_the_model_that_is_evaluated_and_kept(average, rate):
     rounds = 4
-    plain = [simulated(algorithms.fedavg(K=K, lr=LR), rounds=t).params for t in range(1, rounds + 1)]
-    run = simulated(algorithms.fedavg(K=K, lr=LR, average=average, average_rate=rate), rounds=rounds)
+    plain = [simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH), rounds=t).params for t in range(1, rounds + 1)]
+    run = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=average, average_rate=rate), rounds=rounds)
     weights = np.array([rate ** (rounds - s) for s in range(1, rounds + 1)] if rate else [0, 0, 0.5, 0.5])
     expected = {
         name: sum(w * params[name] for w, params in zip(weights / weights.sum(), plain, strict=True))
@@ -360,7 +360,9 @@ def test_the_model_that_is_evaluated_and_kept(average, rate):
     x, y = FEDERATION.test.x, FEDERATION.test.y
     hits = np.mean((x @ expected["weight"] + expected["bias"]).argmax(axis=1) == y)
     assert run.test_accuracy[-1] == pytest.approx(hits)
-    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, average=average, average_rate=rate), rounds=rounds)
+    deployed, _ = on_flower(
+        algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=average, average_rate=rate), rounds=rounds
+    )
     assert furthest(deployed, expected) <= 1e-5
 
 
@@ -373,11 +375,11 @@ def test_an_average_of_one_s_own():
         lambda memory, params: (folb.tree.add(memory[0], params), memory[1] + 1),
         lambda memory, params: jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0]),
     )
-    plain = [simulated(algorithms.fedavg(K=K, lr=LR), rounds=t).params for t in (1, 2, 3)]
-    run = simulated(algorithms.fedavg(K=K, lr=LR, average=mean), rounds=3)
+    plain = [simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH), rounds=t).params for t in (1, 2, 3)]
+    run = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=mean), rounds=3)
     expected = {name: sum(params[name] for params in plain) / 3 for name in plain[0]}
     assert furthest(expected, run.params) <= 1e-6
-    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, average=mean), rounds=3)
+    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=mean), rounds=3)
     assert furthest(deployed, expected) <= 1e-5
 
 
@@ -420,7 +422,10 @@ def state_of_another_shape(g, state, lr):
 
 
 MISTAKES = {
-    "a number of another step": ({"server": "plain", "beta": 0.5}, r"beta = 0.5: is for server=momentum, adam, yogi;"),
+    "a number of another step": (
+        {"server": "plain", "beta": 0.5},
+        r"beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
+    ),
     "beta of 1": ({"server": "momentum", "beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
     "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
     "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
@@ -544,7 +549,7 @@ def test_a_memory_with_streamed_samples_is_that_without():
 
 def test_luck_is_what_the_literal_loop_takes_it_for():
     """The work that the record has is the system's, of (seed, round, device)."""
-    run = simulated(algorithms.fedavg(K=K))
+    run = simulated(algorithms.fedavg(K=K, batch=BATCH))
     luck = np.asarray(uniform(words(SEED, 1, run.devices[0], 4)))[:, 2:]
     work = np.where(run.times[0] > 0, 1 + np.floor(luck[:, 0] * 4), 0)
     np.testing.assert_array_equal(run.records["work"][0], work)

@@ -211,7 +211,7 @@ def play():
         problem = problems.problem(FEDERATION, MODEL, system=system.uniform(high=5, dropout=dropout))
         return compiled(problem, algorithm, state, 0, t)
 
-    start = problems.start(problems.problem(FEDERATION, MODEL), algorithm, 0)
+    start = rounds.start(problems.problem(FEDERATION, MODEL), algorithm, 0)
     state, info = play(start, 1, 0.0)
     assert info.updated
     return play, start, state
