@@ -1,9 +1,9 @@
 """The experiment files of the reproduction: a figure or table of the paper, its arms and its claims.
 
 The files in the folder `outside` go beyond the paper: numbers that others published, and claims of our own. A file has
-`title`, `paper` (what the paper says, in our words), `source` (who says it, if not the paper), `caveats`, `uses` (arms of
-other files), `shows` (the arms in the picture), `quantities` (what it shows of them), `by` (a setting with a panel for
-each of its values), and tables [[arm]] and [[claim]].
+`title`, `paper` (what the paper says, in our words), `source` (who says it, if not the paper), `caveats`, `uses` (arms
+of other files), `shows` (the arms in the picture), `quantities` (what it shows of them), `by` (a setting with a panel
+for each of its values), and tables [[arm]] and [[claim]].
 
 An arm has the keys of an experiment of `folb run`, and
 
