@@ -193,6 +193,26 @@ def test_a_directory_without_a_round_is_cleaned_up_after_bad_input(planned, tmp_
     assert names(tmp_path) == []
 
 
+def test_the_results_that_again_replaces_stay_until_the_new_ones_are_there(planned, whole, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+
+    def fails(*args):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:  # before the first round: nothing has happened
+        patch.setattr(execute.Simulation, "run", fails)
+        with pytest.raises(MemoryError):
+            execute.carry_out(planned, directory=path, again=True)
+    assert content(path) == content(whole)
+    with pytest.raises(MemoryError):  # after some rounds: both are there
+        execute.carry_out(planned, directory=path, again=True, observe=fails)
+    assert content(path / "replaced") == content(whole) and (path / "rounds.jsonl").stat().st_size
+    execute.carry_out(planned, directory=path)
+    assert not (path / "replaced").exists()
+    assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_all_algorithms_are_checked_before_the_first_round_of_any(whole, tmp_path, again):
     (tmp_path / "own.py").write_text(BAD)

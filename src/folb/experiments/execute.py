@@ -67,8 +67,8 @@ def execute(
     `experiment` is an `Experiment`, a dict of its fields, or the path of an experiment file.
     `directory` is the run directory. By default its name comes from the content of the experiment, and it is in the
     directory that FOLB_RUNS names, else in `runs`.
-    `again` runs the experiment from the start. It replaces the run that is there once all checks are passed. An error
-    that comes later, in a round, does not bring the old run back.
+    `again` runs the experiment from the start. The finished run that is there stays in its folder `replaced` until the
+    new one is finished. If the new one fails before its first round, the old one comes back.
     `accelerators`, `stream` and `observe` are explained at `simulate`. A resumed run also tells `observe` the rounds
     that it had before, in one part.
     `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
@@ -193,13 +193,13 @@ def _perform(
     check_place(path, planned, again, accelerators)
     simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
     prepare(path, planned, again, accelerators)
-    if on_start is not None:
-        on_start(start)
     # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before: it
     # would keep the interpreter from tracing and loading the first program.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
     runs = store.read(path).environment["runs"]
     try:
+        if on_start is not None:
+            on_start(start)
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:
@@ -212,9 +212,12 @@ def _perform(
 
             found = simulation.run(record, path / store.CHECKPOINTS)
             recorder.finish(found)
-    except InputError:
-        if fresh and not os.path.getsize(path / store.ROUNDS):
-            store.clear(path)
+    except BaseException as error:
+        rounds = path / store.ROUNDS
+        if not (rounds.is_file() and rounds.stat().st_size):
+            if fresh and isinstance(error, InputError):
+                store.clear(path)
+            store.put_back(path)
         raise
     finish(path, planned, found)
 
@@ -287,7 +290,7 @@ def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | 
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
     if there is None or again or changed:
-        store.clear(path)
+        store.set_aside(path)
         atomic.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
     (path / store.RESULTS).unlink(missing_ok=True)  # if it is there, it is damaged
@@ -308,7 +311,8 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
     """Write the results and the picture, and remove the checkpoints. If it is killed, `_complete` does the rest."""
     leave(path, planned.experiment, planned.federation.note, runs)
-    shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)
+    for done in (store.CHECKPOINTS, store.REPLACED):
+        shutil.rmtree(path / done, ignore_errors=True)
 
 
 def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) -> None:
@@ -325,11 +329,13 @@ def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
 
 def _complete(path: Path, planned: Plan) -> None:
     """Finish the work of a process that was killed after it wrote the results."""
-    drawn, left = (path / store.CURVES).is_file(), (path / store.CHECKPOINTS).exists()
+    drawn = (path / store.CURVES).is_file()
+    left = any((path / name).exists() for name in (store.CHECKPOINTS, store.REPLACED))
     if drawn and not left:
         return
     with lock.claimed(path):
         if not drawn:
             picture = _picture(planned.experiment, planned.federation.note, store.read(path).runs())
             atomic.replace(path / store.CURVES, picture)
-        shutil.rmtree(path / store.CHECKPOINTS, ignore_errors=True)
+        for done in (store.CHECKPOINTS, store.REPLACED):
+            shutil.rmtree(path / done, ignore_errors=True)

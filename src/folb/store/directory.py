@@ -8,6 +8,7 @@
     curves.png
     winner.toml        after a search: the experiment that runs the winner on other seeds
     tracking/          what `--track` wrote
+    replaced/          the finished run that `--again` replaces, until the new one is finished
     .folb-lock         held by the process that runs it
 
 Its name comes from the content of the experiment. No file is ever half written, except for the last line of
@@ -40,6 +41,7 @@ from folb.store.round_lines import as_run, parsed
 
 EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
 CURVES, CHECKPOINTS, WINNER, TRACKING = "curves.png", "checkpoints", "winner.toml", "tracking"
+REPLACED = "replaced"
 
 log = logging.getLogger(__name__)
 
@@ -239,12 +241,41 @@ FILES = (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT)
 
 
 def clear(path: Path) -> None:
-    """Remove only what folb wrote into the directory. The environment goes last: it marks the directory as a run."""
+    """Remove only what folb wrote into the directory."""
+    shutil.rmtree(path / REPLACED, ignore_errors=True)
+    _clear(path)
+
+
+def _clear(path: Path) -> None:
+    """Remove the run itself. The environment goes last: it marks the directory as a run."""
     for directory in DIRECTORIES:
         shutil.rmtree(path / directory, ignore_errors=True)
     for name in FILES:
         for file in (path / name, path / f".{name}.part"):
             file.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Make room for a new run. A finished one is kept in `replaced` until the new one is finished."""
+    if (path / RESULTS).is_file():
+        shutil.rmtree(path / REPLACED, ignore_errors=True)
+        (path / REPLACED).mkdir()
+        _move(path, path / REPLACED)
+    _clear(path)
+
+
+def put_back(path: Path) -> None:
+    """Bring back the run that was set aside, if there is one."""
+    if (path / REPLACED / RESULTS).is_file():
+        _clear(path)
+        _move(path / REPLACED, path)
+        shutil.rmtree(path / REPLACED, ignore_errors=True)
+
+
+def _move(path: Path, to: Path) -> None:
+    for name in (*DIRECTORIES, *FILES):
+        if (path / name).exists():
+            os.replace(path / name, to / name)
 
 
 def check_own(path: Path, again: bool) -> None:
@@ -255,7 +286,7 @@ def check_own(path: Path, again: bool) -> None:
     if path.resolve() == home().resolve():
         raise InputError("out", str(path), "holds the run directories; choose a directory inside it")
     present = {entry.name for entry in path.iterdir()} - {LOCK}
-    names = {*DIRECTORIES, *FILES}
+    names = {*DIRECTORIES, *FILES, REPLACED}
     if (alike := sorted(present & names)) and (not again or present - names):
         raise InputError("out", str(path), f"has {alike[0]}, but is not a run of folb; choose another directory")
 
