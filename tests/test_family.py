@@ -495,7 +495,7 @@ def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
 
 @pytest.mark.parametrize(("parameters", "most"), [(7850, 1.01), (610, 1.11)])
 def test_a_sketch_costs_little_beside_an_update(parameters, most):
-    """On MNIST's 7,850 parameters at most 1.05 times FedAvg's upload; on the 610 of Synthetic_1_1 about a tenth more."""
+    """With the 7,850 parameters of MNIST at most 1.05 times FedAvg's upload; with 610, Synthetic_1_1, a tenth more."""
     sent = algorithms.folb(gradient="sketch").uploads[0]
     shape = core_round.upload_shape(sent, {"w": np.zeros(parameters, np.float32)})
     nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shape))
