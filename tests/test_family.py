@@ -13,11 +13,13 @@ pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 from test_flower import softmax_gradient as gradient
 from test_slots import FEDERATION, SEED, begin, furthest, loss, on_flower, samples, simulated
 
-from folb import InputError, algorithms
+import folb
+from folb import InputError, algorithms, rules
+from folb.core import drift, selection, sketch
 from folb.core import round as core_round
-from folb.core import selection, sketch
 from folb.core.algorithms import ALGORITHMS
 from folb.core.randomness import CANDIDATES, ROUND, words
+from folb.core.vector import scaled
 from folb.flower import TwoPhaseStrategy
 from folb.flower.local_work import batches
 from folb.flower.protocol import Task
@@ -203,7 +205,7 @@ def fedexp(run, eps=0.01, decay=0.9):
         found = replies(run, t, w)
         delta = average(found)
         squares = sum(r.times * r.delta.dot(r.delta) for r in found) / sum(r.times for r in found)
-        last, w = w, w + delta * max(1.0, squares / (2 * (delta.dot(delta) + eps * decay**t)))
+        last, w = w, w + delta * max(1.0, squares / (2 * (delta.dot(delta) + eps * decay ** (t - 1))))
     return (w + last) / 2
 
 
@@ -419,8 +421,10 @@ def test_remembered_losses_are_the_last_that_a_device_sent():
     run, known = simulated(algorithm), dict.fromkeys(range(N), np.inf)
     for t, w in enumerate(models_before(algorithm), start=1):
         some = candidates_of(t, 4)
-        # of devices that were not met the first come first
-        assert sorted(run.devices[t - 1]) == sorted(sorted(some, key=lambda k: (-known[k], k))[:2])
+        met = sorted(known[k] for k in some if np.isfinite(known[k]))
+        middle = met[(len(met) - 1) // 2] if met else 0.0  # for devices that were not met
+        losses = {k: known[k] if np.isfinite(known[k]) else middle for k in some}
+        assert sorted(run.devices[t - 1]) == sorted(sorted(some, key=lambda k: (-losses[k], k))[:2])
         for k, times in zip(run.devices[t - 1], run.times[t - 1], strict=True):
             if times > 0:
                 known[int(k)] = loss(w, *samples(k))
@@ -441,6 +445,10 @@ def test_one_device_of_each_cluster():
         assert sorted(label[device]) == [0, 1, 2]
         seen |= set(device.tolist())
     assert seen == set(range(6))
+    # nobody has a cluster of its own: an outlier belongs to any
+    alone = np.concatenate([np.repeat(np.eye(3, 16), 10, axis=0), np.eye(1, 16, 5)]).astype(np.float32)
+    labels = np.asarray(selection.clustered(alone, 4))
+    assert labels[-1] == -1 and (labels[:-1] >= 0).all()
     # a cluster without devices: a second one of another
     draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=jax.numpy.array([0, 0, 0, 1, 1, 1])))
     assert len(set(np.asarray(draw.devices(words(0, 1, 0, draw.words)).device).tolist())) == 3
@@ -533,6 +541,58 @@ def test_three_words_make_a_combination():
     assert furthest(simulated(algorithms.folb(**USUAL | {"K": 3})).params, run.params) > 1e-3
 
 
+@pytest.mark.parametrize("settings", [{}, {"gradient": "sketch", "bits": 32}, {"gradient": "proxy"}], ids=str)
+def test_the_guard_rejects_no_honest_device_that_a_memory_bends(settings):
+    """SCAFFOLD's devices descend along g - c_k + c, and not along their own gradients."""
+    made = algorithms.folb(memory="scaffold", guarded=True, **settings, **USUAL | {"K": 3})
+    run = simulated(made, rounds=30)
+    late = run.times[10:] > 0
+    assert np.mean(run.records["weights"][10:][late] == 0) < 0.35
+
+
+def test_lost_devices_are_not_asked_for_ever():
+    """A device that was not met has an ordinary loss."""
+    known = selection.Known(1, 2, True, None, np.ones(5), None, memory=jax.numpy.array([np.inf, 3.0, 2.0, 1.0, np.inf]))
+    weigh = selection.SAMPLINGS["remembered_loss"].weigh
+    device = np.asarray(weigh(known._replace(candidates=jax.numpy.arange(5))).devices(None).device)
+    assert device.tolist() == [0, 1]  # the largest, and the first of those in the middle
+
+
+def test_candidates_grow_with_the_devices_of_a_round():
+    made = algorithms.fedavg(sampling="power_of_choice", candidates=2, **USUAL | {"K": 2})
+    _, strategy = on_flower(made, rounds=1, fraction_train=0.8, system=None)
+    assert len(strategy.opened.drawn) == 4
+
+
+def test_candidates_of_a_sampling_of_one_s_own():
+    """Chances for the candidates alone."""
+    own = folb.Sampling(lambda known: known.survey, survey="loss", candidates=4)
+    run = simulated(folb.compose(folb.rules.mean, sampling=own, **USUAL | {"K": 3}))
+    for t in range(1, ROUNDS + 1):
+        assert set(run.devices[t - 1].tolist()) <= set(candidates_of(t, 4))
+
+
+def test_the_mean_of_what_is_remembered_follows_the_number_of_devices():
+    """FedVARP with 4 devices, of which two are known, and then with 2."""
+    update = drift.fedvarp().update
+    one = {"w": jax.numpy.ones((2, 1))}
+    round = rules.Round(
+        None, jax.numpy.ones(2), None, None, one, N=4, shared={"w": jax.numpy.zeros(1)}, own=scaled(one, 0)
+    )
+    shared, _ = update(round)
+    step = rules.Update(scaled(round.delta, 0), jax.numpy.zeros(2))
+    for N, ybar in ((4, 0.5), (2, 1.0)):
+        found = drift.fedvarp().correct(
+            round._replace(shared=shared, N=N, update=step._replace(delta={"w": np.zeros(1)}))
+        )
+        assert float(found["w"][0]) == ybar
+
+
+def test_what_an_algorithm_fixes_is_recorded():
+    assert algorithms.fedacg().origin.settings["server"] == "lookahead"
+    assert algorithms.scaffold().origin.settings["memory"] == "scaffold"
+
+
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
@@ -565,6 +625,19 @@ MISTAKES = {
         "gradient = 'sketch': should be exact",
     ),
     "no one size": (lambda: algorithms.folb(gradient="proxy", local_step="delta_sgd"), "gradient = 'proxy'"),
+    "a memory without a size": (
+        lambda: algorithms.fedcm(local_step="delta_sgd"),
+        "local_step = 'delta_sgd': should be sgd or momentum: memory=fedcm",
+    ),
+    "S_2 without its shift": (
+        lambda: algorithms.folb_two_set(gradient="proxy", memory="scaffold"),
+        "gradient = 'proxy': should be exact or sketch: S_2",
+    ),
+    "a large sketch": (lambda: algorithms.folb(gradient="sketch", sketch=10**6), "sketch = 1000000: should be"),
+    "fewer candidates than draws": (
+        lambda: folb.compose(folb.rules.mean, K=5, sampling=folb.Sampling(lambda known: known.size, candidates=2)),
+        "candidates = 2: should be a whole number from 5",
+    ),
     "nova without a size": (lambda: algorithms.fednova(local_step="delta_sgd"), "local_step = 'delta_sgd'"),
     "eps that grows": (lambda: algorithms.fedavg(server="fedexp", eps_decay=1.1), "eps_decay = 1.1"),
     "more draws than devices": (

@@ -51,9 +51,9 @@ def test_an_interruption_ends_all_programs_and_keeps_their_rounds(tmp_path, erro
         inside = 0
 
     with pytest.raises(error):
-        ready(3, rounds=400).run(interrupt, tmp_path)
-    resumed = ready(3, rounds=400).run(None, tmp_path)
-    for ours, theirs in zip(resumed, ready(1, rounds=400).run(), strict=True):
+        ready(3, rounds=150).run(interrupt, tmp_path)
+    resumed = ready(3, rounds=150).run(None, tmp_path)
+    for ours, theirs in zip(resumed, ready(1, rounds=150).run(), strict=True):
         np.testing.assert_array_equal(ours.test_accuracy, theirs.test_accuracy)
 
 

@@ -18,7 +18,6 @@ from folb.core import average as averages
 from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
 from folb.core.average import Average, server_model
-from folb.core.drift import needed_uploads
 from folb.core.gradient import Source
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
@@ -26,7 +25,7 @@ from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import AVERAGES, ServerStep, server_step
 from folb.core.solver import Solver
-from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
+from folb.core.upload import GAMMA, GRAD, LOSS, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check, check_whole, choose
 
 
@@ -163,18 +162,6 @@ def compose(
     choose("unit", unit, ("step", "epoch", "gradient"))
     chosen = selection.sampling(sampling, K, candidates)
     asked: Any = uploads
-    if not isinstance(uploads, str):
-        asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
-        names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
-        asked += [one for one in (*needed_uploads(memory, option), *chosen.uploads) if one not in names]
-    sent = tuple(_uploads(asked, clamp_gamma))
-    second = "second" in uploads
-    if second and gradient is None and GRAD not in sent:
-        expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
-        raise InputError("uploads", uploads, expected)
-    if gradient is not None and gradient.upload != GRAD and GRAD in sent:
-        expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
-        raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
     remembers = drift.memory(
         memory,
         option=option,
@@ -183,11 +170,34 @@ def compose(
         memory_beta=memory_beta,
         memory_mu=memory_mu,
     )
+    kept = () if not isinstance(remembers, DeviceMemory) else remembers.uploads
+    if not isinstance(uploads, str):
+        asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
+        names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
+        asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
+    sent = tuple(_uploads(asked, clamp_gamma))
+    second = "second" in uploads
+    if second and gradient is None and GRAD not in sent:
+        expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
+        raise InputError("uploads", uploads, expected)
+    if gradient is not None and gradient.upload != GRAD and GRAD in sent:
+        expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
+        raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
     if chosen.memory and remembers is None and chosen.keeps is None:
         raise InputError("memory", None, "should be a DeviceMemory: the sampling looks at one")
     step = local_steps.local_step(local_step, beta=local_beta, gamma=local_gamma, delta=local_delta)
-    if gradient is not None and gradient.works and step.apply is local_steps.delta_sgd:
-        raise InputError("gradient", "proxy", "should be exact or sketch: the steps of delta_sgd have no one size")
+    shifts = isinstance(remembers, DeviceMemory) and remembers.shift is not None
+    if step.apply is local_steps.delta_sgd:
+        if gradient is not None and gradient.works:
+            raise InputError("gradient", "proxy", "should be exact or sketch: the steps of delta_sgd have no one size")
+        if isinstance(remembers, DeviceMemory) and remembers.one_size:
+            raise InputError(
+                "local_step", "delta_sgd", f"should be sgd or momentum: memory={memory} divides by their size"
+            )
+    if second and gradient is not None and gradient.works and shifts:
+        raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
+    if second and (chosen.candidates is not None or chosen.survey == LOSS):
+        raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
@@ -237,7 +247,8 @@ def named(constructor: Constructor) -> Constructor:
     def make(**settings: Any) -> Algorithm:
         for name in settings:
             choose(f"setting of {constructor.__name__}", name, known)
-        return replace(constructor(**settings), origin=Origin(constructor.__name__, known | settings))
+        made = constructor(**settings)  # what it fixes by itself is in its origin
+        return replace(made, origin=Origin(constructor.__name__, known | settings | dict(made.origin.settings)))
 
     make.named_by_folb = True  # type: ignore[attr-defined]
     return make  # type: ignore[return-value]

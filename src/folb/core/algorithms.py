@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Unpack
 from jax.tree_util import Partial
 
 from folb.core import rules
-from folb.core.algorithm import Algorithm, Common, Constructor, compose, named
+from folb.core.algorithm import Algorithm, Common, Constructor, Origin, compose, named
 from folb.core.gradient import source
 from folb.core.guard import guard
 from folb.core.rules import Rule
@@ -87,7 +87,8 @@ def _drift(memory: str, averaging: str, sampling: str, common: Mapping[str, Any]
     other = common.get("memory")
     if other not in (None, memory):
         raise InputError("memory", other, f"is fixed: {memory} has a memory of its own; use fedavg with this memory")
-    return compose(_average(averaging), sampling=sampling, **{**common, "memory": memory})
+    made = compose(_average(averaging), sampling=sampling, **{**common, "memory": memory})
+    return replace(made, origin=Origin(settings={"memory": memory}))
 
 
 @_listed
@@ -156,7 +157,8 @@ def fedacg(
     if server not in ("plain", "lookahead"):
         raise InputError("server", server, "is fixed: fedacg has server=lookahead; use fedprox with this server")
     settings: dict[str, Any] = {**common, "server": "lookahead"}
-    return compose(_average(averaging), mu=mu, sampling=sampling, **settings)
+    made = compose(_average(averaging), mu=mu, sampling=sampling, **settings)
+    return replace(made, origin=Origin(settings={"server": "lookahead"}))
 
 
 def _naive(rule: str) -> Rule:

@@ -31,10 +31,10 @@ def _came(round: Round) -> Array:
     return (round.times > 0).astype(jnp.float32)
 
 
-def _share(round: Round) -> Array:
-    """1/N for each device that replied."""
+def _mean_of_all(round: Round, total: Params) -> Params:
+    """A sum over all devices as their mean. Sums are kept, and not means: on real devices N changes."""
     assert round.N is not None
-    return _came(round) / round.N
+    return scaled(total, 1.0 / round.N)
 
 
 def _mean(round: Round, stack: Params, weights: Array | float = 1.0) -> Params:
@@ -58,9 +58,14 @@ def _scaffold_update(round: Round, *, from_gradient: bool) -> tuple[Params, Para
     else:
         assert round.steps is not None and round.lr is not None
         rate = fraction(_came(round), round.steps * round.lr)
-        new = jax.vmap(lambda c_k, d, r: tree.add(tree.sub(c_k, round.shared), d, -r))(round.own, round.delta, rate)
-    change = tree.combine(_share(round), tree.sub(new, round.own))
+        c = _mean_of_all(round, round.shared)
+        new = jax.vmap(lambda c_k, d, r: tree.add(tree.sub(c_k, c), d, -r))(round.own, round.delta, rate)
+    change = tree.combine(_came(round), tree.sub(new, round.own))
     return tree.add(round.shared, change), new
+
+
+def _scaffold_shift(shared: Params, own: Params, N: Any) -> Params:
+    return tree.sub(scaled(shared, 1.0 / N), own)
 
 
 def scaffold(option: str = "2") -> DeviceMemory:
@@ -69,8 +74,9 @@ def scaffold(option: str = "2") -> DeviceMemory:
     Option 1: c_k is the gradient at the model that was sent; 2: c_k - c - Delta_k / (J_k lr). c is the mean of all c_k.
     """
     choose("option", option, ("1", "2"))
-    update = _from_gradient if option == "1" else _from_update
-    return DeviceMemory(_two_zeros, update, shift=tree.sub)
+    if option == "1":
+        return DeviceMemory(_two_zeros, _from_gradient, _scaffold_shift, uploads=("grad",))
+    return DeviceMemory(_two_zeros, _from_update, _scaffold_shift, one_size=True)
 
 
 def _from_gradient(round: Round) -> tuple[Params, Params]:
@@ -84,13 +90,13 @@ def _from_update(round: Round) -> tuple[Params, Params]:
 # -- FedDyn ------------------------------------------------------------------------------------------------------------
 
 
-def _feddyn_h(round: Round, alpha: Any) -> Params:
-    """h of the server after the round."""
-    return tree.add(round.shared, tree.combine(_share(round), round.delta), -alpha)
+def _feddyn_sum(round: Round, alpha: Any) -> Params:
+    """N h of the server after the round: the sum of all h_k."""
+    return tree.add(round.shared, tree.combine(_came(round), round.delta), -alpha)
 
 
 def _feddyn_update(round: Round, *, alpha: Any) -> tuple[Params, Params]:
-    return _feddyn_h(round, alpha), tree.add(round.own, round.delta, -alpha)
+    return _feddyn_sum(round, alpha), tree.add(round.own, round.delta, -alpha)
 
 
 def _minus_own(shared: Any, own: Params) -> Params:
@@ -99,7 +105,7 @@ def _minus_own(shared: Any, own: Params) -> Params:
 
 def _feddyn_correct(round: Round, *, alpha: Any) -> Params:
     assert round.update is not None
-    return tree.add(round.update.delta, _feddyn_h(round, alpha), -1.0 / alpha)
+    return tree.add(round.update.delta, _mean_of_all(round, _feddyn_sum(round, alpha)), -1.0 / alpha)
 
 
 def feddyn(memory_alpha: Any = 0.01) -> DeviceMemory:
@@ -117,14 +123,14 @@ def feddyn(memory_alpha: Any = 0.01) -> DeviceMemory:
 
 
 def _fedvarp_update(round: Round) -> tuple[Params, Params]:
-    change = tree.combine(_share(round), tree.sub(round.delta, round.own))
+    change = tree.combine(_came(round), tree.sub(round.delta, round.own))
     return tree.add(round.shared, change), round.delta
 
 
 def _fedvarp_correct(round: Round) -> Params:
     assert round.update is not None
     known = tree.combine(round.update.weights, round.own)
-    return tree.add(round.shared, tree.sub(round.update.delta, known))
+    return tree.add(_mean_of_all(round, round.shared), tree.sub(round.update.delta, known))
 
 
 def fedvarp() -> DeviceMemory:
@@ -157,7 +163,7 @@ def fedcm(memory_alpha: Any = 0.1) -> DeviceMemory:
     alpha = memory_alpha
     check("memory_alpha", alpha, lambda alpha: (alpha > 0) & (alpha <= 1), "should be more than 0 and at most 1")
     shift = Partial(_scaled_shared, factor=(1 - alpha) / alpha)
-    return DeviceMemory(_zero_shared, Partial(_fedcm_update, alpha=alpha), shift, pace=alpha)
+    return DeviceMemory(_zero_shared, Partial(_fedcm_update, alpha=alpha), shift, pace=alpha, one_size=True)
 
 
 def _mimelite_update(round: Round, *, beta: Any) -> tuple[Params, tuple[()]]:
@@ -173,7 +179,8 @@ def mimelite(memory_beta: Any = 0.9) -> DeviceMemory:
     """
     check("memory_beta", memory_beta, *BETA)
     shift = Partial(_scaled_shared, factor=memory_beta / (1 - memory_beta))
-    return DeviceMemory(_zero_shared, Partial(_mimelite_update, beta=memory_beta), shift, pace=1 - memory_beta)
+    update = Partial(_mimelite_update, beta=memory_beta)
+    return DeviceMemory(_zero_shared, update, shift, pace=1 - memory_beta, uploads=("grad",))
 
 
 # -- GHBM --------------------------------------------------------------------------------------------------------------
@@ -209,7 +216,9 @@ def ghbm(memory_tau: int = 10, memory_beta: Any = 0.9) -> DeviceMemory:
     """
     check_whole("memory_tau", memory_tau, 1, 10**4)
     check("memory_beta", memory_beta, *BETA)
-    return DeviceMemory(_ghbm_init(int(memory_tau)), _ghbm_update, Partial(_ghbm_shift, beta=memory_beta))
+    return DeviceMemory(
+        _ghbm_init(int(memory_tau)), _ghbm_update, Partial(_ghbm_shift, beta=memory_beta), one_size=True
+    )
 
 
 # -- AdaBest -----------------------------------------------------------------------------------------------------------
@@ -224,7 +233,13 @@ def _adabest_update(round: Round, *, mu: Any) -> tuple[Params, Any]:
     h, last = round.own
     age = jnp.maximum(round.t - last, 1).astype(jnp.float32)
     new = jax.vmap(lambda h, d, age: tree.add(scaled(h, 1 / age), d, -mu))(h, round.delta, age)
-    return tree.add(round.params, round.update.delta), (new, jnp.full_like(last, round.t))
+    return _adabest_mean(round), (new, jnp.full_like(last, round.t))
+
+
+def _adabest_mean(round: Round) -> Params:
+    """The mean of the devices' models."""
+    assert round.update is not None
+    return tree.add(round.params if round.start is None else round.start, round.update.delta)
 
 
 def _adabest_shift(shared: Any, own: Any) -> Params:
@@ -233,8 +248,7 @@ def _adabest_shift(shared: Any, own: Any) -> Params:
 
 def _adabest_correct(round: Round, *, beta: Any) -> Params:
     assert round.update is not None
-    mean = tree.add(round.params, round.update.delta)
-    return tree.add(round.update.delta, tree.sub(mean, round.shared), beta)
+    return tree.add(round.update.delta, tree.sub(_adabest_mean(round), round.shared), beta)
 
 
 def adabest(memory_beta: Any = 0.9, memory_mu: Any = 0.02) -> DeviceMemory:
@@ -257,7 +271,6 @@ MEMORIES: dict[str, Callable[..., DeviceMemory]] = {
     "ghbm": ghbm,
     "adabest": adabest,
 }
-UPLOADS = {"mimelite": ("grad",)}  # what a memory asks its devices for
 
 
 def memory(wanted: str | DeviceMemory | None, **numbers: Any) -> DeviceMemory | None:
@@ -271,10 +284,3 @@ def memory(wanted: str | DeviceMemory | None, **numbers: Any) -> DeviceMemory | 
             which = wanted if isinstance(wanted, str) else "your own" if wanted is not None else "none"
             raise InputError(name, value, f"is for memory={', '.join(owners)}; memory is {which}")
     return make(**given) if make is not None else wanted  # type: ignore[return-value]
-
-
-def needed_uploads(wanted: Any, option: str | None) -> tuple[str, ...]:
-    """The uploads that a memory of that name needs."""
-    if wanted == "scaffold" and option == "1":
-        return ("grad",)
-    return UPLOADS.get(wanted, ()) if isinstance(wanted, str) else ()

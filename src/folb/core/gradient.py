@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
+from folb.core import tree
 from folb.core.rules import Gradients, Round, fraction
 from folb.core.sketch import sketched, unpacked
 from folb.core.upload import DELTA, GRAD, Upload, sketch
@@ -57,7 +58,9 @@ def _from_updates(round: Round) -> Round:
     if second is not None:
         assert second.steps is not None
         second = Gradients(slopes(second.grad, second.steps, second.times), *second[1:])
-    return round._replace(grad=slopes(round.delta, round.steps, round.times), second=second)
+    slope = slopes(round.delta, round.steps, round.times)
+    grad = slope if round.shift is None else tree.sub(slope, round.shift)
+    return round._replace(grad=grad, downhill=slope, second=second)
 
 
 class _Sketches(NamedTuple):
@@ -74,8 +77,13 @@ class _Sketches(NamedTuple):
         if second is not None:
             second = second._replace(grad=jax.vmap(decode)(second.grad))
         assert round.key is not None
-        updates = jax.vmap(lambda delta: sketched(delta, round.key, self.m))(round.delta)
-        return round._replace(grad=jax.vmap(decode)(round.sent["sketch"]), compared=updates, second=second)
+
+        def again(stack: Params) -> Array:
+            return jax.vmap(lambda a: sketched(a, round.key, self.m))(stack)
+
+        grad = jax.vmap(decode)(round.sent["sketch"])
+        downhill = None if round.shift is None else grad + again(round.shift)
+        return round._replace(grad=grad, compared=again(round.delta), downhill=downhill, second=second)
 
 
 def source(wanted: str, m: Any = None, bits: Any = None) -> Source:

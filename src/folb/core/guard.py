@@ -4,7 +4,8 @@ FOLB weighs a reply by <grad F_k, grad_1 f>, so a device that inflates its gradi
 and raises its own weight. A guarded rule screens the round, applies the rule, and bounds its weights:
 
 1. a reply with a value or a norm that is not finite is rejected;
-2. a reply whose update does not descend on its own gradient, <Delta_k, -grad F_k> > 0, is rejected too;
+2. a reply whose update does not descend on its own gradient, <Delta_k, -grad F_k> > 0, is rejected too; if a memory
+   sent the device a shift of its gradients, that counts as part of its gradient;
 3. gamma_k is clamped to [0, 1];
 4. the norm of Delta_k is clipped to 3 times the median;
 5. the reference is the mean (10) of gradients clipped to their median norm, with p_k / P_k clipped to its median;
@@ -128,7 +129,7 @@ def screened(round: Round) -> Round:
     delta = _polar(round.delta, round.times > 0)
     grad = _polar(round.grad, round.times > 0)
     moved = delta if round.compared is None else _polar(round.compared, round.times > 0)
-    descent = -jax.vmap(tree.dot)(moved.direction, grad.direction)
+    descent = -jax.vmap(tree.dot)(moved.direction, _downhill(round, grad).direction)
     counted = jnp.isfinite(delta.norm) & jnp.isfinite(grad.norm) & (descent > 0)
     gamma = round.gamma
     if gamma is not None:
@@ -150,6 +151,15 @@ def screened(round: Round) -> Round:
         ),
         second=None if round.second is None else _screened_second(round.second, unit),
     )
+
+
+def _downhill(round: Round, grad: Polar) -> Polar:
+    """What each device was to descend along: its gradient, and the term that a memory sent it."""
+    if round.downhill is not None:
+        return _polar(round.downhill, round.times > 0)
+    if round.shift is None:
+        return grad
+    return _polar(tree.add(round.grad, round.shift), round.times > 0)
 
 
 def _screened_second(second: Gradients, unit: Array) -> Gradients:

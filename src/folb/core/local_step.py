@@ -66,14 +66,14 @@ class Pace(NamedTuple):
     """The state of `delta_sgd`: its last gradient, and the size, the growth and the length of its last step."""
 
     g: Params
-    lr: Any  # 0 before the first step
+    lr: Any  # negative before the first step
     theta: Any
     length: Any
 
 
 def _no_pace(params: Params) -> Pace:
     zero = norm(params) * 0
-    return Pace(zeros(params), zero, zero + 1, zero)
+    return Pace(zeros(params), zero - 1, zero + 1, zero)
 
 
 def delta_sgd(g: Params, state: Pace, lr: Any, *, gamma: Any, delta: Any) -> tuple[Params, Pace]:
@@ -83,12 +83,13 @@ def delta_sgd(g: Params, state: Pace, lr: Any, *, gamma: Any, delta: Any) -> tup
     """
     change = norm(each(lambda new, old: new - old, g, state.g))
     xp = namespace(change)
-    first = state.lr == 0
+    first = state.lr < 0
     before = xp.where(first, lr, state.lr)
     grown = xp.sqrt(1 + delta * state.theta) * before
     smooth = xp.where(change > 0, gamma * state.length / (2 * xp.where(change > 0, change, 1.0)), xp.inf)
     eta = xp.where(first, lr, xp.minimum(smooth, grown))
-    return scaled(g, -eta), Pace(g, eta, eta / before, eta * norm(g))
+    theta = xp.where(before > 0, eta / xp.where(before > 0, before, 1.0), 1.0)
+    return scaled(g, -eta), Pace(g, eta, theta, eta * norm(g))
 
 
 LOCAL_STEPS: dict[str, LocalStep] = {

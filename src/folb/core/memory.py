@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ class DeviceMemory:
     without a usable reply (`round.times` is 0) keep their memory, whatever the result says. A round that does not
     change the model (no usable reply, or all weights 0) changes no memory.
     shift(shared, own) -> a tree of the model's shape, for one device; None sends nothing. It may have further
-    arguments, by name: `params` (the model that is sent), `steps` (the device's local steps) and `lr`.
+    arguments, by name: `params` (the server's model), `steps` (the device's local steps), `lr` and `N`.
     correct(round) -> the server's step, a tree, in place of the rule's, which is round.update.delta.
     A device's steps are `pace` times as long, and its proximal weight is larger by `prox`.
     """
@@ -43,6 +43,8 @@ class DeviceMemory:
     correct: Callable[[Round], Params] | None = None
     pace: Any = 1.0
     prox: Any = 0.0
+    uploads: tuple[str, ...] = field(default=(), metadata={"static": True})  # what `update` needs of the devices
+    one_size: bool = field(default=False, metadata={"static": True})  # whether it divides by the size of a local step
     sampling: DeviceMemory | None = None  # what a sampling remembers besides; then all memory is a pair
 
     def seen(self, round: Round) -> Round:
@@ -50,7 +52,7 @@ class DeviceMemory:
         return round if self.sampling is None else round._replace(shared=round.shared[0], own=round.own[0])
 
 
-SHIFTED_BY = ("params", "steps", "lr")  # what a shift may be computed from, besides the memory
+SHIFTED_BY = ("params", "steps", "lr", "N")  # what a shift may be computed from, besides the memory
 
 
 def device_memory(wanted: DeviceMemory | None, sampling: DeviceMemory | None = None) -> DeviceMemory | None:

@@ -71,7 +71,13 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     A round without a usable reply changes neither the model nor any memory.
     """
     remembers = algorithm.memory
-    round = round._replace(shared=state.shared)
+    round = round._replace(shared=state.shared, start=model_sent(algorithm, state))
+    if (
+        remembers is not None
+        and remembers.shift is not None
+        and (algorithm.gradient is not None or algorithm.sends("grad"))
+    ):
+        round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.gradient is not None:
         round = algorithm.gradient.view(round)
     seen = round if remembers is None else remembers.seen(round)
@@ -115,16 +121,16 @@ def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) ->
     return draw.devices(luck[: draw.words]), second
 
 
-def shifts(algorithm: Algorithm, state: State, own: Any, steps: Array) -> Params | None:
+def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Params | None:
     """The linear term that each device is sent, stacked like `own`; None if nothing is sent.
 
-    `steps` are the local steps of each device.
+    `steps` are the local steps of each device, and N is the number of devices.
     """
     memory = algorithm.memory
     if memory is None or memory.shift is None:
         return None
     shared, own = (state.shared, own) if memory.sampling is None else (state.shared[0], own[0])
-    known = {"params": model_sent(algorithm, state), "steps": steps, "lr": algorithm.solver.lr}
+    known = {"params": state.params, "steps": steps, "lr": algorithm.solver.lr, "N": N}
     more = shifted_by(memory)
     axes = (None, 0, *(0 if name == "steps" else None for name in more))
     given = (shared, own, *(known[name] for name in more))

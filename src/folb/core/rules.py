@@ -45,7 +45,10 @@ class Round(NamedTuple):
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
     key: Array | None = None  # two random words that all devices of the round share
+    start: Params | None = None  # the model that devices were sent, not stacked
+    shift: Params | None = None  # what each device added to its gradients, stacked, if it was sent such a term
     compared: Params | None = None  # the updates, in the same form as `grad`, if that is not the model's
+    downhill: Params | None = None  # what each device was to descend along, in the same form, if not `grad` + `shift`
     update: Update | None = None  # what the rule made of the round: for server steps and memories
 
 

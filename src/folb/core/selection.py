@@ -136,11 +136,21 @@ def drawing(how: Selection, known: Known) -> Draw:
     N = len(known.size)
     if not isinstance(found, Array | np.ndarray) or jnp.iscomplexobj(found):
         raise InputError("sampling: what it returns", type(found).__name__, "should be an array of chances, or a Draw")
-    if found.shape != (N,):
-        raise InputError("sampling: shape", found.shape, f"should be ({N},): a chance for each device")
+    who = N if known.candidates is None else len(known.candidates)
+    if found.shape != (who,):
+        raise InputError(
+            "sampling: shape", found.shape, f"should be ({who},): a chance for each device it is asked about"
+        )
     # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
     chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)
-    return from_distribution(_proportional(chances), known)
+    if known.candidates is None:
+        return from_distribution(_proportional(chances), known)
+    P, some = _proportional(chances), known.candidates
+    return Draw(
+        known.K if known.replacement else who,
+        lambda words: _multiset(some[_drawn(randomness.uniform(words), P, known.K, known.replacement)]),
+        lambda device: jnp.ones(jnp.shape(device)),
+    )
 
 
 def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Draw:
@@ -206,12 +216,16 @@ def _power_of_choice(known: Known) -> Draw:
 
 
 def _largest_remembered(known: Known) -> Draw:
-    """Of some random candidates, the K whose loss was largest when they last worked; who was not met comes first."""
-    return _largest(known, known.memory)
+    """Of some random candidates, the K whose loss was largest when they last worked."""
+    # Who was not met has the median loss. If it came first, a device that never answers would be asked for ever.
+    met = jnp.isfinite(known.memory)
+    ordered = jnp.sort(jnp.where(met, known.memory, jnp.inf))
+    middle = ordered[jnp.maximum(jnp.sum(met) - 1, 0) // 2]
+    return _largest(known, jnp.where(met, known.memory, jnp.where(jnp.any(met), middle, 0.0)))
 
 
 def _not_met(params: Params) -> tuple[tuple[()], Array]:
-    """A device that was not met has the largest loss: it comes first."""
+    """A device that was not met has no loss yet."""
     return (), jnp.float32(jnp.inf)
 
 
@@ -247,7 +261,10 @@ CLUSTERING = 20  # steps of k-means
 
 
 def clustered(answers: Array, K: Any) -> Array:
-    """The cluster, 0 to K - 1, of each row: k-means on directions, begun with rows that are far from each other."""
+    """The cluster, 0 to K - 1, of each row: k-means on directions, begun with rows that are far from each other.
+
+    Rows of a small cluster have -1: they belong to any.
+    """
     rows = answers / jnp.maximum(jnp.linalg.norm(answers, axis=1, keepdims=True), 1e-30)
     near = jnp.full(len(rows), -jnp.inf)
     first = jnp.argmax(jnp.linalg.norm(answers, axis=1))
@@ -264,7 +281,11 @@ def clustered(answers: Array, K: Any) -> Array:
         norm = jnp.linalg.norm(total, axis=1, keepdims=True)
         return jnp.where(norm > 0, total / jnp.maximum(norm, 1e-30), centres)
 
-    return jnp.argmax(rows @ jax.lax.fori_loop(0, CLUSTERING, turn, centres).T, axis=1).astype(jnp.int32)
+    label = jnp.argmax(rows @ jax.lax.fori_loop(0, CLUSTERING, turn, centres).T, axis=1).astype(jnp.int32)
+    # A device alone in its cluster would be drawn in every round, and a liar could see to that. So a cluster has at
+    # least half of its share of the devices: nobody is drawn more than twice as often as by chance.
+    count = jnp.zeros(K, jnp.int32).at[label].add(1)
+    return jnp.where(2 * K * count[label] < len(rows), -1, label)
 
 
 SAMPLINGS = {
@@ -311,6 +332,14 @@ def sampling(wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candi
     if survey is not None and (late := set(survey.needs) - set(BEFORE_WORK)):
         expected = f"should need none of {', '.join(sorted(late))}: a survey comes before the devices work"
         raise InputError("survey", survey.name, expected)
+    if made.candidates is not None:
+        check_whole("candidates", made.candidates, K, 10**6)
+        if survey == GRAD:
+            raise InputError(
+                "survey", "grad", "should be a number: inner products (7) need the gradients of all devices"
+            )
+    if made.first is not None and made.keeps is None:
+        raise InputError("sampling: keeps", None, "should be a DeviceMemory, which has what `first` asks for")
     keeps = device_memory(made.keeps)
     return replace(made, weigh=compiled(made.weigh), survey=survey, keeps=keeps)
 
@@ -329,13 +358,15 @@ def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
 
     `u` are random numbers between 0 and 1: K of them, or N without replacement.
     """
+    return _multiset(_drawn(u, P, K, replacement))
+
+
+def _drawn(u: Array, P: Array, K: int, replacement: bool) -> Array:
     if replacement:
         total = jnp.cumsum(P)
-        chosen = jnp.minimum(jnp.searchsorted(total, u * total[-1], side="right"), len(P) - 1)
-    else:
-        # the K largest of log P + Gumbel noise are a draw without replacement from P
-        _, chosen = jax.lax.top_k(jnp.log(P) - jnp.log(-jnp.log(u)), K)
-    return _multiset(chosen)
+        return jnp.minimum(jnp.searchsorted(total, u * total[-1], side="right"), len(P) - 1)
+    # the K largest of log P + Gumbel noise are a draw without replacement from P
+    return jax.lax.top_k(jnp.log(P) - jnp.log(-jnp.log(u)), K)[1]
 
 
 def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:

@@ -50,7 +50,7 @@ def _extrapolate(
     memory: Any, round: Round, update: Update, *, lr: Array, eps: Array, eps_decay: Array
 ) -> tuple[Params, Any]:
     squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
-    left = eps * eps_decay ** jnp.float32(1 if round.t is None else round.t)
+    left = eps * eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
     step = jnp.sum(jnp.abs(update.weights) * squares) / (2 * (tree.dot(update.delta, update.delta) + left))
     return tree.add(round.params, update.delta, lr * jnp.maximum(1.0, step)), memory
 
@@ -59,7 +59,7 @@ def fedexp(lr: Any = 1.0, eps: Any = 1e-3, eps_decay: Any = 0.998**2) -> ServerS
     """FedExP (Jhunjhunwala et al., 2023): step max(1, sum_k |a_k| ||Delta_k||^2 / (2 ||Delta||^2 + 2 eps)).
 
     a_k are the rule's weights; with a_k = 1/K this is the published formula. As in its authors' experiments, eps is
-    eps_decay times smaller after each round, and the mean of the last two models is evaluated.
+    multiplied by eps_decay after each round, and the mean of the last two models is evaluated.
     """
     return ServerStep(Partial(_no_memory), Partial(_extrapolate, lr=lr, eps=eps, eps_decay=eps_decay))
 

@@ -19,7 +19,7 @@ from folb.core.vector import namespace
 from folb.typing import Params
 
 BITS = (1, 2, 4, 8, 32)
-LONGEST = 2**24 - 1  # parameters that a shuffle can handle
+MOST = 2**16  # numbers of a sketch
 
 
 def flat(a: Params) -> Any:

@@ -3,8 +3,8 @@
 The function's arguments name what it needs (KNOWN), and only that is computed. Its keyword-only arguments are numbers,
 which can be swept, or whole numbers that fix the shape. It returns a number, an array, a dict of arrays, or a tree of
 the model's shape, in float32 or, if it was packed, in bytes (uint8). A function that is written with `folb.core.vector`
-runs both in the simulator and on a real device. The size in bytes
-follows from the result. The server checks the shapes, and that every number is between `least` and `most`.
+runs both in the simulator and on a real device. The size in bytes follows from the result. The server checks the
+shapes, and that every number is between `least` and `most`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from folb.core.sketch import BITS, packed, sketched
+from folb.core.sketch import BITS, MOST, packed, sketched
 from folb.core.vector import each, namespace, norm
 from folb.errors import InputError, check_whole, choose
 from folb.typing import Params
@@ -102,7 +102,7 @@ def _sketch(grad: Params, key: Any, *, m: int, bits: int) -> Any:
 
 def sketch(m: int = 256, bits: int = 32) -> Upload:
     """A sketch of the gradient: m numbers of so many bits."""
-    check_whole("sketch", m, 1)
+    check_whole("sketch", m, 1, MOST)
     if bits not in BITS:
         raise InputError("bits", bits, f"should be one of {', '.join(map(str, BITS))}")
     return Upload("sketch", _sketch, sizes=(("m", int(m)), ("bits", int(bits))))

@@ -126,6 +126,7 @@ class Opened:
     algorithm: Algorithm
     members: list[Member]
     until: float
+    N: int = 0  # devices that were ever met: the memory is of all of them
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
     forms: Mapping[str, Form] = field(default_factory=dict)  # what each upload must be
@@ -249,7 +250,7 @@ class Opened:
             second=second,
             sent=sent,
             t=_whole(self.t),
-            N=_whole(len(self.members)),
+            N=_whole(max(self.N, len(self.members))),
             steps=np.where(times > 0, drawn.steps, np.zeros_like(drawn.steps)),
             lr=_array(self.algorithm.solver.lr),
             own=self.own,

@@ -298,6 +298,7 @@ class FederatedStrategy(Strategy):
         self.opened = opened = Opened(
             server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
         )
+        opened.N = len({member.identity for member in members} | set(self.remembered.met))
         opened.forms = self._forms(params)
         if len(members) < self.min_available_nodes:
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
@@ -395,8 +396,11 @@ class FederatedStrategy(Strategy):
         how = self.algorithm.selection
         K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
         most = N if how.distinct else math.inf
-        asked = min(math.ceil(K * self.over_selection - 1e-9), most)
-        return int(min(K, most)), replace(self.algorithm, selection=replace(how, K=int(asked)))
+        asked = int(min(math.ceil(K * self.over_selection - 1e-9), most))
+        sampling = how.sampling
+        if sampling.candidates is not None:  # as many for each device of the round as the algorithm has
+            sampling = replace(sampling, candidates=math.ceil(sampling.candidates * asked / how.K))
+        return int(min(K, most)), replace(self.algorithm, selection=replace(how, K=asked, sampling=sampling))
 
     @property
     def fewest(self) -> int:
@@ -506,7 +510,8 @@ class FederatedStrategy(Strategy):
         drawn = opened.plan
         assert drawn is not None
         uploads = (DELTA, *self.algorithm.uploads)
-        shift = shifts(opened.algorithm, opened.state, opened.own, drawn.steps)
+        N = np.int32(max(opened.N, len(opened.members)))
+        shift = shifts(opened.algorithm, opened.state, opened.own, drawn.steps, N)
         tasks, shifted = {}, {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:

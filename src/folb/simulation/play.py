@@ -90,7 +90,7 @@ def play(
     size = train.size[drawn.device]
     steps = steps_of(solver, slots.work, size)
     key = shared_words(seed, t)
-    shift = shifts(algorithm, state, own, steps)
+    shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
     delta = solve.solve(model, train, solver, model_at, slots, problem.abreast, problem.mesh, shift)
     sources = Sources(problem, model_at, here, drawn.device, usable, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)

@@ -85,7 +85,8 @@ def simulate(
     results agree with those of one accelerator up to rounding.
     `seeds` is a list of seeds, or a number n for the seeds 0 .. n-1.
     `observe(i, first, part)` is called as rounds complete: `part` has the rounds of run i that were completed since the
-    last call, beginning with round `first`, and no model.
+    last call, beginning with round `first`, and no model. Calls never overlap; they come from other threads if several
+    programs play at the same time.
     `checkpoints` is a directory: an interrupted simulation leaves its state there, and the same call resumes from it.
     `stream` says whether the samples stay on the host. If so, the samples of a round's devices are copied while the
     round before is computed; for an evaluation all samples are copied, in blocks. By default they stay if they take

@@ -1,4 +1,4 @@
-"""What all N devices are asked for before a draw: inner products (7), or the norms of their gradients."""
+"""What devices are asked for before a draw: inner products (7), or an upload such as a norm, a loss or a sketch."""
 
 from __future__ import annotations
 
