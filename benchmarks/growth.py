@@ -28,7 +28,7 @@ from folb.simulation.problem import Problem, problem
 from folb.simulation.program import NEVER, advance, begin
 
 FEATURES, CLASSES, EACH = 60, 10, 10
-TURNS = 7  # of SCAFFOLD and FedAvg
+TURNS = 5  # of SCAFFOLD and FedAvg
 HERE = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 
@@ -111,7 +111,7 @@ def small_works(largest: int) -> Iterator[tuple[str, int, Federation, Model, int
     for N in (100, 1000, 10_000, 100_000, 1_000_000):
         if largest >= N:
             yield "devices N", N, federation(N), models.logistic((FEATURES,), CLASSES), 100
-    for width, rounds in ((14, 100), (140, 20), (1400, 2)):
+    for width, rounds in ((14, 100), (140, 100), (1400, 3)):  # about a chunk of a run, which copies the memory once
         model = models.mlp((FEATURES,), CLASSES, first=width, second=width)
         yield "parameters", parameters(model), federation(1000), model, rounds
 
