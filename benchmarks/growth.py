@@ -1,16 +1,20 @@
 """How the cost of a round grows: with the devices there are, those chosen, the parameters, and the runs stacked.
 
+Then the cost of a round of SCAFFOLD over one of FedAvg on the same work, which take turns; on a CPU, by CPU time on one
+core. The state goes from each turn to the next, and its memory has rows for the devices that all turns can meet.
+
 FedAvg, 20 mini-batch steps of 10 on devices of 10 samples with 60 features; no evaluation in the rounds measured. Time
 is the median of three chunks of rounds; memory is what the compiled program asks for beside its inputs and outputs.
-Prints a table, and writes docs/benchmarks/growth.json and growth.png.
+Prints tables, and writes docs/benchmarks/growth.json, growth.png and growth-scaffold.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,12 +22,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from folb import Model, algorithms, models, system
+from folb import Algorithm, Model, algorithms, models, system
 from folb.data.federation import Federation, Split
-from folb.simulation.problem import problem
+from folb.simulation.problem import Problem, problem
 from folb.simulation.program import NEVER, advance, begin
 
 FEATURES, CLASSES, EACH = 60, 10, 10
+TURNS = 5  # of SCAFFOLD and FedAvg
 HERE = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 
@@ -59,6 +64,11 @@ def cost(data: Federation, model: Model, K: int, runs: int) -> tuple[float, floa
     return median(chunk(rounds) for _ in range(3)), memory.temp_size_in_bytes / 1e6
 
 
+def parameters(model: Model) -> int:
+    """How many numbers a model has."""
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+
+
 def sweeps(largest: int) -> Iterator[tuple[str, int, Federation, Model, int, int]]:
     """What is varied, its value, and the work."""
     small = federation(1000)
@@ -70,28 +80,95 @@ def sweeps(largest: int) -> Iterator[tuple[str, int, Federation, Model, int, int
         yield "chosen K", K, small, logistic, K, 1
     for width in (14, 140, 1400, 3000):
         model = models.mlp((FEATURES,), CLASSES, first=width, second=width)
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
-        yield "parameters", parameters, small, model, 10, 1
+        yield "parameters", parameters(model), small, model, 10, 1
     for runs in (1, 10, 100, 1000):
         yield "runs stacked", runs, small, logistic, 10, runs
 
 
+def takes_turns(shared: Problem, algorithm: Algorithm, rounds: int) -> Callable[[], float]:
+    """A function that goes on by `rounds` rounds, and returns the milliseconds of a round."""
+    stacked, seeds = jax.tree.map(lambda leaf: np.stack([leaf]), algorithm), np.zeros(1, np.uint32)
+    states, t = begin(shared, stacked, seeds, (1 + TURNS) * rounds), 1
+
+    def turn() -> float:
+        nonlocal states, t
+        span = (np.int32(t), np.int32(t + rounds), np.int32(NEVER))
+        begun = _clock()
+        states = jax.block_until_ready(advance(shared, stacked, states, seeds, *span)[0])
+        t += rounds
+        return 1000 * (_clock() - begun) / rounds
+
+    turn()  # compilation
+    return turn
+
+
+def _clock() -> float:
+    return time.process_time() if jax.default_backend() == "cpu" else time.perf_counter()
+
+
+def small_works(largest: int) -> Iterator[tuple[str, int, Federation, Model, int]]:
+    """What is varied for SCAFFOLD, its value, the work, and the rounds of a turn."""
+    for N in (100, 1000, 10_000, 100_000, 1_000_000):
+        if largest >= N:
+            yield "devices N", N, federation(N), models.logistic((FEATURES,), CLASSES), 100
+    for width, rounds in ((14, 100), (140, 100), (1400, 3)):  # about a chunk of a run, which copies the memory once
+        model = models.mlp((FEATURES,), CLASSES, first=width, second=width)
+        yield "parameters", parameters(model), federation(1000), model, rounds
+
+
+def against_fedavg(largest: int) -> dict[str, Any]:
+    """Print and return the milliseconds of a round of both, and the median, least and greatest ratio."""
+    print(f"{'':16}{'':>12}{'FedAvg, ms':>12}{'SCAFFOLD, ms':>14}{'ratio':>20}")
+    found: dict[str, Any] = {}
+    for name, value, data, model, rounds in small_works(largest):
+        shared = problem(data, model, system=system.fixed(work=20))
+        one, other = (takes_turns(shared, make(K=10), rounds) for make in (algorithms.fedavg, algorithms.scaffold))
+        pairs = [(one(), other()) for _ in range(TURNS)]
+        ratios = [theirs / ours for ours, theirs in pairs]
+        middle = [median(values) for values in zip(*pairs, strict=True)]
+        times = [median(ratios), min(ratios), max(ratios)]
+        found.setdefault(name, []).append((value, *middle, *times))
+        told = "{:.2f} ({:.2f} .. {:.2f})".format(*times)
+        print(f"{name:16}{value:12,}{middle[0]:12.2f}{middle[1]:14.2f}{told:>20}", flush=True)
+    return found
+
+
 def main() -> None:
-    """Print the table, and leave the figures and the picture."""
+    """Print the tables, and leave the figures and the picture."""
     parser = argparse.ArgumentParser(description="How the cost of a round grows.")
     parser.add_argument("--largest", type=int, default=1_000_000, help="devices at most (1000000, which takes 8 GB)")
+    parser.add_argument("--only", choices=("fedavg", "scaffold"), help="one of the two tables")
     parser.add_argument("--out", type=Path, default=HERE)
     options = parser.parse_args()
-    print(f"{jax.devices()[0].device_kind}\n{'':16}{'':>12}{'ms a round':>12}{'MB':>10}")
+    device = jax.devices()[0].device_kind
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(device)
+    if options.only != "scaffold":
+        found = of_fedavg(options.largest)
+        write(options.out / "growth.json", {"device": device, "ms a round and MB": found})
+        draw(found, options.out / "growth.png")
+    if options.only != "fedavg":
+        if jax.default_backend() == "cpu":
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
+        ratios = against_fedavg(options.largest)
+        title = "FedAvg and SCAFFOLD, ms a round; their ratio, its least and greatest"
+        write(options.out / "growth-scaffold.json", {"device": device, "turns": TURNS, title: ratios})
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """The figures as JSON."""
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def of_fedavg(largest: int) -> dict[str, list[tuple[int, float, float]]]:
+    """Print and return the cost of a round of FedAvg: for each sweep its values, milliseconds and MB."""
+    print(f"{'':16}{'':>12}{'ms a round':>12}{'MB':>10}")
     found: dict[str, list[tuple[int, float, float]]] = {}
-    for name, value, data, model, K, runs in sweeps(options.largest):
+    for name, value, data, model, K, runs in sweeps(largest):
         seconds, megabytes = cost(data, model, K, runs)
         found.setdefault(name, []).append((value, 1000 * seconds, megabytes))
         print(f"{name:16}{value:12,}{1000 * seconds:12.2f}{megabytes:10.1f}", flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    document = {"device": jax.devices()[0].device_kind, "ms a round and MB": found}
-    (options.out / "growth.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draw(found, options.out / "growth.png")
+    return found
 
 
 def draw(found: dict[str, list[tuple[int, float, float]]], path: Path) -> None:

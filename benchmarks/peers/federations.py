@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from work import Array
+from work import LOGISTIC, Array
 
 from folb import Model, data, models
 
 
 def write(name: str, path: Path) -> None:
     """Make a work's federation and its initial network."""
-    make = {"mclr": synthetic, "folb": synthetic, "cnn": images, "lstm": text}[name]
+    make = synthetic if name in LOGISTIC else {"cnn": images, "lstm": text}[name]
     arrays, model = make()
     fields: dict[str, Any] = arrays | flat(model.init(jax.random.key(0)), "initial")
     np.savez(path, **fields)

@@ -1,4 +1,7 @@
-"""The work on FedJAX: its federated averaging, and FOLB (13) written with its tools."""
+"""The work on FedJAX: its federated averaging, its MimeLite, and FOLB (13) written with its tools.
+
+Its MimeLite weights the gradients that renew the momentum by samples; folb's does not.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if not hasattr(jax, "tree_map"):  # gone from JAX since; FedJAX still calls it
 
 import fedjax
 import haiku as hk
-from work import BATCH, Array, K, Scores, Work, measure, task
+from work import BATCH, BETA, LOGISTIC, Array, K, Scores, Work, measure, task
 
 GRADIENT_BLOCK = 256  # samples of a device taken at once by a full gradient
 
@@ -39,7 +42,7 @@ def scores(name: str, x: Any) -> Any:
 def initial(work: Work) -> dict[str, dict[str, Any]]:
     """The start that all libraries share, by Haiku's names."""
     values = work.initial
-    if work.name in ("mclr", "folb"):
+    if work.name in LOGISTIC:
         return {"scores": {"w": values["weight"], "b": values["bias"]}}
     if work.name == "cnn":
         layers = ("first", "second", "hidden", "scores")
@@ -129,6 +132,15 @@ def main() -> None:
     batches = fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=None, num_steps=work.settings.steps)
     if work.name == "folb":
         algorithm = folb(model, work, batches)
+    elif work.name == "mimelite":
+        algorithm = fedjax.algorithms.mime_lite.mime_lite(
+            fedjax.model_per_example_loss(model),
+            # its momentum is a sum, not a mean: the steps are 1 / (1 - BETA) times as long
+            fedjax.optimizers.sgd(work.settings.lr * (1 - BETA), momentum=BETA),
+            batches,
+            fedjax.PaddedBatchHParams(batch_size=GRADIENT_BLOCK),
+            1.0,
+        )
     else:
         algorithm = fedjax.algorithms.fed_avg.federated_averaging(
             fedjax.model_grad(model), fedjax.optimizers.sgd(work.settings.lr), fedjax.optimizers.sgd(1.0), batches

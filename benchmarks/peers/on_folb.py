@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from work import BATCH, K, Scores, Work, measure, task
+from work import BATCH, BETA, LOGISTIC, K, Scores, Work, measure, task
 
 from folb import Federation, Model, __version__, algorithms, models, simulate, system
 
 MODELS: dict[str, Callable[..., Model]] = {
-    "mclr": models.logistic,
-    "folb": models.logistic,
+    **dict.fromkeys(LOGISTIC, models.logistic),
     "cnn": models.cnn,
     "lstm": models.char_lstm,
 }
@@ -42,11 +41,17 @@ def simulation(work: Work, seed: int) -> Callable[[int, int], Scores]:
     common: dict[str, Any] = {"K": K, "replacement": False, "batch": BATCH, "lr": settings.lr}
     if work.name == "folb":
         algorithm = algorithms.folb(mu=settings.mu, **common)
+    elif work.name == "mimelite":
+        algorithm = algorithms.mimelite(averaging="samples", memory_beta=BETA, **common)
+    elif work.name == "scaffold":
+        algorithm = algorithms.scaffold(**common)
     else:
         algorithm = algorithms.fedavg(averaging="samples", **common)
     steps = system.fixed(work=settings.steps)
 
     def run(rounds: int, every: int) -> Scores:
+        if work.name == "scaffold":  # the memory has rows for the devices that can be met: all, in the warm-up too
+            rounds = max(rounds, -(-work.N // K))
         (found,) = simulate(data, network, algorithm, rounds=rounds, evaluate_every=every, seeds=[seed], system=steps)
         return Scores(float(found.train_loss[-1]), found.final)
 

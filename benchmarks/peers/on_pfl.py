@@ -1,4 +1,4 @@
-"""The work on Apple's pfl: FederatedAveraging on its simulated backend, with PyTorch, in one process."""
+"""The work on Apple's pfl: FederatedAveraging and SCAFFOLD on its simulated backend, with PyTorch, in one process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightingStrategy
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
 from pfl.callback.base import TrainingProcessCallback
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.data.user_state import InMemoryUserStateStorage
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, StringMetricName, Weighted
 from pfl.model.pytorch import PyTorchModel
@@ -50,6 +52,20 @@ class Network(torch.nn.Module):  # type: ignore[misc]
         if wanted == "loss":
             return {wanted: Weighted(float(cross_entropy(scores, y, reduction="sum")), len(y))}
         return {wanted: Weighted(int((scores.argmax(1) == y).sum()), len(y))}
+
+
+class Model(PyTorchModel):  # type: ignore[misc]
+    """pfl's network, with SCAFFOLD's local steps as in the paper.
+
+    pfl's updates are w_k - w, so its c_k and c have the sign opposite to the paper's. But its steps are g - c_k + c,
+    too, and training diverges. With c_k and c exchanged, its steps are the paper's, at the same cost.
+    """
+
+    def do_multiple_epochs_of(self, *given: Any, **more: Any) -> Any:
+        """The local steps of a device."""
+        if work.name == "scaffold":
+            more["local_c"], more["server_c"] = more["server_c"], more["local_c"]
+        return super().do_multiple_epochs_of(*given, **more)
 
 
 class BySamples(WeightingStrategy):  # type: ignore[misc]
@@ -97,17 +113,28 @@ def run(rounds: int, every: int) -> Scores:
         return PyTorchTensorDataset((data.x[rows], data.y[rows]), user_id=k)
 
     module, evaluation = Network(), Evaluation(every)
-    FederatedAveraging().run(
-        algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=K, val_cohort_size=0
-        ),
+    numbers: dict[str, Any] = {
+        "central_num_iterations": rounds,
+        "evaluation_frequency": rounds + 1,
+        "train_cohort_size": K,
+        "val_cohort_size": 0,
+    }
+    if work.name == "scaffold":
+        numbers |= {"population": work.N, "use_gradient_as_control_variate": False}
+        params = SCAFFOLDParams(**numbers, user_state_storage=InMemoryUserStateStorage())
+        algorithm, weighting = SCAFFOLD(), []
+        amount = {"local_num_epochs": 1, "local_num_steps": None}  # it counts passes only: one has all the batches
+    else:
+        algorithm, params, weighting = FederatedAveraging(), NNAlgorithmParams(**numbers), [BySamples()]
+        amount = {"local_num_epochs": None, "local_num_steps": work.settings.steps}
+    algorithm.run(
+        algorithm_params=params,
         backend=SimulatedBackend(
-            training_data=FederatedDataset(device, cohorts().__next__), val_data=None, postprocessors=[BySamples()]
+            training_data=FederatedDataset(device, cohorts().__next__), val_data=None, postprocessors=weighting
         ),
-        model=PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
+        model=Model(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=None,
-            local_num_steps=work.settings.steps,
+            **amount,
             local_learning_rate=work.settings.lr,
             local_batch_size=BATCH,
         ),

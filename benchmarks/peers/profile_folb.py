@@ -16,9 +16,9 @@ from pathlib import Path
 import federations
 import jax
 import on_folb
-from work import WORKS, load
+from work import LOGISTIC, WORKS, load
 
-ROUNDS = {"mclr": 200, "folb": 200, "cnn": 20, "lstm": 3}
+ROUNDS = {**dict.fromkeys(LOGISTIC, 200), "cnn": 20, "lstm": 3}
 CONTAINERS = ("while", "cond", "call", "ThunkExecutor")
 KINDS = {  # by words in the names that XLA gives to what it fused
     "matrix products": ("dot", "ynn", "convolution"),

@@ -42,8 +42,8 @@ class Library(NamedTuple):
 
 LIBRARIES = {
     "folb": Library("folb", tuple(WORKS)),
-    "fedjax": Library("FedJAX", tuple(WORKS)),
-    "pfl": Library("pfl", FEDAVG),
+    "fedjax": Library("FedJAX", (*FEDAVG, "folb", "mimelite")),
+    "pfl": Library("pfl", (*FEDAVG, "scaffold")),
     "flower": Library("Flower simulation", FEDAVG),
     "fedlab": Library("FedLab", FEDAVG),
     "torch": Library("PyTorch loop", FEDAVG),

@@ -3,8 +3,9 @@
 A work is a federation, a network as it starts and the numbers below. In each round K devices, drawn uniformly
 without replacement, do `steps` SGD steps on batches of BATCH samples that run from one shuffled pass over their own
 samples into the next; the server averages their models, weighted by samples. `folb` adds the proximal term, and each
-device's full gradient for rule (13). After every `every` rounds: the loss over all training samples, and the accuracy
-over all test samples.
+device's full gradient for rule (13). `mimelite` adds the server's momentum BETA to the local steps, and each device's
+full gradient to renew it. `scaffold` adds control variates (option 2), and averages without weights. After every
+`every` rounds: the loss over all training samples, and the accuracy over all test samples.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 K, BATCH = 10, 10
+BETA = 0.9  # the momentum of `mimelite`
 BLOCK = 256  # samples of a network that are evaluated at once, where the library leaves it to the caller
 
 
@@ -36,9 +38,13 @@ class Settings(NamedTuple):
 WORKS = {
     "mclr": Settings(steps=20, lr=0.01, rounds=200, every=1),
     "folb": Settings(steps=20, lr=0.01, rounds=200, every=1, mu=0.01),
+    "mimelite": Settings(steps=20, lr=0.01, rounds=200, every=1),
+    "scaffold": Settings(steps=20, lr=0.01, rounds=200, every=1),
     "cnn": Settings(steps=10, lr=0.05, rounds=20, every=20),
     "lstm": Settings(steps=10, lr=0.3, rounds=3, every=3),
 }
+LOGISTIC = ("mclr", "folb", "mimelite", "scaffold")  # on Synthetic_1_1
+FULL_GRADIENTS = ("folb", "mimelite")
 
 
 class Work(NamedTuple):
@@ -62,7 +68,7 @@ class Work(NamedTuple):
     @property
     def block(self) -> int:
         """Samples evaluated at once: all, unless the network is large."""
-        return BLOCK if self.name in ("cnn", "lstm") else len(self.y)
+        return len(self.y) if self.name in LOGISTIC else BLOCK
 
     def rows(self, k: int) -> slice:
         """Where device k's samples are."""
@@ -77,7 +83,8 @@ class Work(NamedTuple):
         """
         forward, of_data = _products(self.name)
         steps = K * self.settings.steps * BATCH * (3 * forward - of_data)
-        gradients = K * len(self.y) / self.N * (3 * forward - of_data) if self.name == "folb" else 0.0
+        gradients = K * len(self.y) / self.N * (3 * forward - of_data)
+        gradients = gradients if self.name in FULL_GRADIENTS else 0.0
         return steps + gradients + forward * (len(self.y) + len(self.y_test)) / self.settings.every
 
 

@@ -47,6 +47,8 @@ from folb.store.environment import cores, memory
 from folb.typing import Params
 
 CHUNK_SECONDS = 0.25
+LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
+COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
 
 
 class Job(NamedTuple):
@@ -338,6 +340,15 @@ def _check_codes(federation: Federation, codes: int) -> None:
             raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
 
 
+def _chunk_seconds(states: State) -> float:
+    """How long a chunk should take. It begins with a copy of the memory of devices: with more of it, it is longer.
+
+    The memory of before is kept until the chunk is there, so that an interruption loses no round.
+    """
+    copied = sum(leaf.nbytes for leaf in jax.tree.leaves(states.devices)) / COPIED
+    return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
+
+
 def _run_stacked(
     problem: Problem,
     federation: Federation,
@@ -404,7 +415,7 @@ def _run_stacked(
                     while_playing()
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
-                length = parallel.shared(max(1, min(4 * length, int(CHUNK_SECONDS * length / (now - begun)))))
+                length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
                 if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
                     keep()
                     saved = time.perf_counter()
