@@ -190,6 +190,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     delta = {"w": jnp.array([[-1.0, 0.0], [1.0, 1.0], [-1.0, -0.5]])}  # the second one climbs
     ones = jnp.ones(3)
     own_rows = jax.tree.map(lambda leaf: jnp.stack([leaf + 7] * 3), zero)
+    state = state._replace(shared=jax.tree.map(lambda leaf: leaf + 7, state.shared))  # c - c_k is 0: it bends nothing
     closed = close(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
     kept = np.asarray(closed.own["w"])
     np.testing.assert_array_equal(kept[1], [7.0, 7.0])
