@@ -58,22 +58,8 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    "deployment",
-    "flower",
-    "family",
-    "store",
-    "conformance",
-    "parallel",
-    "slots",
-    "cli",
-    "reproduce",
-    "stream",
-    "models",
-    "attacks",
-    "theory",
-    "browser",
-    "threads",
-    "flower_replies",
+    *("deployment", "store", "family", "flower", "conformance", "slots", "cli", "parallel", "flower_replies", "models"),
+    *("stream", "attacks", "reproduce", "tune", "execute", "browser", "damage", "watch"),
 )
 
 
