@@ -197,7 +197,7 @@ class Spoiler:
         return content
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1500, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["folb_hetero", "folb"])
 def test_no_generated_reply_spoils_the_model(name, count):
     """So many rounds of each rule, one guarded and one not: a generated reply beside honest ones, then the step."""
