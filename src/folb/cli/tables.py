@@ -178,6 +178,8 @@ def settings(known: Mapping[str, Setting]) -> Table:
     """A line for each setting."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, setting in known.items():
-        choices = f" ({', '.join(get_args(setting.type))})" if get_origin(setting.type) is Literal else ""
+        kinds = [setting.type, *get_args(setting.type)]  # the choices of Literal["a", "b"] | None, too
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        choices = f" ({', '.join(words)})" if words else ""
         table.add_row(*map(escape, (f"      {name}", f"= {setting.default}", setting.meaning + choices)))
     return table

@@ -25,7 +25,7 @@ from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import AVERAGES, ServerStep, server_step
 from folb.core.solver import Solver
-from folb.core.upload import GAMMA, GRAD, LOSS, UNCLAMPED_GAMMA, Upload, upload
+from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check, check_whole, choose
 
 
@@ -92,7 +92,9 @@ class Common(TypedDict, total=False):
         Literal["scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"] | None,
         "what the server remembers of devices; by default nothing",
     ]
-    option: Annotated[Literal["1", "2"] | None, "how memory=scaffold renews c_k: by a gradient, or by the update (2)"]
+    option: Annotated[
+        Literal["1", "2"] | None, "how memory=scaffold renews c_k: 1, by a gradient; 2, the default, by the update"
+    ]
     memory_alpha: Annotated[float | None, "alpha of memory=feddyn (by default 0.01) or fedcm (0.1)"]
     memory_tau: Annotated[int | None, "how many rounds memory=ghbm looks back; by default 10, and best about N/K"]
     memory_beta: Annotated[float | None, "beta of memory=mimelite, ghbm or adabest; by default 0.9"]
@@ -196,7 +198,7 @@ def compose(
             )
     if second and gradient is not None and gradient.works and shifts:
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
-    if second and (chosen.candidates is not None or chosen.survey == LOSS):
+    if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:

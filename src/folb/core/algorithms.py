@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Unpack
 
@@ -82,66 +82,47 @@ def fedprox(
     return compose(_average(averaging), mu=mu, sampling=sampling, **common)
 
 
-def _drift(memory: str, averaging: str, sampling: str, common: Mapping[str, Any]) -> Algorithm:
-    """FedAvg with a memory against drift."""
-    other = common.get("memory")
-    if other not in (None, memory):
-        raise InputError("memory", other, f"is fixed: {memory} has a memory of its own; use fedavg with this memory")
-    made = compose(_average(averaging), sampling=sampling, **{**common, "memory": memory})
-    return replace(made, origin=Origin(settings={"memory": memory}))
+def _against_drift(memory: str, says: str) -> Callable[..., Algorithm]:
+    """FedAvg with a memory against drift (`folb.core.drift`), under the memory's name."""
+
+    def make(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+        other = common.get("memory")
+        if other not in (None, memory):
+            expected = f"is fixed: {memory} has a memory of its own; use fedavg with this memory"
+            raise InputError("memory", other, expected)
+        settings: dict[str, Any] = {**common, "memory": memory}
+        made = compose(_average(averaging), sampling=sampling, **settings)
+        return replace(made, origin=Origin(settings={"memory": memory}))
+
+    make.__name__ = make.__qualname__ = memory
+    make.__doc__ = says
+    return _listed(make)
 
 
-@_listed
-def scaffold(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c."""
-    return _drift("scaffold", averaging, sampling, common)
-
-
-@_listed
-def feddyn(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates."""
-    return _drift("feddyn", averaging, sampling, common)
-
-
-@_listed
-def fedvarp(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """FedVARP (Jhunjhunwala et al., 2022): a device's last update stands in for it while it is away."""
-    return _drift("fedvarp", averaging, sampling, common)
-
-
-@_listed
-def fedcm(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """FedCM (Xu et al., 2021): local steps mixed with the last round's mean step."""
-    return _drift("fedcm", averaging, sampling, common)
-
-
-@_listed
-def mimelite(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """MimeLite with momentum (Karimireddy et al., 2021): local steps with the server's frozen momentum."""
-    return _drift("mimelite", averaging, sampling, common)
-
-
-@_listed
-def ghbm(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """GHBM (Zaccone et al., 2025): local steps with the momentum of the last tau rounds."""
-    return _drift("ghbm", averaging, sampling, common)
-
-
-@_listed
-def adabest(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
-    """AdaBest (Varno et al., 2022): local bias estimates that fade while a device is away."""
-    return _drift("adabest", averaging, sampling, common)
+scaffold = _against_drift("scaffold", "SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c.")
+feddyn = _against_drift(
+    "feddyn", "FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates."
+)
+fedvarp = _against_drift(
+    "fedvarp", "FedVARP (Jhunjhunwala et al., 2022): a device's last update stands in for it while it is away."
+)
+fedcm = _against_drift("fedcm", "FedCM (Xu et al., 2021): local steps mixed with the last round's mean step.")
+mimelite = _against_drift(
+    "mimelite", "MimeLite with momentum (Karimireddy et al., 2021): local steps with the server's frozen momentum."
+)
+ghbm = _against_drift("ghbm", "GHBM (Zaccone et al., 2025): local steps with the momentum of the last tau rounds.")
+adabest = _against_drift(
+    "adabest", "AdaBest (Varno et al., 2022): local bias estimates that fade while a device is away."
+)
 
 
 @_listed
 def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
     """FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."""
-    choose("averaging", averaging, ("simple", "samples"))
-    made = compose(rules.mean, sampling=sampling, **common)
-    step = made.solver.step
-    if step.name == "delta_sgd":
-        raise InputError("local_step", step.name, "should be sgd or momentum: FedNova divides by steps of one size")
-    return replace(made, rule=Partial(rules.fednova_by_samples if averaging == "samples" else rules.fednova))
+    by = {"simple": rules.fednova, "samples": rules.fednova_by_samples}
+    if common.get("local_step") == "delta_sgd":
+        raise InputError("local_step", "delta_sgd", "should be sgd or momentum: FedNova divides by steps of one size")
+    return compose(by[choose("averaging", averaging, by)], sampling=sampling, **common)
 
 
 @_listed

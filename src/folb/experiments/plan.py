@@ -195,8 +195,9 @@ RENEWED = ("adam", "yogi", "fedexp")  # their defaults have changed: older resul
 
 def _identity(experiment: Experiment, federation: Federation) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    if any(f'"{server}"' in to_toml(experiment) for server in RENEWED):
-        digest.update(b"defaults of 2026")
+    servers = [table.get("server") for table in experiment.set.values() if isinstance(table, Mapping)]
+    if any(name in RENEWED for one in servers for name in (one if isinstance(one, list) else [one])):
+        digest.update(b"second defaults")
     for name in (experiment.model, experiment.system, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
