@@ -391,6 +391,18 @@ def test_a_server_step_is_optax_on_the_negative_update(name):
         np.testing.assert_allclose(flat(after), flat(optax.apply_updates(before, moves)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["adam", "yogi"])
+def test_without_bias_correction_it_is_algorithm_2_of_reddi_et_al(name):
+    """By hand, from m = 0 and v = eps^2."""
+    m, v, b, b2, eps, lr = np.zeros(P), np.full(P, 0.01**2), 0.8, 0.95, 0.01, 0.05
+    make = getattr(server_step, name)
+    for before, _, update, after in rounds_of(make(lr, b, b2, eps, bias_correction=False)):
+        d = flat(update.delta)
+        m = b * m + (1 - b) * d
+        v = b2 * v + (1 - b2) * d**2 if name == "adam" else v - (1 - b2) * d**2 * np.sign(v - d**2)
+        np.testing.assert_allclose(flat(after), flat(before) + lr * m / (np.sqrt(v) + eps), rtol=1e-5, atol=1e-6)
+
+
 def test_momentum_adds_up_past_updates():
     """Heavy ball by hand: m <- beta m + Delta, w <- w + lr m."""
     m = np.zeros(P)

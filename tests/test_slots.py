@@ -428,6 +428,14 @@ MISTAKES = {
         r"beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
     ),
     "beta of 1": ({"server": "momentum", "beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
+    "a correction of a step without one": (
+        {"server": "momentum", "bias_correction": False},
+        "bias_correction = False: is for server=adam, yogi; server is momentum",
+    ),
+    "a correction that is a number": (
+        {"server": "adam", "bias_correction": 0},
+        "bias_correction = 0: should be True or False",
+    ),
     "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
     "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
     "a rate of 1": ({"average": "ema", "average_rate": 1.0}, "average_rate = 1.0: should be at least 0"),

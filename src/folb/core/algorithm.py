@@ -106,6 +106,9 @@ class Common(TypedDict, total=False):
     beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9; 0.85 for lookahead"]
     beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
     eps: Annotated[float | None, "eps of adam, yogi, adagrad and fedexp; by default 0.001"]
+    bias_correction: Annotated[
+        bool | None, "of adam and yogi: yes, as optax, by default; no, as Reddi et al. print them"
+    ]
     eps_decay: Annotated[float | None, "by what fedexp multiplies eps in each round; by default 0.996"]
     average: Annotated[
         Literal["none", "ema", "last_two"] | None,
@@ -143,6 +146,7 @@ def compose(
     beta: Any = None,
     beta2: Any = None,
     eps: Any = None,
+    bias_correction: bool | None = None,
     eps_decay: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
@@ -209,7 +213,15 @@ def compose(
         selection=Selection(K, replacement, replace(chosen, keeps=None), second),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
-        server=server_step(server, lr=server_lr, beta=beta, beta2=beta2, eps=eps, eps_decay=eps_decay),
+        server=server_step(
+            server,
+            lr=server_lr,
+            beta=beta,
+            beta2=beta2,
+            eps=eps,
+            bias_correction=bias_correction,
+            eps_decay=eps_decay,
+        ),
         uploads=sent,
         memory=joined,
         gradient=gradient,

@@ -134,14 +134,57 @@ def _adagrad(memory: Params, round: Round, update: Update, *, lr: Array, eps: Ar
     return tree.add(round.params, step, lr), v
 
 
-def adam(lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
-    """FedAdam (Reddi et al., 2021)."""
-    return _from_optax("adam", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+def adam(
+    lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3, bias_correction: bool = True
+) -> ServerStep:
+    """FedAdam (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2."""
+    if bias_correction:
+        return _from_optax("adam", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+    return _algorithm_2(_recent, lr, beta, beta2, eps)
 
 
-def yogi(lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3) -> ServerStep:
-    """FedYogi (Reddi et al., 2021)."""
-    return _from_optax("yogi", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+def yogi(
+    lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3, bias_correction: bool = True
+) -> ServerStep:
+    """FedYogi (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2."""
+    if bias_correction:
+        return _from_optax("yogi", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
+    return _algorithm_2(_towards, lr, beta, beta2, eps)
+
+
+def _algorithm_2(squares: Callable[..., Array], lr: Any, beta: Any, beta2: Any, eps: Any) -> ServerStep:
+    """Reddi et al.'s Algorithm 2: m <- beta m + (1 - beta) Delta from 0, v from eps^2, the step m / (sqrt(v) + eps)."""
+    numbers = {"lr": lr, "beta": beta, "beta2": beta2, "eps": eps}
+    return ServerStep(Partial(_moments, eps=eps), Partial(_adapt, squares=Partial(squares), **numbers))
+
+
+def _moments(params: Params, *, eps: Any) -> tuple[Params, Params]:
+    return _zeros(params), _squares(params, eps=eps)
+
+
+def _adapt(
+    memory: tuple[Params, Params],
+    round: Round,
+    update: Update,
+    *,
+    squares: Callable[..., Array],
+    lr: Array,
+    beta: Array,
+    beta2: Array,
+    eps: Array,
+) -> tuple[Params, tuple[Params, Params]]:
+    m = jax.tree.map(lambda m, d: beta * m + (1 - beta) * d, memory[0], update.delta)
+    v = jax.tree.map(lambda v, d: squares(v, d**2, beta2), memory[1], update.delta)
+    step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), m, v)
+    return tree.add(round.params, step, lr), (m, v)
+
+
+def _recent(v: Array, square: Array, beta2: Array) -> Array:
+    return beta2 * v + (1 - beta2) * square
+
+
+def _towards(v: Array, square: Array, beta2: Array) -> Array:
+    return v - (1 - beta2) * square * jnp.sign(v - square)
 
 
 SERVERS: dict[str, Callable[..., ServerStep]] = {
@@ -161,6 +204,7 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beta2": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
     "eps": (lambda eps: eps > 0, "should be more than 0"),
     "eps_decay": (lambda decay: (decay > 0) & (decay <= 1), "should be more than 0 and at most 1"),
+    "bias_correction": (lambda flag: isinstance(flag, bool), "should be True or False"),
 }
 
 
