@@ -126,7 +126,14 @@ def test_every_opponent_is_shown_and_counts():
     both["algorithms"]["fedprox"]["runs"]["rounds"] = [5, 6, 4, 5, 5]
     verdict = judged(claim(worse=["fedavg", "fedprox"]), both)
     assert verdict.text == "does not hold (behind at least one of them in 1 of 1 conditions)"
-    assert verdict.conditions[0].effects["fedavg"].low > 0 > verdict.conditions[0].effects["fedprox"].high
+    effects = verdict.conditions[0].effects
+    assert effects["fedavg"].low > 0 > effects["fedprox"].high
+    assert [verdicts.comparison(verdict.claim, effect) for effect in effects.values()] == ["ahead", "behind"]
+    assert " times (against fedprox) to 2.06 [" in verdict.effect and verdict.effect.endswith("times (against fedavg)")
+    # on the page the verdict stands in the condition's first row alone, and each row says what it says by itself
+    rows = [line for line in pages._verdict(verdict) if line.startswith("|")][2:]
+    assert re.fullmatch(r"\| A \| does not hold \| fedavg \| 2.06 .* \| 5 \| ahead \|", rows[0])
+    assert re.fullmatch(r"\|  \|  \| fedprox \| 0.4.* \| 5 \| behind \|", rows[1])
 
 
 def test_rounds_that_most_never_reach_are_marked():
@@ -488,25 +495,34 @@ def test_two_files_of_one_name_and_a_name_of_ours_are_refused(tmp_path):
 # pages
 
 
+def an_arm(**given):
+    return Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5} | given)
+
+
 def stored(tmp_path, document, **given):
     arms.keep(tmp_path, document)
-    return arms.stored(tmp_path, Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5} | given))
+    return arms.stored(tmp_path, an_arm(**given))
 
 
 def test_results_are_used_only_by_the_experiment_they_are_of(tmp_path):
+    """Those of an earlier experiment file stay where they are, and the arm counts as not run."""
     assert stored(tmp_path, WIN)["identity"] == WIN["identity"]
     assert stored(tmp_path, WIN, set={"K": 10, "folb": {"unit": "step"}})["identity"] == WIN["identity"]
-    for given, message in [
-        ({"target": 0.9}, "has target = 0.9"),
-        ({"rounds": 50}, "has rounds = 50"),
+    for given, why in [
+        ({"target": 0.9}, "another target than 0.9"),
+        ({"rounds": 50}, "another rounds than 50"),
         ({"seeds": 4}, "other draws or seeds"),
-        ({"dataset": "synthetic_iid"}, "has dataset = synthetic_iid"),
-        ({"algorithms": ["folb"]}, r"has algorithms = \('folb',\)"),
-        ({"set": {"unit": "epoch"}}, "has unit = epoch"),
-        ({"set": {"folb": {"lr": 99.0}}}, "has folb = {'lr': 99.0}"),
+        ({"dataset": "synthetic_iid"}, "another dataset than synthetic_iid"),
+        ({"algorithms": ["folb"]}, "another algorithms than ('folb',)"),
+        ({"set": {"unit": "epoch"}}, "another unit than epoch"),
+        ({"set": {"folb": {"lr": 99.0}}}, "another folb than {'lr': 99.0}"),
     ]:
-        with pytest.raises(InputError, match=message):
-            stored(tmp_path, WIN, **given)
+        assert stored(tmp_path, WIN, **given) is None
+        assert arms.earlier(tmp_path, an_arm(**given)) == why
+    search = figure_files.Search("folb", {"mu": [0.1]}, [100])
+    searched = Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5}, searches=[search])
+    assert arms.earlier(tmp_path, searched) == "another line search"
+    assert arms.earlier(tmp_path, an_arm()) == "" and len(list((tmp_path / "results").iterdir())) == 1
     with pytest.raises(InputError, match="is of another arm"):
         stored(tmp_path, WIN | {"quick": True})
 
@@ -515,7 +531,7 @@ def test_results_are_used_only_by_the_experiment_they_are_of(tmp_path):
 def test_damaged_results_are_named(tmp_path, text):
     arms.keep(tmp_path, WIN).write_text(text)
     with pytest.raises(InputError, match="is damaged"):
-        arms.stored(tmp_path, Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5}))
+        arms.stored(tmp_path, an_arm())
 
 
 def test_results_with_a_run_missing_are_named(tmp_path):
@@ -566,6 +582,11 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in document["claims"]] == ["does not hold", "not tested here"]
     assert "— does not hold" in (home / "made_up.md").read_text()
+    mine.write_text(mine.read_text().replace("seeds = 5", "draws = 2\nseeds = 5"))  # the arm is to be run again
+    assert main(rebuild) == 0
+    text = (home / "made_up.md").read_text()
+    assert "— not tested here" in text and "Not run here: A (there are results, with other draws or seeds)." in text
+    assert len(list((home / "results").iterdir())) == 1
 
 
 @pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")

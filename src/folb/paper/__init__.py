@@ -76,7 +76,8 @@ def document(pages: Sequence[Page], quick: bool) -> dict[str, Any]:
                     {
                         "condition": one.name,
                         "against": against,
-                        "holds": one.holds,
+                        "holds": one.holds,  # of the condition, against all of its opponents
+                        "comparison": verdicts.comparison(verdict.claim, effect),  # of this one
                         "ours": one.ours,
                         **effect._asdict(),
                     }

@@ -52,7 +52,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
     identities: list[str] = []
     machines: list[dict[str, Any]] = []
     runs: list[tuple[int, Run]] = []
-    for draw, experiment in draws_of(given, range(arm.draws)):
+    for draw, experiment in draws_of(given, range(arm.draws), arm.drawn):
         planned = planner.plan(experiment)
         where = f"{arm.slug}, draw {draw + 1} of {arm.draws}" if arm.draws > 1 else arm.slug
         there = complete(planned, where)
@@ -91,10 +91,10 @@ class Planner:
         return replace(planned, model=self.models.setdefault(key, planned.model))
 
 
-def draws_of(given: Mapping[str, Any], draws: Sequence[int]) -> Iterator[tuple[int, Experiment]]:
-    """The experiment of each draw; the dataset's own if there are none."""
+def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:
+    """The experiment of each draw, a value of the setting `drawn`; the dataset's own if there are none."""
     for draw in draws or (None,):
-        settings = dict(given.get("set", {})) | ({} if draw is None else {"draw": draw})
+        settings = dict(given.get("set", {})) | ({} if draw is None else {drawn: draw})
         yield draw or 0, Experiment(**{**given, "set": settings})
 
 
@@ -106,7 +106,7 @@ def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str,
     reported, records = Experiment(**given).seeds, []
     settings = dict(given.get("set", {}))
     for search in arm.searches:
-        _check_apart(arm, search, reported, settings.get("draw", 0))
+        _check_apart(arm, search, reported, settings.get(arm.drawn, 0))
         points = _ranked(arm, search, given, planner, complete)
         values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
         for name in (search.algorithm, *search.also):
@@ -154,7 +154,7 @@ def _ranked(
     trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}
     trying["rounds"] = search.rounds or given.get("rounds", 100)
     groups: list[list[Run]] = []
-    for draw, experiment in draws_of(trying, search.draws):
+    for draw, experiment in draws_of(trying, search.draws, arm.drawn):
         planned = planner.plan(experiment)
         found = complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs()
         n = len(found) // len(planned.algorithms)
@@ -261,7 +261,18 @@ def _files(home: Path, slug: str) -> list[Path]:
 
 
 def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
-    """The results of an arm, if there are any. Results of another experiment than the file's are an error."""
+    """The results of an arm, if there are any. Those of an earlier experiment file do not count."""
+    found = _read(home, arm)
+    return None if found is None or _earlier(found, arm) else found
+
+
+def earlier(home: Path, arm: Arm) -> str:
+    """What the results of an arm have that its experiment file has no more, or "". Then it is to be run again."""
+    found = _read(home, arm)
+    return "" if found is None else _earlier(found, arm)
+
+
+def _read(home: Path, arm: Arm) -> dict[str, Any] | None:
     paths = _files(home, arm.slug)
     if not paths:
         return None
@@ -270,11 +281,12 @@ def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
         raise InputError("results", [path.name for path in paths], "should be one file for an arm; delete the others")
     try:
         document = json.loads(path.read_bytes())
-        problem = _problem(document, arm)
+        damage = _damage(document, arm)
+        _earlier(document, arm)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError("results", str(path), f"is damaged ({type(error).__name__}: {error}): {again}") from error
-    if problem:
-        raise InputError("results", str(path), f"{problem}: {again}")
+    if damage:
+        raise InputError("results", str(path), f"{damage}: {again}")
     return dict(document)
 
 
@@ -290,26 +302,42 @@ def _spelt_out(key: str, value: Any, found: Mapping[str, Mapping[str, Any]]) -> 
     return bool(taken) and all(one == value for one in taken)
 
 
-def _problem(document: Mapping[str, Any], arm: Arm) -> str:
-    """What is wrong with stored results, or "". Results of another form raise an error."""
+def _damage(document: Mapping[str, Any], arm: Arm) -> str:
+    """What is wrong with stored results by themselves, or "". Results of another form raise an error."""
     if (document["figure"], document["arm"], document["quick"]) != (arm.figure, arm.id, arm.quick):
         return "is of another arm"
-    if arm.check is not None:
-        same = document["check"] == arm.check and document["settings"] == dict(arm.settings)
-        return "" if same and all(map(len, document["values"].values())) else "is of another check"
+    if "check" in document:
+        return "" if all(map(len, document["values"].values())) else "has no values"
+    runs = len(document["experiment"]["seeds"]) * max(document["draws"], 1)
+    evaluated = len(document["evaluated_rounds"])
+    for name, algorithm in document["algorithms"].items():
+        lengths = {len(values) for values in algorithm["runs"].values()}
+        curves = {len(curve) for what in ("accuracy", "loss") for curve in algorithm[what].values()}
+        if lengths != {runs} or curves != {evaluated}:
+            return f"has incomplete runs of {name}"
+    return ""
+
+
+def _earlier(document: Mapping[str, Any], arm: Arm) -> str:
+    """In what the experiment of stored results is not that of the arm's file, or ""."""
+    if arm.check is not None or "check" in document:
+        same = document.get("check") == arm.check and document.get("settings") == dict(arm.settings)
+        return "" if same else "another check"
     found, wanted = document["experiment"], Experiment(**arm.given)
     given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set"})
     differing = {key: getattr(wanted, key) for key in given if found[key] != _listed(getattr(wanted, key))}
     differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, found["set"])}
     if differing:
         key = min(differing)
-        return f"is not of the experiment file, which has {key} = {differing[key]}"
+        return f"another {key} than {differing[key]}"
     if document["draws"] != arm.draws or list(found["seeds"]) != list(wanted.seeds):
-        return "has other draws or seeds than the experiment file"
-    evaluated = len(document["evaluated_rounds"])
-    for name, algorithm in document["algorithms"].items():
-        lengths = {len(values) for values in algorithm["runs"].values()}
-        curves = {len(curve) for what in ("accuracy", "loss") for curve in algorithm[what].values()}
-        if lengths != {len(found["seeds"]) * max(arm.draws, 1)} or curves != {evaluated}:
-            return f"has incomplete runs of {name}"
+        return "other draws or seeds"
+    if [_searched_on(one) for one in document["chosen"]] != [_searched_on(vars(one)) for one in arm.searches]:
+        return "another line search"
     return ""
+
+
+def _searched_on(search: Mapping[str, Any]) -> list[Any]:
+    """What a line search tried, and on which draws and seeds."""
+    grid = {key: list(values) for key, values in search["grid"].items()}
+    return [search["algorithm"], list(search["also"]), grid, list(search["draws"]), list(search["seeds"])]

@@ -9,6 +9,7 @@ An arm has the keys of an experiment of `folb run`, and
 
     id, name     for the command and for people
     draws        the number of draws of the data, 0 .. draws-1, each with every seed
+    drawn        the dataset's setting that a draw is a value of, if not `draw`: such as holdout_seed, for splits
     printed      the paper's rounds to the target, by algorithm, or "never"
     [arm.vary]   a setting and its values: an arm for each value
     [arm.search] the line search, on draws and seeds that are not reported; [[arm.search]] for several
@@ -36,7 +37,15 @@ from folb.experiments.experiment import Experiment
 FRONT = "front"  # the file with the texts of the front page
 OUTSIDE = "outside"  # the folder of the files that go beyond the paper
 KEYS = frozenset(field.name for field in fields(Experiment))
-OWN = ("id", "name", "draws", "printed", "check", "settings")  # keys of an arm that an experiment does not have
+OWN = (
+    "id",
+    "name",
+    "draws",
+    "drawn",
+    "printed",
+    "check",
+    "settings",
+)  # keys of an arm that an experiment does not have
 WORDS = {"step": "steps", "gradient": "full gradients", "epoch": "epochs"}
 
 
@@ -67,6 +76,7 @@ class Arm:
     varied: Mapping[str, Any] = field(default_factory=dict)
     check: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the check
+    drawn: str = "draw"  # the dataset's setting that a draw is a value of
 
     @property
     def slug(self) -> str:

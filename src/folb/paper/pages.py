@@ -36,6 +36,7 @@ class Page(NamedTuple):
     arms: Sequence[Arm]
     documents: Documents
     verdicts: Sequence[Verdict]
+    earlier: Mapping[str, str]  # by id: what the results have that the arm's file has no more
 
     @property
     def present(self) -> list[Mapping[str, Any]]:
@@ -49,7 +50,8 @@ def page(name: str, home: Path, quick: bool) -> Page:
     everything = [*figure.arms, *figure_files.used(figure, quick)]
     documents = {arm.id: arms.stored(home, arm) for arm in everything}
     judged = [verdicts.judge(claim, figure.matching(claim.arms, everything), documents) for claim in figure.claims]
-    return Page(figure, everything, documents, judged)
+    earlier = {arm.id: arms.earlier(home, arm) for arm in everything if documents[arm.id] is None}
+    return Page(figure, everything, documents, judged, earlier)
 
 
 def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
@@ -194,7 +196,11 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
     if one.present:
         yield "## Settings\n"
         yield from _settings(one.present)
-    missing = [arm.name for arm in one.arms if one.documents[arm.id] is None]
+    missing = [
+        f"{arm.name} (there are results, with {why})" if (why := one.earlier[arm.id]) else arm.name
+        for arm in one.arms
+        if one.documents[arm.id] is None
+    ]
     if missing:
         yield f"Not run here: {'; '.join(missing)}.\n"
     if figure.caveats:
@@ -244,15 +250,19 @@ def _published(compared: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
+    """The verdict, its conditions, and below each condition's name its comparisons, which may differ from it."""
     yield f"**{verdict.claim.says}** — {verdict.text}\n"
     if verdict.conditions:
-        yield "| condition | against | effect [95 % interval] | runs | |\n|---|---|---|---|---|"
+        yield "| condition | there the claim | against | effect [95 % interval] | runs | this comparison |"
+        yield "|---|---|---|---|---|---|"
         for condition in verdict.conditions:
-            word = "holds" if condition.holds else "does not hold"
+            word = verdicts.HOLDS if condition.holds else verdicts.FAILS
+            first = [condition.name, ": ".join(filter(None, (word, condition.note)))]
             for against, effect in condition.effects.items():
                 shown = verdicts.effect_text(verdict.claim, effect)
-                noted = ": ".join(filter(None, (word, condition.note)))
-                yield f"| {condition.name} | {against} | {shown} | {effect.runs} | {noted} |"
+                alone = verdicts.comparison(verdict.claim, effect) if against else ""
+                yield f"| {' | '.join([*first, against, shown, str(effect.runs), alone])} |"
+                first = ["", ""]  # the verdict is the condition's, not that of its other rows
         yield ""
     if verdict.unreached:
         yield f"No run arrives at the target: {'; '.join(verdict.unreached)}.\n"

@@ -120,11 +120,15 @@ class Verdict(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """The effect and its interval; of several effects, the least and the greatest."""
-        effects = sorted(effect for condition in self.conditions for effect in condition.effects.values())
+        """The effect and its interval; of several effects, the least and the greatest, and against whom they are."""
+        effects = sorted((effect, name) for one in self.conditions for name, effect in one.effects.items())
         if not effects:
             return ""
-        shown = [effect_text(self.claim, effect) for effect in effects]
+        several = len(self.claim.worse) > 1
+        shown = [
+            effect_text(self.claim, effect) + (f" (against {name})" if several else "")
+            for effect, name in (effects[0], effects[-1])
+        ]
         return shown[0] if shown[0] == shown[-1] else f"from {shown[0]} to {shown[-1]}"
 
 
@@ -154,6 +158,13 @@ def effect_text(claim: Claim, effect: Effect) -> str:
         return f"false in {round(effect.value * effect.runs)} of {effect.runs}"
     value, low, high = map(_signed, effect[:3])
     return f"{value} [{low}, {high}]{' drops' if claim.metric == 'drops' else ''}"
+
+
+def comparison(claim: Claim, effect: Effect) -> str:
+    """What one effect says by itself. A condition holds only if all of its comparisons do."""
+    if not claim.compares:
+        return HOLDS if _holds(claim, effect) else FAILS
+    return "ahead" if effect.low > 0 else "behind" if effect.high < 0 else "not clear"
 
 
 def _signed(value: float) -> str:
