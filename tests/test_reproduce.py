@@ -18,8 +18,8 @@ from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
-from folb.paper import arms, figure_files, pages, pictures, verdicts
-from folb.paper.figure_files import Arm, Claim
+from folb.paper import advice, arms, figure_files, pages, pictures, verdicts
+from folb.paper.figure_files import Arm, Claim, Front, Sentence
 from folb.store import directory
 
 ROOT = Path(__file__).parents[1]
@@ -350,17 +350,19 @@ def test_there_is_a_file_for_every_figure_and_table():
 
 
 def test_the_files_beyond_the_paper_are_a_group_of_their_own():
-    assert figure_files.outside() == ["fedml", "mcmahan", "niid_bench", "sketch"]
+    assert figure_files.outside() == ["averages", "fedml", "mcmahan", "niid_bench", "servers", "sketch"]
     assert figure_files.chosen(["outside", "fig2"]) == [*figure_files.outside(), "fig2"]
     assert figure_files.chosen(["all"]) == figure_files.names()
     for name in figure_files.outside():
         figure = figure_files.read(name)
-        everything = {arm.id for made in figure.claims for arm in figure.matching(made.arms, figure.arms)}
-        assert everything == {arm.id for arm in figure.arms} and figure.source != "The paper"
+        everything = [*figure.arms, *figure_files.used(figure)]
+        about = {arm.slug for made in figure.claims for arm in figure.matching(made.arms, everything)}
+        assert about == {arm.slug for arm in everything} and figure.source != "The paper"
         for made in figure.claims:
-            verdicts.check(made, figure.matching(made.arms, figure.arms))
+            verdicts.check(made, figure.matching(made.arms, everything))
         others = [made for made in figure.claims if made.published is not None]
-        assert len(others) == (0 if name == "sketch" else len(figure.claims))  # a claim of our own
+        own = name in ("averages", "servers", "sketch")  # claims of our own
+        assert len(others) == (0 if own else len(figure.claims))
         for made in others:
             assert made.source
             assert re.search(rf"{100 * made.published:.2f}|{made.published:g}|{100 * made.published:g}", made.says)
@@ -624,12 +626,19 @@ def test_the_committed_pages_are_those_of_the_committed_results(tmp_path, monkey
     assert all(path.stat().st_size < 100_000 for path in committed.glob("*.png"))
     for page in made:
         for verdict in page.verdicts:
-            waits = verdict.claim.figure == "niid_bench" and verdict.claim.id.startswith("labels")  # it needs a GPU
+            waits = verdict.claim.figure == "servers"
+            waits |= verdict.claim.figure == "niid_bench" and verdict.claim.id.startswith("labels")  # it needs a GPU
             assert waits or verdict.word != "not tested here", verdict.claim.id
     # the README's half page is the front page's
-    advice = pages.advice(made)
+    said, judged = pages.advised(made), [one for page in made for one in page.verdicts]
     assert len(outside) >= 1
-    assert advice in (ROOT / "README.md").read_text() and advice in (committed / "README.md").read_text()
+    assert said in (ROOT / "README.md").read_text() and said in (committed / "README.md").read_text()
+    paper = [one for one in judged if one.claim.figure in figure_files.names()]
+    assert f"{len(paper)} claims" in (ROOT / "README.md").read_text()
+    # and so is its sentence on the theory
+    theory = {one.claim.id: one.word for one in judged if one.claim.figure == "theory"}
+    failing = ("lemma_1-squares", "lemma_1-sum", "theorem_2", "one_set", "hetero_selection")
+    assert theory["theorem_1"] == "holds" and {theory[name] for name in failing} == {"does not hold"}
 
 
 def test_a_page_has_our_number_beside_theirs(tmp_path, monkeypatch, capsys):
@@ -658,6 +667,111 @@ def test_a_page_has_our_number_beside_theirs(tmp_path, monkeypatch, capsys):
     front = "\n".join(pages._front([made], quick=True))
     assert "0 claims" in front and "## Beyond the paper\n\no" in front
     assert front.index("Their 81.9 % comes out.") > front.index("Beyond the paper")
+
+
+# the advice
+
+
+WORDS = Sentence(
+    "made_up:c",
+    holds="In all {total}{left}.",
+    partly="In {count}: {held}. Not shown: {rest}.",
+    fails="In none of {total}, worse in {behind}.",
+    unclear="No difference in {total} with {runs} runs.",
+    unreached="Nobody arrives.",
+)
+
+
+@pytest.mark.parametrize(
+    "documents, said",
+    [
+        ([WIN], "In all 1."),
+        ([LOSS], "In none of 1, worse in 1."),
+        ([TIE], "No difference in 1 with 5 runs."),
+        ([TIE, LOSS], "In none of 2, worse in 1."),
+        ([WIN, made_up([None] * 3, [None] * 3, arm="n")], "In all 1 (1 more in which no run arrives)."),
+        ([made_up([None] * 3, [None] * 3)], "Nobody arrives."),
+        ([made_up([1, 1], [9, 9])], ""),
+    ],
+    ids=["win", "loss", "tie", "tie and loss", "win and never", "never", "too few"],
+)
+def test_a_sentence_has_the_wording_of_its_verdict(documents, said):
+    assert advice.say(WORDS, judged(claim(), *documents)) == said
+
+
+def test_a_sentence_names_where_it_holds_and_shows_the_rest():
+    said = advice.say(WORDS, judged(claim(), WIN, TIE))
+    assert re.fullmatch(r"In 1 of 2: A\. Not shown: C \(1 \[0\.\S+, \S+\] times\)\.", said)
+
+
+def test_the_advice_follows_its_results_and_names_what_was_not_run():
+    """The same page from three results: its sentences change with them, and none is left that they do not carry."""
+    front = Front(
+        *("t", "i", "r", "o", "**Heading.** {one} {two}\n\n{table}\n\n**Another.** {two}"),
+        columns={"ours": "folb", "theirs": "fedavg"},
+        rows={"Row A": "made_up:a", "Row B": "made_up:b"},
+        sentences={"one": WORDS, "two": Sentence("nosuch:claim", "h", "p", "f")},
+    )
+    for document, said in [(WIN, "In all 1."), (LOSS | {"arm": "a"}, "In none of 1, worse in 1.")]:
+        text = advice.text(front, [judged(claim(), document)], [], {"made_up:a": document})
+        assert text.startswith(f"**Heading.** {said}\n\n| | ours | theirs | runs |")
+        assert "| Row B | not run | not run | not run |" in text and "Another" not in text
+        assert text.endswith("Not run here, and so not decided: nosuch:claim")
+    assert "| Row A | 21 | 10 | 5 |" in text
+
+
+def test_every_sentence_of_the_front_page_follows_from_a_claim():
+    """Each names a claim that there is, has only fields that there are, and stands in the layout once."""
+    front = figure_files.front()
+    claims = {
+        f"{made.figure}:{made.id}": made
+        for name in (*figure_files.names(), *figure_files.outside())
+        for made in figure_files.read(name).claims
+    }
+    fields = advice._fields(judged(claim(), WIN, TIE))
+    for name, sentence in front.sentences.items():
+        assert sentence.claim in claims
+        for wording in vars(sentence).values():
+            assert "{" not in wording.format_map(fields), name
+    places = re.findall(r"{(\w+)}", front.advice)
+    assert sorted(places) == sorted([*front.sentences, "table", "readings"])
+    # beside the sentences, the layout says nothing that results could contradict
+    assert " ".join(re.sub(r"{\w+}", "", front.advice).split()) == (
+        "Rounds to the target with epochs, medians over the runs (draws of the data × seeds): FOLB's mu comes from the "
+        "paper's line search; FedProx's mu is its authors' (1). **Where it helps.** **What to do.**"
+    )
+    # nor does a wording have a number of its own that looks like a result: only settings, thresholds and the sketch
+    known = r"`\w+=[\w.]+`|psi (= |to )10?|Table I|Fig\. 3|\b5 %|2 points|260 bytes|Sent140|{\w+}"
+    for name, sentence in front.sentences.items():
+        for outcome in ("holds", "partly", "fails", "unclear", "unreached"):
+            assert not re.search(r"\d", re.sub(known, "", getattr(sentence, outcome))), (name, outcome)
+
+
+@pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
+def test_no_sentence_contradicts_the_intervals_of_the_stored_results():
+    """Read again from the effects alone: whoever is said to be ahead has an interval beyond no effect, and so on."""
+    made = [pages.page(name, ROOT / "docs/reproduction", False) for name in figure_files.names()]
+    made += [pages.page(name, ROOT / "docs/reproduction", False) for name in figure_files.outside()]
+    known = {f"{one.claim.figure}:{one.claim.id}": one for page in made for one in page.verdicts}
+    said = pages.advised(made).replace("\n", " ")
+    compared = 0
+    for sentence in figure_files.front().sentences.values():
+        verdict = known[sentence.claim]
+        outcome, text = advice.outcome(verdict), advice.say(sentence, verdict)
+        assert text in said
+        if not verdict.claim.compares or outcome in ("untested", "unreached"):
+            continue
+        compared += 1
+        ahead = [all(effect.low > 0 for effect in one.effects.values()) for one in verdict.conditions]
+        behind = [any(effect.high < 0 for effect in one.effects.values()) for one in verdict.conditions]
+        if verdict.claim.keeping:  # fewer drops may have a price
+            ahead = [one.holds and good for one, good in zip(verdict.conditions, ahead, strict=True)]
+        expected = "holds" if all(ahead) else "partly" if any(ahead) else "fails" if any(behind) else "unclear"
+        assert outcome == expected, sentence.claim
+        wording = getattr(sentence, outcome) or sentence.fails
+        for field, number in (("{count}", f"{sum(ahead)} of {len(ahead)}"), ("{behind}", f"{sum(behind)}")):
+            assert field not in wording or number in text
+    assert compared >= 5
 
 
 # the command, from end to end

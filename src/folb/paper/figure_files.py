@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from folb.errors import InputError, choose
 from folb.experiments.experiment import Experiment
@@ -139,6 +139,32 @@ class Figure:
         ]
 
 
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of the advice: the claim (figure:id) that it follows from, and its wording for each outcome."""
+
+    claim: str
+    holds: str
+    partly: str
+    fails: str
+    unclear: str = ""  # no comparison speaks for the claim or against it; as `fails`, if not given
+    unreached: str = ""  # no run arrives
+
+
+@dataclass(frozen=True)
+class Front:
+    """The texts of the front page; `folb.paper.advice` explains those of the advice."""
+
+    title: str
+    introduction: str
+    reading: str
+    outside: str
+    advice: str
+    columns: Mapping[str, str] = field(default_factory=dict)  # of its table: the algorithms
+    rows: Mapping[str, str] = field(default_factory=dict)  # the arms, by figure:id
+    sentences: Mapping[str, Sentence] = field(default_factory=dict)
+
+
 def names() -> list[str]:
     """The figures and tables that have experiment files, in the paper's order."""
     found = [path.name.removesuffix(".toml") for path in _home().iterdir() if path.name.endswith(".toml")]
@@ -201,6 +227,14 @@ def read(name: str, quick: bool = False) -> Figure:
         if len(set(ids)) < len(ids):
             raise InputError(f"{where}: {kind}", ids, "should have different ids")
     return _made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | found)
+
+
+def front() -> Front:
+    """The texts of the front page."""
+    found = content(FRONT)
+    where = f"{FRONT}.toml"
+    sentences = {name: _made(where, Sentence, table) for name, table in found.pop("sentence", {}).items()}
+    return cast("Front", _made(where, Front, found | {"sentences": sentences}))
 
 
 def used(figure: Figure, quick: bool = False) -> list[Arm]:

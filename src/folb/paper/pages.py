@@ -6,7 +6,6 @@ They are made only from the texts of the experiment files and the stored results
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from folb import atomic
-from folb.paper import arms, figure_files, pictures, verdicts
+from folb.paper import advice, arms, figure_files, pictures, verdicts
 from folb.paper.figure_files import Arm, Figure
 from folb.paper.verdicts import Verdict
 from folb.results import summary
@@ -84,27 +83,27 @@ def write(names: Sequence[str], home: Path, quick: bool) -> list[Page]:
 
 
 def _front(everything: Sequence[Page], quick: bool) -> Iterator[str]:
-    texts = figure_files.content(figure_files.FRONT)
+    texts = figure_files.front()
     elsewhere = figure_files.outside()
     pages = [one for one in everything if one.figure.name not in elsewhere]
     beside = [one for one in everything if one.figure.name in elsewhere]
-    yield f"# {texts['title']}\n"
+    yield f"# {texts.title}\n"
     if quick:
         yield f"{QUICK}\n"
-    yield f"{texts['introduction'].strip()}\n"
+    yield f"{texts.introduction.strip()}\n"
     judged = [verdict for one in pages for verdict in one.verdicts]
     count = Counter(verdict.word for verdict in judged)
     words = (verdicts.HOLDS, verdicts.PARTLY, verdicts.FAILS, verdicts.UNTESTED)
     yield f"{len(judged)} claims: {', '.join(f'{word}: {count[word]}' for word in words if count[word])}.\n"
-    if not quick and not count[verdicts.UNTESTED] and len(pages) >= len(figure_files.names()):
-        yield f"## Should I use FOLB, and when?\n\n{advice(pages)}\n"
+    if not quick and len(pages) >= len(figure_files.names()):
+        yield f"## Should I use FOLB, and when?\n\n{advised(everything)}\n"
     for one in pages:
         yield from _nearest(one, heading="## Which reading of the paper comes nearest to its numbers")
     yield "## Verdicts\n"
     yield from _table(pages)
-    yield f"\n{texts['reading'].strip()}\n"
+    yield f"\n{texts.reading.strip()}\n"
     if beside:
-        yield f"## Beyond the paper\n\n{texts['outside'].strip()}\n"
+        yield f"## Beyond the paper\n\n{texts.outside.strip()}\n"
         yield from _table(beside)
         yield ""
     command = f"folb reproduce all{' --quick' if quick else ''}"
@@ -119,17 +118,15 @@ def _table(pages: Sequence[Page]) -> Iterator[str]:
             yield f"| {where} | {verdict.claim.says} | {verdict.text} | {verdict.effect} |"
 
 
-def advice(pages: Sequence[Page]) -> str:
-    """The advice of the front page, with the median rounds to the target for each {arm: algorithm}."""
-    documents = {f"{one['figure']}-{one['arm']}": one for page in pages for one in page.present}
-
-    def middle(found: re.Match[str]) -> str:
-        document = documents[found[1]]
-        return _rounds(
-            summary.median_round(document["algorithms"][found[2]]["runs"]["rounds"]), document["experiment"]["rounds"]
-        )
-
-    return re.sub(r"{([^:}]+): ([^}]+)}", middle, figure_files.content(figure_files.FRONT)["advice"].strip())
+def advised(pages: Sequence[Page]) -> str:
+    """The advice of the front page."""
+    beyond = figure_files.outside()
+    paper, beside = (
+        [verdict for one in pages if (one.figure.name in beyond) is outside for verdict in one.verdicts]
+        for outside in (False, True)
+    )
+    documents = {f"{one['figure']}:{one['arm']}": one for page in pages for one in page.present}
+    return advice.text(figure_files.front(), paper, beside, documents)
 
 
 def _nearest(one: Page, heading: str) -> Iterator[str]:
@@ -308,14 +305,10 @@ def _measured(documents: Sequence[Mapping[str, Any]], printed: bool) -> Iterator
 
 def _arrival(reached: Sequence[int | None], rounds: int) -> str:
     """The median of the rounds to the target and its range. A run that never arrives comes after all others."""
-    low, middle, high = (_rounds(value, rounds) for value in _spread(reached))
+    low, middle, high = (verdicts.rounds_text(value, rounds) for value in _spread(reached))
     missed = list(reached).count(None)
     never = f"; {missed} of {len(reached)} never" if missed else ""
     return f"{middle} ({low} to {high}{never})"
-
-
-def _rounds(value: float, rounds: int) -> str:
-    return f"> {rounds}" if math.isinf(value) else f"{value:g}"
 
 
 def _middle(values: Sequence[float | None], scale: float) -> str:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,7 +103,9 @@ class Verdict(NamedTuple):
         if held and len(held) < len(names):
             notes.append(f"{len(held)} of {len(names)} conditions")
         elif not held and names and self.claim.compares:
-            behind = sum(any(effect.high < 0 for effect in one.effects.values()) for one in self.conditions)
+            behind = sum(
+                any(contrary(self.claim, effect) for effect in one.effects.values()) for one in self.conditions
+            )
             some = " at least one of them" if len(self.claim.worse) > 1 else ""
             cost = [one.note for one in self.conditions if one.note.startswith(COST)]
             if behind:
@@ -162,9 +164,20 @@ def effect_text(claim: Claim, effect: Effect) -> str:
 
 def comparison(claim: Claim, effect: Effect) -> str:
     """What one effect says by itself. A condition holds only if all of its comparisons do."""
-    if not claim.compares:
-        return HOLDS if _holds(claim, effect) else FAILS
-    return "ahead" if effect.low > 0 else "behind" if effect.high < 0 else "not clear"
+    yes, no = ("ahead", "behind") if claim.compares else (HOLDS, FAILS)
+    return yes if _holds(claim, effect) else no if contrary(claim, effect) else "not clear"
+
+
+def contrary(claim: Claim, effect: Effect) -> bool:
+    """Whether the interval excludes what is claimed. If it does not, the claim may be true and not shown."""
+    if claim.metric == "violated":
+        return effect.value > 0
+    if claim.same is not None:
+        margin = _margin(claim)
+        return effect.low > margin or effect.high < -margin
+    if claim.at_most is not None:
+        return effect.low > math.log(claim.at_most)
+    return effect.high < _threshold(claim)
 
 
 def _signed(value: float) -> str:
@@ -284,17 +297,28 @@ def _censored(claim: Claim, document: Document, under: str) -> str:
 
 
 def _holds(claim: Claim, effect: Effect) -> bool:
-    scale: Callable[[float], float] = math.log if claim.metric in RATIOS else float
     if claim.same is not None:
-        margin = math.log1p(claim.same) if claim.metric in RATIOS else claim.same
+        margin = _margin(claim)
         if claim.published is not None:
             return effect.low < 0 < effect.high and abs(effect.value) < margin
         return -margin < effect.low and effect.high < margin
     if claim.metric == "violated":
         return effect.value == 0
     if claim.at_most is not None:
-        return effect.high < scale(claim.at_most)
-    return effect.low > (0.0 if claim.at_least is None else scale(claim.at_least))
+        return effect.high < math.log(claim.at_most)
+    return effect.low > _threshold(claim)
+
+
+def _margin(claim: Claim) -> float:
+    assert claim.same is not None
+    return math.log1p(claim.same) if claim.metric in RATIOS else claim.same
+
+
+def _threshold(claim: Claim) -> float:
+    """What an effect should be more than."""
+    if claim.at_least is None:
+        return 0.0
+    return math.log(claim.at_least) if claim.metric in RATIOS else claim.at_least
 
 
 def _of_check(claim: Claim, name: str, values: NDArray, draws: Sequence[int] | None) -> Condition:
@@ -450,10 +474,14 @@ def _ours(claim: Claim, document: Document, under: str) -> str:
     reached = sorted(math.inf if value is None else value for value in values)
     rounds = document["experiment"]["rounds"]
     low, middle, high = (
-        f"> {rounds}" if math.isinf(value) else f"{value:g}"
-        for value in (reached[0], summary.median_round(values), reached[-1])
+        rounds_text(value, rounds) for value in (reached[0], summary.median_round(values), reached[-1])
     )
     return f"{middle} ({low} to {high}) rounds"
+
+
+def rounds_text(value: float, rounds: int) -> str:
+    """Rounds to the target as people read them; infinite, if a run of so many rounds never arrives."""
+    return f"> {rounds}" if math.isinf(value) else f"{value:g}"
 
 
 def _printed(document: Document, under: str) -> Effect | None:
