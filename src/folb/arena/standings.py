@@ -8,7 +8,7 @@ better. A run that never holds the target counts with twice the rounds, bytes an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from folb.arena import cells, contest
 from folb.arena.cells import Cell
 from folb.arena.entries import YOURS, Contender, Dataset
 from folb.experiments.box import POINTS
+from folb.results import summary
 from folb.results.effects import Effect, interval
 
 NEVER = 2  # times the rounds that it had: so much a run counts that never holds the target
@@ -27,15 +28,20 @@ MEASURES = {
     ROUNDS: "rounds to the target",
     "bytes_up": "bytes up to the target",
     "bytes_down": "bytes down to the target",
+    "bytes": "bytes up and down to the target",
     "seconds": "simulated seconds to the target",
     FINAL: "final accuracy",
 }
+NOT_RUN = "not run"
 OURS, ABLATION, LIMIT = "ours", "ablation", "limit"
 RIVALS = {  # whom ours is compared with: a name, and the groups
     "classic": ("classic",),
     "averaged": ("averaged",),
     "all published": ("classic", "averaged", "published"),
 }
+
+
+NOTHING = "Not run."
 
 
 class Ratio(NamedTuple):
@@ -95,6 +101,13 @@ class Standings:
     def present(self) -> list[Dataset]:
         """The datasets with results."""
         return [dataset for dataset in self.datasets if any(name == dataset.name for name, _ in self.cells)]
+
+    def held(self, dataset: Dataset, contender: Contender) -> str:
+        """When a contender holds the target on a dataset, as text: the median over runs, and how many never do."""
+        cell = self.cells.get((dataset.name, contender.name))
+        if cell is None:
+            return "left out" if contender.name in dataset.without else NOT_RUN
+        return summary.arrival(cell["runs"]["held"])
 
     def members(self, groups: Sequence[str]) -> list[Contender]:
         """The contenders of some groups."""
@@ -163,13 +176,9 @@ class Standings:
         goal = self._goal(says, one, "all published", 0.8)
         if goal.met is None and goal.reached == NOTHING:
             return goal
-        bytes_: list[Effect] = []
-        for ratio in self.ratios(one.name, RIVALS["all published"]):
-            cells_ = [self.cells[ratio.dataset, name] for name in (one.name, ratio.rival)]
-            sums = [both(cell) for cell in cells_]
-            pairs = {key: sums[0][key] - sums[1][key] for key in sums[0] if key in sums[1]}
-            bytes_.append(interval(np.array(list(pairs.values())), np.array([draw for draw, _ in pairs])))
-        total = mean(bytes_)
+        fastest = self.ratios(one.name, RIVALS["all published"])
+        sent = [self.ratio(ratio.dataset, one.name, ratio.rival, "bytes") for ratio in fastest]
+        total = mean([effect for effect in sent if effect])
         met = None if goal.met is None else goal.met and total.value <= 0
         return goal._replace(reached=f"{goal.reached} Bytes, up and down together: {text(total)}.", met=met)
 
@@ -201,9 +210,6 @@ class Standings:
         return Goal(says, reached, met if whole else None)
 
 
-NOTHING = "Not run."
-
-
 def mean(effects: Sequence[Effect]) -> Effect:
     """The mean of effects on different datasets. Its interval takes their errors as independent."""
     n = len(effects)
@@ -214,22 +220,17 @@ def mean(effects: Sequence[Effect]) -> Effect:
 
 def measured(cell: Cell, measure: str) -> dict[tuple[int, int], float]:
     """A measure of each run, by draw and seed: its logarithm, or for accuracy the number itself."""
-    runs = cell["runs"]
+    runs = dict(cell["runs"])
+    if measure == "bytes":
+        runs[measure] = [up + down for up, down in zip(runs["bytes_up"], runs["bytes_down"], strict=True)]
+    if measure == ROUNDS:
+        runs[measure] = [cell["rounds"] if held is None else held for held in runs["held"]]
     if measure == FINAL:
         values = [0.0 if value is None else value for value in runs[FINAL]]
     else:
-        had = (
-            [cell["rounds"] if held is None else held for held in runs["held"]] if measure == ROUNDS else runs[measure]
-        )
         times = [NEVER if held is None else 1 for held in runs["held"]]
-        values = [math.log(max(value, 1e-9) * n) for value, n in zip(had, times, strict=True)]
+        values = [math.log(max(value, 1e-9) * n) for value, n in zip(runs[measure], times, strict=True)]
     return dict(zip(zip(runs["draw"], runs["seed"], strict=True), values, strict=True))
-
-
-def both(cell: Cell) -> dict[tuple[int, int], float]:
-    """The logarithm of the bytes up and down together, of each run."""
-    up, down = measured(cell, "bytes_up"), measured(cell, "bytes_down")
-    return {key: math.log(math.exp(up[key]) + math.exp(down[key])) for key in up}
 
 
 def text(effect: Effect, measure: str = ROUNDS) -> str:
@@ -266,7 +267,7 @@ def document(standings: Standings) -> dict[str, Any]:
     }
 
 
-def _plain(ratio: Ratio) -> Mapping[str, Any]:
+def _plain(ratio: Ratio) -> dict[str, Any]:
     finite = {key: value if math.isfinite(value) else None for key, value in ratio.effect._asdict().items()}
     return {"dataset": ratio.dataset, "best": ratio.rival, "all_rivals_run": ratio.whole, **finite}
 

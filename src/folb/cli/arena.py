@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def add(commands: Any) -> None:
 
 def _arena(options: argparse.Namespace) -> None:
     from folb import arena
-    from folb.arena import entries
+    from folb.arena import arena_pages, entries, standings
+    from folb.arena.standings import Standings
+    from folb.cli import tables
     from folb.cli.running import completing, tell
     from folb.experiments.box import POINTS
 
@@ -68,3 +71,14 @@ def _arena(options: argparse.Namespace) -> None:
     if not options.pages_only:
         common.use_compilation_cache()
         arena.carry_out(datasets, contenders, home, completing(options), tell, points)
+    found = Standings(everywhere, everyone, home, points)
+    arena_pages.write(found, home)
+    if options.json:
+        print(json.dumps(standings.document(found)))
+        return
+    tables.show_in_parts(tables.rounds_to_target(found))
+    for goal in found.goals():
+        tables.say(
+            f"\n{goal.says}: {'not decided' if goal.met is None else 'met' if goal.met else 'not met'}. {goal.reached}"
+        )
+    tables.say(f"\nin {home}: README.md, measures.md, settings.md, arena.png, results/")
