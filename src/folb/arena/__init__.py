@@ -8,7 +8,7 @@ from pathlib import Path
 from folb.arena import cells, contest
 from folb.arena.entries import Contender, Dataset
 from folb.data.source_files import MissingError
-from folb.errors import InputError
+from folb.errors import InputError, check_whole
 from folb.experiments.box import POINTS
 from folb.experiments.draws import Complete
 
@@ -35,6 +35,7 @@ def carry_out(
     `reference` gives each dataset its target; by default it is the contender called fedavg. It is searched first, also
     if it is not among the contenders. Several processes may work on one `home` if they have different datasets.
     """
+    check_whole("points", points, 1, 10**6)
     cells.check_home(home)
     reference = reference or contest.reference(contenders)
     ordered = sorted(contenders, key=lambda one: one.name != reference.name)

@@ -5,7 +5,7 @@ They are made only from the files of the arena and the stored results. Every sen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from folb.arena.entries import YOURS, Contender
 from folb.arena.standings import ABLATION, FINAL, LIMIT, MEASURES, NEVER, NOT_RUN, OURS, RIVALS, ROUNDS, Standings
 from folb.results import summary
 from folb.results.run import HELD
+from folb.store import lock
 
 GROUPS = {
     "classic": "as published, each with its own settings tuned",
@@ -30,17 +31,20 @@ GROUPS = {
 def write(found: Standings, home: Path) -> None:
     """Write the pages and the picture."""
     atomic.directory(home)
+    pages = {"README": _front(found), "measures": _measures(found), "settings": _settings(found)}
+    files = {f"{name}.md": ("\n".join(lines) + "\n").encode() for name, lines in pages.items()}
     if found.present:
-        atomic.replace(home / "arena.png", dot_plot.draw(found))
-    for name, lines in (("README", _front(found)), ("measures", _measures(found)), ("settings", _settings(found))):
-        atomic.replace(home / f"{name}.md", ("\n".join(lines) + "\n").encode())
+        files["arena.png"] = dot_plot.draw(found)
+    with lock.claimed(home):  # another process may have other datasets, and write the same pages
+        for name, content in files.items():
+            atomic.replace(home / name, content)
 
 
 def _front(found: Standings) -> Iterator[str]:
     yield "# The arena\n"
     yield (
-        f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same budget, "
-        "and the winners are run on draws and seeds that nobody was tuned on.\n"
+        f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same "
+        "budget, and the winners are run on draws and seeds that nobody was tuned on.\n"
     )
     if found.present:
         yield "![Rounds to the target, relative to the best classic contender](arena.png)\n"
@@ -56,6 +60,7 @@ def _front(found: Standings) -> Iterator[str]:
     yield from _rounds(found)
     yield "## Ratios to the best of the others\n"
     yield from _overall(found)
+    yield from _ablation(found)
     yield "## What is not here\n"
     yield from _absent(found)
     yield "## Run it again\n"
@@ -84,10 +89,10 @@ def _rules(found: Standings) -> Iterator[str]:
         "[a page of their own](settings.md), with what was chosen; step sizes span at least three decades. A contender "
         "with an empty box runs with its defaults, and nothing is tuned.\n"
         "- **Target.** FedAvg is tuned first, for its final accuracy (the mean of its last "
-        f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of the best. Then everyone, "
-        "FedAvg too, is tuned for the round from which the target is held: the mean accuracy of that evaluation and "
-        f"the next {HELD - 1} is at least the target. If points are equal in this, those win whose runs all hold it, "
-        "then those with less loss. Points that diverge lose.\n"
+        f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of the best. Then "
+        "everyone, FedAvg too, is tuned for the round from which the target is held: the mean accuracy of that "
+        f"evaluation and the next {HELD - 1} is at least the target. If points are equal in this, those win "
+        "whose runs all hold it, then those with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
         "Runs are compared in pairs with the same draw and seed: the same data, the same devices, the same work.\n"
         f"- **Runs that never hold the target,** or diverge, count with {NEVER} times the rounds, bytes and seconds "
@@ -125,8 +130,8 @@ def _rounds(found: Standings) -> Iterator[str]:
             cells.append(f"**{text}**" if best[dataset.name] == one.name else text)
         yield f"| {one.title} (`{one.name}`) | {' | '.join(cells)} |"
     yield (
-        "\nMedians over the reported runs of the round from which the target is held. Bold is the best of all published "
-        "contenders, by the geometric mean.\n"
+        "\nMedians over the reported runs of the round from which the target is held. Bold is the best of all "
+        "published contenders, by the geometric mean.\n"
     )
 
 
@@ -150,6 +155,24 @@ def _overall(found: Standings) -> Iterator[str]:
         "`*`: not all contenders of the group were run there. All measures, by dataset, are on "
         "[a page of their own](measures.md).\n"
     )
+
+
+def _ablation(found: Standings) -> Iterator[str]:
+    """Ours with a part left out, beside the whole."""
+    whole = next((one for one in found.members([OURS]) if one.tuned), None)
+    parts = found.members([ABLATION])
+    if whole is None or not parts:
+        return
+    yield f"## Which part does it\n\nRounds to the target, as a ratio to {whole.title} (`{whole.name}`):\n"
+    yield f"| | all datasets | {' | '.join(dataset.title for dataset in found.datasets)} |"
+    yield f"|---|---{'|---' * len(found.datasets)}|"
+    for one in parts:
+        effects = [found.ratio(dataset.name, one.name, whole.name) for dataset in found.datasets]
+        known = [effect for effect in effects if effect is not None]
+        total = standings.text(standings.mean(known)) if known else NOT_RUN
+        cells = [NOT_RUN if effect is None else standings.text(effect) for effect in effects]
+        yield f"| {one.title} (`{one.name}`) | {total} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _with_count(whole: standings.Overall, measure: str, datasets: int) -> str:
@@ -183,45 +206,45 @@ def _by_dataset(found: Standings, one: Contender, measure: str) -> Iterator[str]
 def _measures(found: Standings) -> Iterator[str]:
     yield "# The arena: all measures\n"
     yield (
-        "Made by `folb arena`, as [the front page](README.md) is, which says how they are compared. Ratios are below 1, "
-        "and differences of accuracy above 0, where the contender is better. `*`: not all contenders of the group were "
-        "run there.\n"
+        "Made by `folb arena`, as [the front page](README.md) is, which says how they are compared. Ratios are below "
+        "1, and differences of accuracy above 0, where the contender is better. `*`: not all contenders of the "
+        "group were run there.\n"
     )
     for one in standings.shown(found):
         yield f"## {_named(one)}\n"
         for measure in MEASURES:
             yield from _by_dataset(found, one, measure)
-    for measure, form in FORMS.items():
-        yield f"## Everyone: {MEASURES[measure]}\n"
+    for measure, (unit, form) in FORMS.items():
+        yield f"## Everyone: {MEASURES[measure]} ({unit})\n"
         yield f"| contender | {' | '.join(dataset.title for dataset in found.datasets)} |"
         yield f"|---{'|---' * len(found.datasets)}|"
         for one in found.contenders:
             cells = (found.cells.get((dataset.name, one.name)) for dataset in found.datasets)
-            yield f"| {one.title} (`{one.name}`) | {' | '.join(NOT_RUN if cell is None else form(cell) for cell in cells)} |"
+            texts = [NOT_RUN if cell is None else form(cell) for cell in cells]
+            yield f"| {one.title} (`{one.name}`) | {' | '.join(texts)} |"
         yield ""
-    yield "Medians over the reported runs that hold the target; final accuracy is the mean and the standard deviation.\n"
+    yield "Medians over the reported runs; final accuracy is the mean and the standard deviation.\n"
 
 
-def _arrived(name: str, scale: float, unit: str, form: str) -> Any:
+def _arrived(name: str, scale: float) -> Callable[[Mapping[str, Any]], str]:
     def shown(cell: Mapping[str, Any]) -> str:
         runs = cell["runs"]
         values = [None if held is None else value / scale for value, held in zip(runs[name], runs["held"], strict=True)]
-        text = summary.arrival(values, form)
-        return text if text == "never" else f"{text} {unit}"
+        return summary.arrival(values, ".3g")
 
     return shown
 
 
 def _accuracy(cell: Mapping[str, Any]) -> str:
     values = [value for value in cell["runs"][FINAL] if value is not None]
-    return f"{100 * sum(values) / len(values):.1f}{summary.spread(values)} %" if values else "diverged"
+    return f"{100 * sum(values) / len(values):.1f}{summary.spread(values)}" if values else "diverged"
 
 
 FORMS = {
-    "bytes_up": _arrived("bytes_up", 1e6, "MB", ".3g"),
-    "bytes_down": _arrived("bytes_down", 1e6, "MB", ".3g"),
-    "seconds": _arrived("seconds", 1, "s", ".3g"),
-    FINAL: _accuracy,
+    "bytes_up": ("MB", _arrived("bytes_up", 1e6)),
+    "bytes_down": ("MB", _arrived("bytes_down", 1e6)),
+    "seconds": ("s", _arrived("seconds", 1)),
+    FINAL: ("%", _accuracy),
 }
 
 
@@ -249,7 +272,7 @@ def _settings(found: Standings) -> Iterator[str]:
         f"drawn by the seed {contest.BOX_SEED}. Tuning runs and reported runs share no draw and no seed.\n"
     )
     for dataset in found.datasets:
-        given = ", ".join(f"{key} = {_short(value)}" for key, value in dataset.set.items())
+        given = ", ".join(f"{key} = {_short(value, ', ')}" for key, value in dataset.set.items())
         yield f"- {dataset.title}: `{dataset.dataset}`, {dataset.model}, system {dataset.system}; {given}."
     yield ""
     for one in found.contenders:
@@ -285,8 +308,8 @@ def _names(found: Standings) -> Sequence[str]:
     return [dataset.name for dataset in found.datasets]
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, between: str = " or ") -> str:
     """A setting's value, or the beginning of a long list."""
     if isinstance(value, list) and len(value) > 8:
         return f"{', '.join(map(str, value[:4]))}, … ({len(value)} numbers)"
-    return " or ".join(map(summary.spelt, value)) if isinstance(value, list) else summary.spelt(value)
+    return between.join(map(summary.spelt, value)) if isinstance(value, list) else summary.spelt(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target
     return bool(cell["identity"] == entries.digest(dataset, contender, points, wanted))
 
 
-def own(home: Path, known: Mapping[str, Any]) -> Iterator[Contender]:
+def own(home: Path, known: Sequence[str]) -> Iterator[Contender]:
     """The contenders of the user's own that have results, besides those in `known`."""
     seen = set(known)
     for path in sorted((home / "results").glob("*.json")):

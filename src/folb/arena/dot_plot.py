@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from folb.arena.standings import OURS, RIVALS, ROUNDS, Overall, Standings, mean, shown
+from folb.arena.standings import OURS, RIVALS, Overall, Standings, mean, shown
 from folb.report import figures
 
 GREY, MOST = "0.72", 8.0  # ratios beyond this are drawn at the edge
@@ -37,6 +37,7 @@ def draw(standings: Standings) -> bytes:
         axes.plot([], [], "o", color=colour, markerfacecolor=colour if one.tuned else "white", label=_name(one))
     axes.plot([], [], "o", color=GREY, markersize=4, label="published contenders, tuned")
     _axes(axes, [dataset.title for dataset in datasets], list(rows.values()))
+    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=4)
     title = "Rounds to the target, relative to the best classic contender: further left is faster"
     return figures.small(figures.finished(figure, title, "", "png", dpi=110))
 
@@ -65,8 +66,7 @@ def _axes(axes: Any, titles: list[str], places: list[float]) -> None:
     axes.minorticks_off()
     axes.set_yticks(places, [*titles, EVERYWHERE], fontsize="small")
     axes.set_ylim(min(places) - 0.6, 0.6)
-    axes.set_xlabel(f"{ROUNDS} to the target / rounds of the best classic contender", fontsize="small")
+    axes.set_xlabel("times the rounds of the best classic contender", fontsize="small")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)

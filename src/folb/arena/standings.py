@@ -237,7 +237,7 @@ def text(effect: Effect, measure: str = ROUNDS) -> str:
     """An effect and its interval, as people read them: a ratio, or points of accuracy."""
     if measure == FINAL:
         return f"{100 * effect.value:+.1f} [{100 * effect.low:+.1f}, {100 * effect.high:+.1f}]"
-    value, low, high = (f"{math.exp(min(x, 99.0)):.2f}" for x in effect[:3])
+    value, low, high = (f"{math.exp(x) if x < 99 else math.inf:.2f}" for x in effect[:3])
     return f"{value} [{low}, {high}]"
 
 
