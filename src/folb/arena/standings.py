@@ -179,7 +179,7 @@ class Standings:
         fastest = self.ratios(one.name, RIVALS["all published"])
         sent = [self.ratio(ratio.dataset, one.name, ratio.rival, "bytes") for ratio in fastest]
         total = mean([effect for effect in sent if effect])
-        met = None if goal.met is None else goal.met and total.value <= 0
+        met = None if goal.met is None else goal.met and at_most(total, 1.0)
         return goal._replace(reached=f"{goal.reached} Bytes, up and down together: {text(total)}.", met=met)
 
     def _third(self, one: Contender, tuned: Contender | None) -> Goal:
@@ -194,7 +194,7 @@ class Standings:
         if not beside:
             return goal._replace(met=None)
         total = mean(beside)
-        met = None if goal.met is None else goal.met and total.value <= math.log(1.25)
+        met = None if goal.met is None else goal.met and at_most(total, 1.25)
         return goal._replace(reached=f"{goal.reached} Beside ours tuned: {text(total)}.", met=met)
 
     def _goal(self, says: str, one: Contender, rivals: str, most: float, worst: float = math.inf) -> Goal:
@@ -203,7 +203,7 @@ class Standings:
             return Goal(says, NOTHING, None)
         last = max(found.ratios, key=lambda ratio: ratio.effect.value)
         whole = len(found.ratios) == len(self.datasets) and all(ratio.whole for ratio in found.ratios)
-        met = found.effect.value <= math.log(most) and last.effect.value <= math.log(worst)
+        met = at_most(found.effect, most) and at_most(last.effect, worst)
         title = next(dataset.title for dataset in self.datasets if dataset.name == last.dataset)
         datasets = f"{len(found.ratios)} of {len(self.datasets)} datasets"
         reached = f"{text(found.effect)} over {datasets}; the largest is {text(last.effect)}, on {title}."
@@ -216,6 +216,11 @@ def mean(effects: Sequence[Effect]) -> Effect:
     value = sum(effect.value for effect in effects) / n
     half = math.sqrt(sum((effect.high - effect.value) ** 2 for effect in effects)) / n
     return Effect(value, value - half, value + half, sum(effect.runs for effect in effects))
+
+
+def at_most(effect: Effect, ratio: float) -> bool:
+    """Whether an effect is at most a ratio; a rounding error of logarithms does not decide."""
+    return effect.value <= math.log(ratio) + 1e-9
 
 
 def measured(cell: Cell, measure: str) -> dict[tuple[int, int], float]:
