@@ -26,14 +26,7 @@ def add(commands: Any) -> None:
     arena.add_argument(
         "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
     )
-    arena.add_argument(
-        "--box",
-        action="append",
-        default=[],
-        metavar="KEY=RANGE",
-        help="what is tuned of --contender: KEY=0.1..3, KEY=log:0.001..1 or KEY=V1,V2 (may be repeated; by default "
-        "nothing, and it runs with its defaults)",
-    )
+    common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
     arena.add_argument("--points", type=int, metavar="N", help="points that everyone may try on each dataset (12)")
     arena.add_argument(
         "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
