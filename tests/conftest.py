@@ -59,7 +59,7 @@ def pytest_unconfigure(config):
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
     *("deployment", "store", "family", "flower", "conformance", "slots", "cli", "parallel", "flower_replies", "models"),
-    *("stream", "attacks", "reproduce", "tune", "execute", "browser", "damage", "watch"),
+    *("stream", "attacks", "reproduce", "tune", "arena", "execute", "browser", "damage", "watch"),
 )
 
 

@@ -24,6 +24,7 @@ LAYERS = (
     ("flower",),
     ("deploy",),
     ("paper",),
+    ("arena",),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -16,10 +16,11 @@ import pytest
 
 from folb.cli.main import main
 from folb.errors import InputError
-from folb.experiments import execute
+from folb.experiments import draws, execute
 from folb.experiments.experiment import Experiment
 from folb.paper import advice, arms, figure_files, pages, pictures, verdicts
 from folb.paper.figure_files import Arm, Claim, Front, Sentence
+from folb.report import figures
 from folb.store import directory
 
 ROOT = Path(__file__).parents[1]
@@ -396,11 +397,11 @@ def test_experiment_files_are_sound(name):
 
 def test_the_synthetic_arms_plan():
     """All that can go wrong before a run: names, settings, searches."""
-    planner = arms.Planner()
+    planner = draws.Planner()
     for name in ("table1", "fig11"):
         for arm in figure_files.read(name).arms:
             if arm.given["dataset"].startswith("synthetic"):
-                planned = planner.plan(next(iter(arms.draws_of(arm.given, range(1))))[1])
+                planned = planner.plan(next(iter(draws.draws_of(arm.given, range(1))))[1])
                 assert planned.federation.N == 30
     assert len(planner.models) == 1  # one object, so that all draws share a compiled program
 
@@ -603,7 +604,7 @@ def test_a_picture_keeps_its_lines_apart(monkeypatch):
 
     documents = [arms.stored(ROOT / "docs" / "reproduction", arm) for arm in figure_files.read("fig2").arms]
     few = pixels()
-    monkeypatch.setattr(pictures, "_small", lambda picture: picture)
+    monkeypatch.setattr(figures, "small", lambda picture: picture)
     every = pixels()
     for name in list(colors.TABLEAU_COLORS)[:6]:
         line = (every == [round(255 * part) for part in colors.to_rgb(name)]).all(axis=-1)
@@ -627,7 +628,6 @@ def test_the_committed_pages_are_those_of_the_committed_results(tmp_path, monkey
     for page in made:
         for verdict in page.verdicts:
             waits = verdict.claim.figure == "servers"
-            waits |= verdict.claim.figure == "niid_bench" and verdict.claim.id.startswith("labels")  # it needs a GPU
             assert waits or verdict.word != "not tested here", verdict.claim.id
     # the README's half page is the front page's
     said, judged = pages.advised(made), [one for page in made for one in page.verdicts]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from folb.errors import InputError
 
@@ -31,6 +33,11 @@ def replace(path: Path, content: bytes) -> None:
             os.unlink(part)
         raise
     _flush_directory(path.parent)
+
+
+def document(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON document in one line, whole or not at all."""
+    replace(path, (json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n").encode())
 
 
 @contextlib.contextmanager

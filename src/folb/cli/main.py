@@ -9,7 +9,7 @@ import traceback
 from typing import NoReturn
 
 from folb import __version__
-from folb.cli import attacks, compare, datasets, deployment, listing, reproduce, runs, search
+from folb.cli import arena, attacks, compare, datasets, deployment, listing, reproduce, runs, search
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10 --seeds 5
   folb tune synthetic_1_1 --algorithm folb --box lr=log:0.001..1 --box mu=0..1 --points 12 --by sustained
   folb reproduce table1 --quick
+  folb arena --only 'synthetic_*' --contenders classic
   folb attack
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
@@ -48,6 +49,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     compare.add(commands)
     search.add(commands, tuning)
     reproduce.add(commands)
+    arena.add(commands)
     attacks.add(commands)
     runs.add(commands)
     deployment.add(commands)

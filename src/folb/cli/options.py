@@ -45,6 +45,18 @@ def add_experiment(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_box(command: argparse.ArgumentParser, what: str, more: str) -> None:
+    """The option for a box of settings: what it does, and more about it."""
+    command.add_argument(
+        "--box",
+        action="append",
+        default=[],
+        metavar="KEY=RANGE",
+        help=f"{what}: KEY=0.1..3 from a range, KEY=log:0.001..1 from a range of logarithms, KEY=V1,V2 from values "
+        f"(may be repeated; {more})",
+    )
+
+
 def add_running(command: argparse.ArgumentParser) -> None:
     """The options of every command that runs an experiment."""
     command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.cli import options as common
 from folb.errors import InputError
-
-if TYPE_CHECKING:
-    from folb.experiments.plan import Plan
-    from folb.store.directory import RunDirectory
 
 
 def add(commands: Any) -> None:
@@ -49,29 +44,13 @@ def add(commands: Any) -> None:
 def _reproduce(options: argparse.Namespace) -> None:
     from folb import paper
     from folb.cli import tables
-    from folb.cli.running import completed, same_command
-    from folb.experiments import execute
+    from folb.cli.running import completing, tell
     from folb.paper import figure_files
 
     names = figure_files.chosen(options.names)
     home = options.out or paper.home(options.quick)
     common.use_compilation_cache()
-    accelerators = common.accelerators(options)
-
-    def complete(planned: Plan, about: str) -> RunDirectory:
-        return completed(
-            options,
-            lambda on_start, observe: execute.carry_out(
-                planned, accelerators=accelerators, on_start=on_start, observe=observe
-            ),
-            about=about,
-            command=same_command(),
-            tell=False,
-        )[0]
-
-    def tell(line: str) -> None:
-        print(f"folb: {line}", file=sys.stderr)
-
+    complete = completing(options)
     if options.pages_only and options.only:
         raise InputError("only", options.only, "chooses what to run, but --pages-only runs nothing")
     if options.pages_only and not any(Path(home, "results").glob("*.json")):

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from folb.cli import options as common
 from folb.cli.progress import under_progress
 
 if TYPE_CHECKING:
+    from folb.experiments.draws import Complete
     from folb.experiments.execute import OnStart, Start
+    from folb.experiments.plan import Plan
     from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
 
@@ -49,6 +52,31 @@ def completed(
         tracked = f" and logs to {options.track}" if options.track else ""
         print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
     return stored, started[0]
+
+
+def completing(options: argparse.Namespace) -> Complete:
+    """What runs each of many experiments for one command. That command again resumes them."""
+    from folb.experiments import execute
+
+    accelerators = common.accelerators(options)
+
+    def complete(planned: Plan, about: str) -> RunDirectory:
+        return completed(
+            options,
+            lambda on_start, observe: execute.carry_out(
+                planned, accelerators=accelerators, on_start=on_start, observe=observe
+            ),
+            about=about,
+            command=same_command(),
+            tell=False,
+        )[0]
+
+    return complete
+
+
+def tell(line: str) -> None:
+    """Say on standard error how far it is."""
+    print(f"folb: {line}", file=sys.stderr)
 
 
 def _resuming(options: argparse.Namespace, start: Start) -> str:

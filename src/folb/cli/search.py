@@ -29,14 +29,7 @@ def add(commands: Any, whole: bool) -> None:
             spelt = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
             tune.add_argument(*spelt, dest=f"sweep_{name}", metavar="V1,V2", help=meaning.replace("%", "%%"))
     common.add_experiment(tune)
-    tune.add_argument(
-        "--box",
-        action="append",
-        default=[],
-        metavar="KEY=RANGE",
-        help="draw this setting: KEY=0.1..3 from a range, KEY=log:0.001..1 from a range of logarithms, KEY=V1,V2 from "
-        "values (may be repeated; each point is run with every combination of the swept settings)",
-    )
+    common.add_box(tune, "draw this setting", "each point is run with every combination of the swept settings")
     tune.add_argument("--points", type=int, metavar="N", help="how many points to draw from the box (12)")
     tune.add_argument("--box-seed", type=int, metavar="S", help="the seed of this draw (0)")
     tune.add_argument(

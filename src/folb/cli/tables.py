@@ -17,6 +17,7 @@ from rich.table import Table
 from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
+    from folb.arena.standings import Standings
     from folb.experiments.attack import Outcome
     from folb.experiments.plan import Plan
     from folb.experiments.settings import Setting
@@ -160,6 +161,14 @@ def verdicts(pages: Sequence[Page]) -> Table:
     for page in pages:
         for verdict in page.verdicts:
             table.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
+    return table
+
+
+def rounds_to_target(found: Standings) -> Table:
+    """For each contender of the arena and each dataset, the round from which the target is held."""
+    table = _plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
+    for one in found.contenders:
+        table.add_row(escape(one.name), *(found.held(dataset, one) for dataset in found.datasets))
     return table
 
 

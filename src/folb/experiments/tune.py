@@ -17,6 +17,7 @@ from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole, choose
+from folb.experiments.draws import by_algorithm
 from folb.experiments.execute import carry_out
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, algorithm_settings, plan
@@ -39,6 +40,7 @@ class Point:
     accuracy: float  # likewise
     diverged: bool  # some loss was not finite, with any seed
     rank: int = 0
+    settled: float = math.nan  # the accuracy over the last five evaluations, as the mean over the seeds
 
     def merit(self, by: By = "first") -> tuple[bool, float, int, float]:
         """The key that ranks points, smallest first: rounds to the target, seeds that never reach it, then loss.
@@ -130,15 +132,21 @@ def _name(experiment: Experiment) -> str:
 
 def ranked(planned: Plan, runs: Sequence[Run], by: By = "first") -> list[Point]:
     """The points of the grid from the best to the worst; equals share a rank and keep the order of the grid."""
-    n, target = len(runs) // len(planned.algorithms), planned.experiment.target
-    labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in planned.algorithms])
+    return placed(planned.algorithms, by_algorithm(planned, [runs]), planned.experiment.target, by)
+
+
+def placed(
+    algorithms: Sequence[Algorithm], groups: Sequence[Sequence[Run]], target: float, by: By = "first"
+) -> list[Point]:
+    """The same, from the runs of each algorithm and a target."""
+    labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
     points = [
-        _point(label, algorithm, runs[i * n : (i + 1) * n], target)
-        for i, (label, algorithm) in enumerate(zip(labels, planned.algorithms, strict=True))
+        _point(label, algorithm, runs, target)
+        for label, algorithm, runs in zip(labels, algorithms, groups, strict=True)
     ]
     merits = sorted(point.merit(by) for point in points)
-    placed = [replace(point, rank=1 + merits.index(point.merit(by))) for point in points]
-    return sorted(placed, key=lambda point: point.rank)
+    ranks = [replace(point, rank=1 + merits.index(point.merit(by))) for point in points]
+    return sorted(ranks, key=lambda point: point.rank)
 
 
 def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float) -> Point:
@@ -150,6 +158,7 @@ def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float)
         loss=mean(float(run.train_loss[-1]) for run in runs),
         accuracy=mean(run.final for run in runs),
         diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
+        settled=mean(run.settled for run in runs),
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from folb.data.source_files import MissingError
 from folb.errors import InputError
+from folb.experiments.draws import Complete
 from folb.paper import arms, figure_files, verdicts
-from folb.paper.arms import Complete
 from folb.paper.figure_files import Arm
 from folb.paper.pages import Page, write
 

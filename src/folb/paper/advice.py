@@ -24,7 +24,7 @@ from typing import Any
 from folb.paper import verdicts
 from folb.paper.figure_files import Front, Sentence
 from folb.paper.verdicts import Verdict
-from folb.results import summary
+from folb.results import effects, summary
 
 WIDTH = 120
 
@@ -104,7 +104,7 @@ def _often(count: int, total: int) -> str:
     return "Seldom" if 4 * count <= total else "Mostly" if 4 * count >= 3 * total else "Sometimes"
 
 
-def _value(verdict: Verdict, effect: verdicts.Effect) -> str:
+def _value(verdict: Verdict, effect: effects.Effect) -> str:
     return re.sub(r" \[.*?\]", "", verdicts.effect_text(verdict.claim, effect))
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,9 @@ from folb import atomic
 from folb.data import source_files as data_files
 from folb.errors import InputError
 from folb.experiments import tune
+from folb.experiments.draws import Complete, Planner, by_algorithm, draws_of, machines
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import Plan, plan
-from folb.models import Model
+from folb.experiments.plan import Plan
 from folb.paper.checks import CHECKS
 from folb.paper.figure_files import Arm, Search
 from folb.results import summary
@@ -33,10 +31,6 @@ from folb.store.directory import RunDirectory
 from folb.typing import NDArray
 
 QUANTILES = (10, 50, 90)
-MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
-
-# Runs a planned experiment in the run store, unless it is there already.
-Complete = Callable[[Plan, str], RunDirectory]
 
 
 def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
@@ -50,7 +44,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
     planner = Planner()
     given, chosen = _searched(arm, planner, complete)
     identities: list[str] = []
-    machines: list[dict[str, Any]] = []
+    directories: list[RunDirectory] = []
     runs: list[tuple[int, Run]] = []
     for draw, experiment in draws_of(given, range(arm.draws), arm.drawn):
         planned = planner.plan(experiment)
@@ -58,9 +52,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         there = complete(planned, where)
         runs += [(draw, run) for run in there.runs()]
         identities.append(planned.identity)
-        machine = {key: there.environment[key] for key in MACHINE}
-        if machine not in machines:
-            machines.append(machine)
+        directories.append(there)
     identity = hashlib.sha256("".join(identities).encode()).hexdigest()
     return about | {
         "identity": identity,
@@ -68,34 +60,13 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         "draws": arm.draws,
         "note": planned.federation.note,
         "devices": planned.federation.N,
-        "ran_on": machines,
+        "ran_on": machines(directories),
         "chosen": chosen,
         "printed": dict(arm.printed),
         "varied": dict(arm.varied),
         "evaluated_rounds": runs[0][1].evaluated_rounds.tolist(),
         "algorithms": _algorithms(runs, planned.experiment),
     }
-
-
-class Planner:
-    """Plans experiments that share a compiled program where they can: one model object for all draws."""
-
-    def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-
-    def plan(self, experiment: Experiment) -> Plan:
-        """The plan, as `folb.experiments.plan` makes it."""
-        planned = plan(experiment)
-        federation, whole = planned.federation, planned.experiment
-        key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
-        return replace(planned, model=self.models.setdefault(key, planned.model))
-
-
-def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:
-    """The experiment of each draw, a value of the setting `drawn`; the dataset's own if there are none."""
-    for draw in draws or (None,):
-        settings = dict(given.get("set", {})) | ({} if draw is None else {drawn: draw})
-        yield draw or 0, Experiment(**{**given, "set": settings})
 
 
 def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -133,7 +104,8 @@ def _record(search: Search, values: Mapping[str, Any], points: Sequence[tune.Poi
         "seeds": list(search.seeds),
         "draws": list(search.draws),
         "points": [
-            {"label": point.label, "rounds_to_target": _rounds(point), "loss": _short(point.loss)} for point in points
+            {"label": point.label, "rounds_to_target": _rounds(point), "loss": summary.short(point.loss)}
+            for point in points
         ],
     }
 
@@ -153,14 +125,11 @@ def _ranked(
     settings[name] = dict(settings.get(name, {})) | dict(search.grid)
     trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}
     trying["rounds"] = search.rounds or given.get("rounds", 100)
-    groups: list[list[Run]] = []
+    found: list[Sequence[Run]] = []
     for draw, experiment in draws_of(trying, search.draws, arm.drawn):
         planned = planner.plan(experiment)
-        found = complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs()
-        n = len(found) // len(planned.algorithms)
-        parts = [found[i : i + n] for i in range(0, len(found), n)]
-        groups = [before + part for before, part in zip(groups, parts, strict=True)] if groups else parts
-    return tune.ranked(planned, [run for group in groups for run in group])
+        found.append(complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs())
+    return tune.ranked(planned, [run for group in by_algorithm(planned, found) for run in group])
 
 
 def _located(name: str) -> Path:
@@ -202,10 +171,10 @@ def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict
                 "draw": [draw for draw, _ in group],
                 "seed": [run.seed for _, run in group],
                 "rounds": [run.rounds_to(experiment.target) for _, run in group],
-                "final": [_short(run.final) for _, run in group],
-                "best": [_short(run.best) for _, run in group],
-                "mean": [_short(float(np.mean(run.test_accuracy))) for _, run in group],
-                "loss": [_short(float(run.train_loss[-1])) for _, run in group],
+                "final": [summary.short(run.final) for _, run in group],
+                "best": [summary.short(run.best) for _, run in group],
+                "mean": [summary.short(float(np.mean(run.test_accuracy))) for _, run in group],
+                "loss": [summary.short(float(run.train_loss[-1])) for _, run in group],
                 "drops": [run.drops for _, run in group],
                 "bytes_up": [int(run.bytes_up.sum()) for _, run in group],
                 "bytes_down": [int(run.bytes_down.sum()) for _, run in group],
@@ -219,12 +188,7 @@ def _quantiles(curves: NDArray) -> dict[str, list[float | None]]:
     """Quantiles of curves. A loss that is not finite counts as larger than any finite loss."""
     ordered = np.sort(np.where(np.isfinite(curves), curves, np.inf), axis=0)
     places = {q: round(q / 100 * (len(ordered) - 1)) for q in QUANTILES}  # a measured value, not a mixture of two
-    return {str(q): [_short(value) for value in ordered[place].tolist()] for q, place in places.items()}
-
-
-def _short(value: float) -> float | None:
-    """Five significant digits, as a page shows them; None for a value that is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    return {str(q): [summary.short(value) for value in ordered[place].tolist()] for q, place in places.items()}
 
 
 def place(home: Path, document: Mapping[str, Any]) -> Path:
@@ -248,7 +212,7 @@ def keep(home: Path, document: Mapping[str, Any]) -> Path:
     """Write an arm's results, and replace its earlier results."""
     path = place(home, document)
     atomic.directory(path.parent)
-    atomic.replace(path, (json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n").encode())
+    atomic.document(path, document)
     for other in _files(home, f"{document['figure']}-{document['arm']}"):
         if other != path:
             other.unlink()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -33,6 +33,7 @@ from typing import Any, cast
 
 from folb.errors import InputError, choose
 from folb.experiments.experiment import Experiment
+from folb.experiments.typed_tables import FORMS, all_of, made
 
 FRONT = "front"  # the file with the texts of the front page
 OUTSIDE = "outside"  # the folder of the files that go beyond the paper
@@ -216,87 +217,31 @@ def read(name: str, quick: bool = False) -> Figure:
     found, stem = content(name), Path(name).stem
     where = f"{stem}.toml"
     for key in ("arm", "claim"):
-        if not _all(lambda one: isinstance(one, dict), list)(found.get(key, [])):
+        if not all_of(lambda one: isinstance(one, dict), list)(found.get(key, [])):
             raise InputError(f"{where}: {key}", found[key], f"should be tables: [[{key}]]")
     for key in ("name", "arms", "claims"):
         if key in found:
             raise InputError(f"{where}: key of figure", key, "should not be given: it comes from the file")
     arms = [arm for table in found.pop("arm", []) for arm in _arms(where, stem, table, quick)]
-    claims = [_made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
+    claims = [made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
     for kind, ids in (("arm", [arm.id for arm in arms]), ("claim", [claim.id for claim in claims])):
         if len(set(ids)) < len(ids):
             raise InputError(f"{where}: {kind}", ids, "should have different ids")
-    return _made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | found)
+    return made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | found)
 
 
 def front() -> Front:
     """The texts of the front page."""
     found = content(FRONT)
     where = f"{FRONT}.toml"
-    sentences = {name: _made(where, Sentence, table) for name, table in found.pop("sentence", {}).items()}
-    return cast("Front", _made(where, Front, found | {"sentences": sentences}))
+    sentences = {name: made(where, Sentence, table) for name, table in found.pop("sentence", {}).items()}
+    return cast("Front", made(where, Front, found | {"sentences": sentences}))
 
 
 def used(figure: Figure, quick: bool = False) -> list[Arm]:
     """The arms of other files that the figure uses."""
     others = [read(name, quick) for name in dict.fromkeys(pattern.partition(":")[0] for pattern in figure.uses)]
     return figure.matching(figure.uses, [arm for other in others for arm in other.arms])
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _all(what: Callable[[Any], bool], many: type) -> Callable[[Any], bool]:
-    """Whether a value is a list or a table, and all its values fit."""
-
-    def fits(value: Any) -> bool:
-        if not isinstance(value, many):
-            return False
-        return all(what(one) for one in (value.values() if isinstance(value, dict) else list(value)))  # type: ignore[call-overload]
-
-    return fits
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # the TOML values that fit the type of a field
-    "str": (_text, "a text"),
-    "str | None": (_text, "a text"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "int": (_whole, "a whole number"),
-    "int | None": (_whole, "a whole number"),
-    "float | None": (_number, "a number"),
-    "Sequence[str]": (_all(_text, list), "a list of texts"),
-    "Sequence[int]": (_all(_whole, list), "a list of whole numbers"),
-    "Mapping[str, Any]": (lambda value: isinstance(value, dict), "a table"),
-    "Mapping[str, str]": (_all(_text, dict), "a table of texts"),
-    "Mapping[str, float]": (_all(_number, dict), "a table of numbers"),
-    "Mapping[str, Sequence[Any]]": (_all(lambda one: isinstance(one, list) and bool(one), dict), "a table of lists"),
-    "Mapping[str, int | str]": (
-        _all(lambda one: one == "never" or (_whole(one) and one > 0), dict),
-        "a table of whole numbers from 1 on, or 'never'",
-    ),
-}
-
-
-def _made(where: str, kind: type, given: dict[str, Any]) -> Any:
-    known = {field.name: str(field.type) for field in fields(kind)}
-    for key, value in given.items():
-        choose(f"{where}: key of {kind.__name__.lower()}", key, list(known))
-        fits, form = FORMS.get(known[key], (lambda value: True, ""))
-        if not fits(value):
-            raise InputError(f"{where}: {key} of {kind.__name__.lower()}", value, f"should be {form}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise InputError(where, sorted(given), f"{kind.__name__.lower()}: {error}") from error
 
 
 def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[Arm]:
@@ -320,21 +265,21 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
     searches = search if isinstance(search, list) else [search] if search else []
     if not all(isinstance(one, dict) for one in searches):
         raise InputError(f"{where}: search of arm", search, "should be a table, or tables")
-    own["searches"] = [_made(where, Search, one) for one in searches]
+    own["searches"] = [made(where, Search, one) for one in searches]
     if not own.get("check"):
         for key in table:
             choose(f"{where}: key of arm", key, KEYS)
-    made = []
+    found = []
     for values in itertools.product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))
         ending = "".join(f"-{value}" for value in values)
         words = "".join(f", {WORDS.get(value, f'{key} {value}')}" for key, value in varied.items())
         given = table | {"set": table.get("set", {}) | varied} if varied else table
         names = {"id": own["id"] + ending, "name": own.get("name", own["id"]) + words}
-        made.append(
-            _made(where, Arm, {**own, **names, "figure": figure, "quick": quick, "given": given, "varied": varied})
+        found.append(
+            made(where, Arm, {**own, **names, "figure": figure, "quick": quick, "given": given, "varied": varied})
         )
-    return made
+    return found
 
 
 def _merged(table: dict[str, Any], instead: dict[str, Any]) -> dict[str, Any]:

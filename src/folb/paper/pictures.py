@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from folb.report import figures
 
-COLOURS = 128
 QUANTITIES = {"accuracy": ("test accuracy (%)", 100), "loss": ("training loss", 1)}
 
 
@@ -37,7 +35,7 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
         _draw(axes, panel)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    return _small(figures.finished(figure, title, "", "png", dpi=80 if len(panels) <= 8 else 64))
+    return figures.small(figures.finished(figure, title, "", "png", dpi=80 if len(panels) <= 8 else 64))
 
 
 def _panels(document: Mapping[str, Any], quantity: str, by: str) -> Iterator[Panel]:
@@ -71,17 +69,6 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.grid(alpha=0.2)
     for text in axes.legend(frameon=False, fontsize="x-small").get_texts():
         text.set_parse_math(False)
-
-
-def _small(picture: bytes) -> bytes:
-    """The same picture in fewer colours, because it is stored in the repository."""
-    from PIL import Image  # installed with matplotlib
-
-    content = io.BytesIO()
-    # an octree keeps thin lines apart; a median cut, which counts pixels, would make orange ones red
-    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
-    few.save(content, format="png", optimize=True)
-    return content.getvalue()
 
 
 def _number(value: float | None) -> float:

@@ -42,6 +42,7 @@ from scipy.special import stdtrit
 from folb.errors import InputError, choose
 from folb.paper.figure_files import Arm, Claim
 from folb.results import summary
+from folb.results.effects import Effect, interval
 from folb.typing import NDArray
 
 RESAMPLES, FEWEST, WORST_LOSS = 2000, 3, 1000.0
@@ -55,15 +56,6 @@ METRICS = (*RATIOS, *POINTS, "drops", "value", "violated")
 COST = "so only at the cost of"
 
 Document = Mapping[str, Any]
-
-
-class Effect(NamedTuple):
-    """A mean over runs and its interval; of logarithms, if the metric is a ratio."""
-
-    value: float
-    low: float
-    high: float
-    runs: int
 
 
 class Condition(NamedTuple):
@@ -425,18 +417,6 @@ def resamples(draws: NDArray) -> NDArray:
     least = min(map(len, members))  # all draws have the same seeds, unless some runs are missing
     groups = np.stack([member[:least] for member in members])
     return groups[rng.integers(0, len(known), (RESAMPLES, len(known)))].reshape(RESAMPLES, -1)
-
-
-def interval(values: NDArray, draws: NDArray) -> Effect:
-    """The mean, and Student's 95 % interval over the means of the draws; over the values if there is one draw.
-
-    A bootstrap of so few values would be too narrow: with three values it covers 75 %.
-    """
-    known = np.unique(draws)
-    means = values if len(known) == 1 else np.array([values[draws == draw].mean() for draw in known])
-    n, mean = len(means), float(values.mean())
-    half = float(stdtrit(n - 1, 0.975)) * float(means.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return Effect(mean, mean - half, mean + half, len(values))
 
 
 def _beside(claim: Claim, document: Document, under: str) -> Effect | None:

@@ -16,6 +16,7 @@ from folb.results.summary import labelled
 if TYPE_CHECKING:  # a Flower server draws curves without a dataset
     from folb.data.federation import Federation
 
+COLOURS = 128  # of a picture that is stored in the repository
 COLUMNS = 4000  # the most columns of a portrait: more than its pixels
 
 
@@ -103,6 +104,17 @@ def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> b
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may be in a script that the font lacks
         figure.savefig(content, dpi=dpi, format=form)
+    return content.getvalue()
+
+
+def small(picture: bytes) -> bytes:
+    """The same picture in fewer colours, because it is stored in the repository."""
+    from PIL import Image  # installed with matplotlib
+
+    content = io.BytesIO()
+    # an octree keeps thin lines apart; a median cut, which counts pixels, would make orange ones red
+    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
+    few.save(content, format="png", optimize=True)
     return content.getvalue()
 
 

@@ -62,6 +62,11 @@ class Run:
         return float(self.test_accuracy[-1]) if len(self.test_accuracy) else float("nan")
 
     @property
+    def settled(self) -> float:
+        """The mean test accuracy over the last five evaluations; NaN if there is none."""
+        return float(np.mean(self.test_accuracy[-HELD:], dtype=float)) if len(self.test_accuracy) else float("nan")
+
+    @property
     def drops(self) -> int:
         """How often test accuracy fell by more than 5 points from one evaluation to the next."""
         return int(np.sum(np.diff(self.test_accuracy) < -0.05))

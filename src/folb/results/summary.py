@@ -94,6 +94,11 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
 
 
+def short(value: float, digits: int = 5) -> float | None:
+    """So many significant digits, as a page shows them; None for a value that is not finite."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
 def finite(values: Sequence[float]) -> list[float | None]:
     """The values as JSON can hold them: a value that is not finite becomes null."""
     return [value if math.isfinite(value) else None for value in values]

@@ -1,0 +1,64 @@
+"""The stored results: one file for each contender on each dataset, so that processes do not disturb each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from folb import atomic
+from folb.arena import entries
+from folb.arena.entries import Contender, Dataset
+from folb.errors import InputError
+
+Cell = Mapping[str, Any]  # the results of a contender on a dataset
+
+
+def check_home(home: Path) -> None:
+    """Raise unless results can be written."""
+    atomic.directory(home / "results")
+
+
+def place(home: Path, dataset: str, contender: str) -> Path:
+    """The file of a contender's results on a dataset."""
+    return home / "results" / f"{dataset}-{contender}.json"
+
+
+def keep(home: Path, cell: Cell) -> Path:
+    """Write results, and replace earlier ones."""
+    path = place(home, cell["dataset"], cell["contender"])
+    atomic.document(path, cell)
+    return path
+
+
+def read(home: Path, dataset: Dataset, contender: Contender) -> Cell | None:
+    """The stored results, whatever they are of; None if there are none."""
+    path = place(home, dataset.name, contender.name)
+    if not path.is_file():
+        return None
+    try:
+        cell: Cell = json.loads(path.read_bytes())
+        lengths = {len(values) for values in cell["runs"].values()}
+        if lengths != {len(cell["runs"]["draw"])} or not cell["identity"]:
+            raise ValueError("its runs have different lengths")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        expected = f"is damaged ({type(error).__name__}: {error}): delete the file, and run it again"
+        raise InputError("results", str(path), expected) from error
+    return cell
+
+
+def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target: float | None) -> bool:
+    """Whether results are of this contender, dataset and budget, and of this target if there is one."""
+    wanted = cell["target"] if target is None else target
+    return bool(cell["identity"] == entries.digest(dataset, contender, points, wanted))
+
+
+def own(home: Path, known: Sequence[str]) -> Iterator[Contender]:
+    """The contenders of the user's own that have results, besides those in `known`."""
+    seen = set(known)
+    for path in sorted((home / "results").glob("*.json")):
+        about = json.loads(path.read_bytes()).get("about", {})
+        if entries.YOURS in about.get("groups", ()) and about["name"] not in seen:
+            seen.add(about["name"])
+            yield Contender(**about)

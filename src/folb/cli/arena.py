@@ -1,0 +1,77 @@
+"""`folb arena`: contenders on datasets, everyone tuned with the same budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from folb.cli import options as common
+from folb.errors import InputError
+
+
+def add(commands: Any) -> None:
+    """`folb arena`."""
+    arena = commands.add_parser(
+        "arena",
+        help="contenders on datasets: everyone is tuned with the same budget, and winners are run on other seeds",
+    )
+    arena.add_argument(
+        "--only", metavar="DATASET", action="append", help="these datasets, such as mnist-* (may be repeated)"
+    )
+    arena.add_argument(
+        "--contenders", metavar="A,B", help="these contenders or groups, such as fedavg,folb or classic,ours (all)"
+    )
+    arena.add_argument(
+        "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
+    )
+    common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
+    arena.add_argument("--points", type=int, metavar="N", help="points that everyone may try on each dataset (12)")
+    arena.add_argument(
+        "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
+    )
+    arena.add_argument("--pages-only", action="store_true", help="run nothing; write the pages from the stored results")
+    arena.add_argument(
+        "--out", metavar="DIR", type=Path, help="where results and pages go (docs/arena if it exists, else arena)"
+    )
+    arena.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    common.add_devices(arena)
+    arena.set_defaults(handle=_arena)
+
+
+def _arena(options: argparse.Namespace) -> None:
+    from folb import arena
+    from folb.arena import arena_pages, entries, standings
+    from folb.arena.standings import Standings
+    from folb.cli import tables
+    from folb.cli.running import completing, tell
+    from folb.experiments.box import POINTS
+
+    home = options.out or arena.home()
+    points = POINTS if options.points is None else options.points
+    everywhere, everyone = entries.datasets(options.datasets), entries.contenders()
+    if options.contender is not None:
+        everyone = entries.with_own(everyone, entries.own(options.contender, common.settings(options.box, "box")))
+    elif options.box:
+        raise InputError("box", options.box, "is for --contender, a contender of your own")
+    datasets = entries.chosen(everywhere, options.only or ["*"], "only")
+    contenders = entries.chosen(everyone, (options.contenders or "*").split(","), "contenders")
+    if options.contender is not None and everyone[-1] not in contenders:
+        contenders.append(everyone[-1])
+    if options.pages_only and not any((home / "results").glob("*.json")):
+        raise InputError("out", str(home), "has no results to make pages from")
+    if not options.pages_only:
+        common.use_compilation_cache()
+        arena.carry_out(datasets, contenders, home, completing(options), tell, points)
+    found = Standings(everywhere, everyone, home, points)
+    arena_pages.write(found, home)
+    if options.json:
+        print(json.dumps(standings.document(found)))
+        return
+    tables.show_in_parts(tables.rounds_to_target(found))
+    for goal in found.goals():
+        tables.say(
+            f"\n{goal.says}: {'not decided' if goal.met is None else 'met' if goal.met else 'not met'}. {goal.reached}"
+        )
+    tables.say(f"\nin {home}: README.md, measures.md, settings.md, arena.png, results/")

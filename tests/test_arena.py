@@ -1,0 +1,370 @@
+"""The arena: equal budgets, apart draws and seeds, the target's rule, stored results, ratios by hand, and the pages."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from folb import arena
+from folb.arena import arena_pages, cells, contest, entries, standings
+from folb.arena.entries import Contender, Dataset
+from folb.arena.standings import Standings
+from folb.cli.main import main
+from folb.errors import InputError
+from folb.experiments import box as boxes
+from folb.experiments import execute, tune
+from folb.results.run import Run
+
+SMALL = {"sizes": [20, 30, 40], "K": 2, "low": 1, "high": 2}
+TUNING, REPORTED = {"draws": [100, 101], "seeds": [100]}, {"draws": [0, 1], "seeds": [0, 1], "one_each": True}
+A = Dataset("tiny-a", "Tiny A", "synthetic_1_1", 8, TUNING, REPORTED, set=SMALL)
+B = replace(
+    A, name="tiny-b", title="Tiny B", dataset="synthetic_iid", tuning={"seeds": [7]}, reported={"seeds": [0, 1]}
+)
+FEDAVG = Contender("fedavg", "fedavg", "FedAvg", groups=["classic"], box={"lr": "log:0.001..1"})
+FEDPROX = Contender("fedprox", "fedprox", "FedProx", groups=["classic"], box={"lr": "log:0.001..1", "mu": [0.1, 1.0]})
+DEFAULT = Contender("plain", "fedprox", "Ours", groups=["ours"], set={"lr": 0.1, "mu": 0.01})
+
+
+def complete(planned, about):
+    done.append(about)
+    return execute.carry_out(planned)
+
+
+done: list[str] = []
+
+
+def carry_out(home, datasets=(A, B), contenders=(FEDPROX, DEFAULT, FEDAVG), points=2, **options):
+    """Run the arena; what was run, and what was told."""
+    done.clear()
+    told: list[str] = []
+    arena.carry_out(datasets, contenders, home, complete, told.append, points, **options)
+    return list(done), told
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_curves():
+    """The curves of each run are not looked at here, and take half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute, "_picture", lambda *about: b"a picture")
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The results of a tiny arena."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOLB_RUNS", str(tmp_path_factory.mktemp("runs")))
+        home = tmp_path_factory.mktemp("arena")
+        carry_out(home)
+        yield home
+
+
+def stored(home, dataset, contender):
+    return json.loads(cells.place(home, dataset, contender).read_bytes())
+
+
+def test_everyone_has_the_same_budget_and_is_reported_elsewhere(home):
+    assert len(list((home / "results").iterdir())) == 6
+    for dataset in (A, B):
+        for one in (FEDAVG, FEDPROX):
+            cell = stored(home, dataset.name, one.name)
+            assert cell["points"] == len(cell["tried"]) == 2
+            assert all(len(point["held"]) == dataset.trials.pairs for point in cell["tried"])
+            assert cell["chosen"] == cell["tried"][0]["values"] and list(cell["chosen"]) == list(one.box)
+        plain = stored(home, dataset.name, "plain")
+        assert (plain["points"], plain["tried"], plain["chosen"]) == (0, [], {})
+    runs = stored(home, "tiny-a", "fedavg")["runs"]
+    assert list(zip(runs["draw"], runs["seed"], strict=True)) == [(0, 0), (1, 1)]
+    assert stored(home, "tiny-b", "fedprox")["runs"]["seed"] == [0, 1]
+
+
+def test_the_target_is_a_share_of_what_tuned_fedavg_ends_with(home):
+    cell = stored(home, "tiny-a", "fedavg")
+    best = max(point["final"] for point in cell["tried"])
+    assert cell["target"] == pytest.approx(0.97 * best, abs=1e-4)
+    assert {stored(home, "tiny-a", name)["target"] for name in ("fedprox", "plain")} == {cell["target"]}
+
+
+def test_the_target_ignores_points_that_diverge():
+    def point(settled, diverged):
+        return tune.Point("", None, [], [], 0.0, 0.0, diverged, settled=settled)
+
+    with pytest.raises(InputError, match="diverged at every point"):
+        contest.target([])
+    assert contest.target([point(0.8, False), point(0.5, False)]) == 0.776
+
+
+def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):
+    ran, told = carry_out(home)
+    assert ran == [] and told[0] == "tiny-a, fedavg is there already (1 of 6)"
+    wider = replace(FEDPROX, box={"lr": "log:0.0001..1", "mu": [0.1, 1.0]})
+    ran, _ = carry_out(home, contenders=[FEDAVG, wider], datasets=[A])
+    assert ran and all("fedprox" in about for about in ran)
+    found = Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 2)
+    assert found.stale == [("tiny-a", "fedprox")] and found.held(A, FEDPROX) == "not run"
+    carry_out(home, contenders=[FEDPROX], datasets=[A])  # its runs are in the run store: nothing is computed
+    assert not Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 2).stale
+    assert Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 3).stale  # another budget
+    assert not Standings([A, replace(B, title="another")], [FEDAVG, FEDPROX, DEFAULT], home, 2).stale
+
+
+def test_a_contender_alone_searches_the_reference_for_the_target(home, tmp_path):
+    ran, _ = carry_out(tmp_path, datasets=[A], contenders=[DEFAULT], reference=FEDAVG)
+    assert {"tiny-a, fedavg, draw 100, search", "tiny-a, fedavg, draw 101, search"} < set(ran)
+    assert stored(tmp_path, "tiny-a", "plain") == stored(home, "tiny-a", "plain")
+    assert not cells.place(tmp_path, "tiny-a", "fedavg").exists()
+
+
+def test_every_device_takes_part_in_the_limit(home):
+    limit = Contender("limit", "fedavg", "limit", box={"lr": "log:0.001..1"}, every_device=True)
+    dataset = replace(A, every_device_rounds=5)
+    one = contest.Contest(dataset, FEDAVG, home, complete, 2)
+    _, planned, _ = next(one._planned(limit, dataset.report, {"lr": 0.1}))
+    assert (planned.algorithms[0].selection.K, planned.federation.N, planned.experiment.rounds) == (3, 3, 5)
+    told = carry_out(home, [replace(A, without={"limit": "it costs too much"})], [FEDAVG, limit])[1]
+    assert told[1] == "tiny-a, limit is left out (2 of 2): it costs too much"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tuning": {"draws": [1, 100], "seeds": [100]}}, r"tuning = \[1\]: should be none of the draws"),
+        ({"tuning": {"draws": [100], "seeds": [1]}}, r"tuning = \[1\]: should be none of the seeds"),
+        ({"tuning": {"seeds": [100]}}, "should have draws if `reported` has"),
+        ({"reported": {"draws": [0, 1], "seeds": [0], "one_each": True}}, "should be as many as draws"),
+        ({"reported": {"draws": [0], "seeds": []}}, "should be at least one"),
+        ({"reported": {"draws": [0], "seeds": [1, 1]}}, "should be different"),
+        ({"reported": {"draw": [0], "seeds": [1]}}, "did you mean 'draws'"),
+        ({"name": "Tiny A"}, "name of a dataset = 'Tiny A'"),
+    ],
+)
+def test_mistakes_in_a_dataset_are_named(changed, message):
+    with pytest.raises(InputError, match=message):
+        replace(A, **changed)
+
+
+def test_mistakes_in_a_contender_are_named():
+    with pytest.raises(InputError, match="should span at least 3 decades"):
+        replace(FEDAVG, box={"lr": "log:0.01..1"})
+    with pytest.raises(InputError, match="name of a contender = 'fed-avg'"):
+        replace(FEDAVG, name="fed-avg")
+
+
+# the files
+
+
+def test_our_files_are_sound():
+    datasets, contenders = entries.datasets(), entries.contenders()
+    for dataset in datasets:
+        assert dataset.report.pairs >= 10 and dataset.trials.pairs >= 3
+        known = {one.name for one in contenders}
+        assert set(dataset.without) <= known
+    for one in contenders:
+        if one.tuned:
+            assert boxes.parse("lr", one.box["lr"]) == boxes.Range(0.001, 1, log=True)
+    assert {"classic", "averaged", "published", "limit"} <= {group for one in contenders for group in one.groups}
+    assert len(entries.chosen(contenders, ["classic"], "contenders")) == 7
+    assert [one.name for one in entries.chosen(datasets, ["mnist-?"], "only")] == ["mnist-1", "mnist-2"]
+    with pytest.raises(InputError, match="only = 'cifar': should fit one of synthetic_iid"):
+        entries.chosen(datasets, ["cifar"], "only")
+
+
+@pytest.mark.parametrize("one", [one for one in entries.contenders() if not one.every_device], ids=lambda one: one.name)
+def test_every_contender_can_be_planned(one):
+    given = {"box": {one.part: one.box}, "points": 12, "box_seed": 0} if one.tuned else {}
+    settings = {"set": {one.part: one.set}} if one.set else {}
+    _, experiment = next(A.experiments(A.trials, algorithms=[one.algorithm], **settings, **given))
+    assert len(contest.PLANNER.plan(experiment).algorithms) == (12 if one.tuned else 1)
+
+
+# measures and ratios
+
+
+def test_measures_are_those_until_the_target_is_held():
+    n = 8
+    accuracy = np.array([0.1, 0.2, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9], np.float32)
+    zeros = np.zeros((n, 2))
+    counts = np.arange(1, n + 1)
+    run = Run("a", {}, 5, counts, accuracy, np.ones(n), counts, 10 * counts, 2.0 * counts, *(zeros,) * 4)
+    never = replace(run, test_accuracy=accuracy / 2)
+    lost = replace(run, train_loss=np.full(n, np.nan))
+    found = contest.measures([(3, run), (3, never), (3, lost)], 0.6)
+    assert found["held"] == [2, None, None] and found["first"] == [3, None, 3]
+    assert found["bytes_up"] == [3, 36, 36] and found["bytes_down"] == [30, 360, 360] and found["seconds"][0] == 6.0
+    assert found["final"][0] == pytest.approx(0.9) and found["diverged"] == [False, False, True]
+
+
+def made_up(home, dataset, one, held, draws=None, final=0.5, target=0.7):
+    """Store the results of a contender, with these rounds; bytes and seconds go with them."""
+    until = [dataset.rounds if at is None else at for at in held]
+    cells.check_home(home)
+    cells.keep(
+        home,
+        {
+            "dataset": dataset.name,
+            "contender": one.name,
+            "about": asdict(one),
+            "identity": entries.digest(dataset, one, 12, target),
+            "target": target,
+            "points": 12,
+            "rounds": dataset.rounds,
+            "devices": 3,
+            "tried": [{"values": {"lr": 0.1}, "held": [3], "final": 0.7, "diverged": False}] if one.tuned else [],
+            "chosen": {"lr": 0.1} if one.tuned else {},
+            "accuracy": [0.1],
+            "runs": {
+                "draw": draws or list(range(len(held))),
+                "seed": list(range(len(held))),
+                "held": held,
+                "first": held,
+                "final": [final] * len(held),
+                "diverged": [False] * len(held),
+                "bytes_up": [2 * n for n in until],
+                "bytes_down": [3 * n for n in until],
+                "seconds": [1.0 * n for n in until],
+            },
+        },
+    )
+
+
+def test_ratios_and_intervals_are_those_by_hand(tmp_path):
+    ours = replace(FEDAVG, name="ours", title="Ours", groups=["ours"])
+    made_up(tmp_path, A, FEDAVG, [8, 6, None])
+    made_up(tmp_path, A, FEDPROX, [8, 8, 8], final=0.6)
+    made_up(tmp_path, A, ours, [4, 2, 8], final=0.55)
+    found = Standings([A], [FEDAVG, FEDPROX, ours], tmp_path)
+    logs = np.log(np.array([4 / 8, 2 / 8, 8 / 8]))  # to fedprox: fedavg has 8, 6 and twice 8
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
+    (ratio,) = found.ratios("ours", ["classic"])
+    assert (ratio.dataset, ratio.rival, ratio.whole) == ("tiny-a", "fedprox", True)
+    assert ratio.effect == pytest.approx((logs.mean(), logs.mean() - half, logs.mean() + half, 3))
+    assert found.ratio("tiny-a", "ours", "fedavg").value == pytest.approx(np.log([4 / 8, 2 / 6, 8 / 16]).mean())
+    assert found.ratio("tiny-a", "ours", "fedavg", "bytes").value == pytest.approx(np.log([4 / 8, 2 / 6, 1 / 2]).mean())
+    (accuracy,) = found.ratios("ours", ["classic"], "final")
+    assert accuracy.rival == "fedprox" and accuracy.effect.value == pytest.approx(-0.05)
+    assert standings.text(accuracy.effect, "final").startswith("-5.0 [")
+
+
+def test_two_seeds_of_a_draw_are_one_piece_of_evidence(tmp_path):
+    made_up(tmp_path, A, FEDAVG, [8, 8, 8, 8], draws=[0, 0, 1, 1])
+    made_up(tmp_path, A, FEDPROX, [4, 4, 2, 2], draws=[0, 0, 1, 1])
+    effect = Standings([A], [FEDAVG, FEDPROX], tmp_path).ratio("tiny-a", "fedprox", "fedavg")
+    assert effect.high - effect.value == pytest.approx(stats.t.ppf(0.975, 1) * math.log(2) / 2)
+
+
+def test_over_datasets_it_is_the_mean_of_logarithms(tmp_path):
+    for dataset, held in ((A, [2, 2]), (replace(A, name="other"), [8, 8])):
+        made_up(tmp_path, dataset, FEDAVG, [4, 4])
+        made_up(tmp_path, dataset, DEFAULT, held)
+    found = Standings([A, replace(A, name="other")], [FEDAVG, DEFAULT], tmp_path).overall("plain", ["classic"])
+    assert found.effect == pytest.approx((0, 0, 0, 4))
+
+
+def goals(home, datasets, ours, default=None):
+    """The goals' words if fedavg needs 8 rounds everywhere and ours these."""
+    tuned = replace(FEDAVG, name="ours", title="Ours", groups=["ours"])
+    for dataset, held in zip(datasets, ours, strict=True):
+        made_up(home, dataset, FEDAVG, 3 * [8])
+        made_up(home, dataset, tuned, 3 * [held])
+        if default:
+            made_up(home, dataset, DEFAULT, 3 * [default])
+    return [goal.met for goal in Standings(datasets, [FEDAVG, tuned, DEFAULT], home).goals()]
+
+
+def test_goals_follow_from_the_numbers(tmp_path):
+    other = replace(A, name="other", title="Other")
+    assert goals(tmp_path, [A, other], [4, 2], 4) == [True, True, False]  # its defaults: 1.41 times ours tuned
+    assert goals(tmp_path, [A, other], [4, 4], 5) == [True, True, True]
+    assert goals(tmp_path, [A, other], [9, 1], 5) == [False, True, False]  # on one dataset it is slower
+    assert goals(tmp_path, [A, other], [8, 7], 8) == [False, False, False]
+    cells.place(tmp_path, "other", "fedavg").unlink()
+    tuned = replace(FEDAVG, name="ours", title="Ours", groups=["ours"])
+    partial = Standings([A, other], [FEDAVG, tuned, DEFAULT], tmp_path)
+    assert [goal.met for goal in partial.goals()] == [None, None, None]
+    assert "over 1 of 2 datasets" in partial.goals()[0].reached
+
+
+# pages and the command
+
+
+def test_pages_from_partial_results(home, tmp_path):
+    left = replace(A, name="far", title="Far", left_out="too large")
+    absent = replace(A, name="absent", title="Absent")
+    found = Standings([A, B, absent, left], [FEDAVG, FEDPROX, DEFAULT, replace(FEDAVG, name="more")], home, 2)
+    arena_pages.write(found, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "- Far: too large." in text and "- Not run on Absent: everyone." in text
+    assert "- Not run on Tiny A: more." in text and "not decided: results are missing" in text
+    assert "| FedAvg (`more`) | not run | not run | not run |" in text
+    assert (tmp_path / "arena.png").read_bytes().startswith(b"\x89PNG")
+    assert "| `tiny-a` | lr = " in (tmp_path / "settings.md").read_text()
+    assert "with its defaults" in (tmp_path / "measures.md").read_text()
+    json.dumps(standings.document(found), allow_nan=False)
+
+
+def test_pages_without_any_results(tmp_path):
+    arena_pages.write(Standings([A], [FEDAVG], tmp_path), tmp_path)
+    assert "Not run on Tiny A: everyone." in (tmp_path / "README.md").read_text()
+    assert not (tmp_path / "arena.png").exists()
+
+
+FILE = """
+[[dataset]]
+name = "tiny"
+title = "Tiny"
+dataset = "synthetic_1_1"
+rounds = 8
+set = { sizes = [20, 30, 40], K = 2, low = 1, high = 2 }
+tuning = { seeds = [7] }
+reported = { seeds = [0, 1] }
+"""
+
+
+def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file.toml").write_text(FILE)
+    Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedavg(**common)\n")
+    command = ["arena", "--datasets", "file.toml", "--points", "2", "--contenders", "fedavg", "--out", "here"]
+    own = ["--contender", "my.py:mine", "--box", "lr=log:0.001..1"]
+    assert main([*command, *own, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [cell["contender"] for cell in document["cells"]] == ["fedavg", "mine"]
+    (ratio,) = [one for one in document["ratios"] if (one["measure"], one["against"]) == ("rounds", "classic")]
+    assert (ratio["best"], ratio["value"], ratio["all_rivals_run"]) == ("fedavg", 0.0, False)  # it is FedAvg
+    assert main(["arena", "--datasets", "file.toml", "--points", "2", "--pages-only", "--out", "here"]) == 0
+    assert "mine" in capsys.readouterr().out and "`mine`, tuned" in Path("here/README.md").read_text()
+    Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedprox(**common)\n")
+    mine = entries.own("my.py:mine", {"lr": "log:0.001..1"})
+    assert Standings(entries.datasets(Path("file.toml")), [FEDAVG, mine], Path("here"), 2).stale  # another file now
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "cifar"], "only = 'cifar': should fit one of"),
+        (["--contenders", "fedavg,flob"], "contenders = 'flob': should fit one of"),
+        (["--box", "lr=log:0.001..1"], "is for --contender"),
+        (["--pages-only"], "has no results to make pages from"),
+        (["--datasets", "absent.toml"], "datasets = 'absent.toml': cannot be read"),
+        (["--contender", "folb", "--box", "lr=0.1..1"], "should span at least 3 decades"),
+        (["--only", "sent140"], "should fit a dataset that is not left out"),
+        (["--points", "0"], "points = 0: should be a whole number from 1"),
+    ],
+)
+def test_mistakes_are_named(options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["arena", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_damaged_results_are_named(tmp_path):
+    made_up(tmp_path, A, FEDAVG, [1, 2])
+    cells.place(tmp_path, "tiny-a", "fedavg").write_text('{"runs": 3}')
+    with pytest.raises(InputError, match="is damaged"):
+        Standings([A], [FEDAVG], tmp_path)
