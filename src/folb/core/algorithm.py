@@ -255,7 +255,8 @@ def named(constructor: Constructor) -> Constructor:
     parameters = inspect.signature(constructor).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        known |= {name: inspect.signature(compose).parameters[name].default for name in Common.__annotations__}
+        common = inspect.signature(compose).parameters
+        known |= {name: common[name].default for name in Common.__annotations__}
 
     @functools.wraps(constructor)
     def make(**settings: Any) -> Algorithm:

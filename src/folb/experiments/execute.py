@@ -193,17 +193,19 @@ def _perform(
     check_place(path, planned, again, accelerators)
     simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
     prepare(path, planned, again, accelerators)
-    # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before: it
-    # would keep the interpreter from tracing and loading the first program.
+    # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before all
+    # runs play: it would keep the interpreter from lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
     runs = store.read(path).environment["runs"]
+    playing: set[int] = set()
     try:
         if on_start is not None:
             on_start(start)
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:
-                if loading.ident is None:
+                playing.add(i)
+                if loading.ident is None and len(playing) == len(runs):
                     loading.start()
                 recorder.add(i, first, part)
                 log(i, first, part)

@@ -7,6 +7,7 @@ works.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,7 @@ from folb.typing import Params
 
 CHUNK_SECONDS = 0.25
 LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
+LOWERING = threading.Lock()  # the interpreter does one at a time: two programs at once would both be ready late
 COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
 
 
@@ -130,6 +132,8 @@ class Simulation:
 
         def play(number: int, observe: Observe | None) -> dict[int, Run]:
             keep = None if checkpoints is None else (checkpoints, number)
+            if self.together > 1:
+                compile_ahead(self.problem, self.batches[number], self.rounds, self.every)
 
             def prepare_next() -> None:
                 """Compile the next program while the rounds of this one are played."""
@@ -196,8 +200,10 @@ def simulation(
     batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
     for batch in batches:
         check_shapes(shared, batch, rounds)
-    filled = sum(len(jobs) / fit for jobs, fit in fits)
-    return Simulation(shared, federation, batches, rounds, evaluate_every, _together(shared, len(batches), filled))
+    together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
+    if together > 1:
+        batches.sort(key=len, reverse=True)  # what takes longest begins first
+    return Simulation(shared, federation, batches, rounds, evaluate_every, together)
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -241,7 +247,9 @@ def compile_ahead(problem: Problem, jobs: list[Job], rounds: int, every: int) ->
     stacked, seeds = _stacked(jobs)
     states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
     span = (np.int32(1), np.int32(2), np.int32(every))
-    advance.lower(problem, stacked, states, seeds, *span).compile()
+    with LOWERING:
+        lowered = advance.lower(problem, stacked, states, seeds, *span)
+    lowered.compile()
 
 
 def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:

@@ -46,34 +46,33 @@ class Slots(NamedTuple):
     words: Array
 
 
-def over_slots(f: Callable[..., Params], mesh: Mesh | None) -> Callable[..., Params]:
+def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Callable[..., Params]:
     """f(data, *arrays), whole or in parts on the accelerators of `mesh`; the arrays have an entry per slot.
 
-    Under `vmap` over the axis RUNS, f sees the slots of all runs in one row, and they can share its lanes.
+    Under `vmap` over the axis RUNS, f sees the slots of all runs in one row, and they can share its lanes. What it
+    returns is like `like`.
     """
     whole = parallel.over_parts(f, mesh)
 
+    @jax.custom_batching.custom_vmap
+    def of_run(data: Samples, arrays: Any, like: Params) -> Params:
+        return like  # never computed, and only its structure is used: f is traced for all runs, and not for one before
+
+    @of_run.def_vmap
+    def of_all_runs(runs: int, batched: Any, data: Samples, arrays: Any, like: Params) -> tuple[Params, Any]:
+        stacked = jax.tree.map(lambda v, own: v if own else jnp.broadcast_to(v, (runs, *v.shape)), arrays, batched[1])
+        row = whole(data, *jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), stacked))
+        found = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
+        return found, jax.tree.map(lambda _: True, found)
+
     def over_all(data: Samples, *arrays: Any) -> Params:
         try:
-            runs = jax.lax.axis_size(RUNS)
+            jax.lax.axis_size(RUNS)
         except NameError:  # this run is not stacked
             return whole(data, *arrays)
-        stacked = jax.lax.all_gather(arrays, RUNS)
-        row = whole(data, *jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), stacked))
-        return _of_run(jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row), jax.lax.axis_index(RUNS))
+        return of_run(data, arrays, like)
 
     return over_all
-
-
-@jax.custom_batching.custom_vmap
-def _of_run(stack: Params, run: Array) -> Params:
-    """The part of a stack that is a run's own; over all runs, the stack as it is."""
-    return jax.tree.map(lambda v: v[run], stack)
-
-
-@_of_run.def_vmap
-def _of_all_runs(runs: int, batched: Any, stack: Params, run: Array) -> tuple[Params, Any]:
-    return stack, jax.tree.map(lambda _: True, stack)
 
 
 def solve(
@@ -110,7 +109,7 @@ def solve(
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
+    return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
 
 
 def group_size(solver: Solver, slots: int, abreast: bool) -> int:
@@ -132,25 +131,22 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
     start, size = data.first(slots.device), data.size[slots.device]
     per_epoch = -(-size // solver.batch)
     steps = slots.work * unit_cost(solver, size)
-    offset = jnp.arange(solver.batch)
     unroll = 1 if model.heavy else UNROLL
-
-    def batch(s: Array) -> tuple[Array, Array]:
-        """The rows of every slot's batch s, and their weights: [slots, batch]."""
-        n = size[:, None]
-        if solver.unit == "epoch":
-            epoch, position = (s // per_epoch)[:, None], (s % per_epoch * solver.batch)[:, None] + offset
-            real = position < n
-        else:
-            position = s * solver.batch + offset
-            epoch, position = position // n, position % n
-            real = jnp.ones_like(position, bool)
-        rows = jax.vmap(shuffled)(slots.words, jnp.broadcast_to(epoch, real.shape), jnp.minimum(position, n - 1), size)
-        return start[:, None] + rows, real / jnp.maximum(real.sum(axis=1, keepdims=True), 1)
 
     @partial(jax.jit, inline=True)  # like `each` below: traced once, though it is called twice
     def batches(s: Array) -> tuple[Array, Array]:
-        return jax.vmap(batch)(s + jnp.arange(unroll))
+        """The rows of every slot's batches from s on, and their weights: [unroll, slots, batch]."""
+        n, offset = size[:, None], jnp.arange(solver.batch)
+        number = s + jnp.arange(unroll)[:, None, None]
+        if solver.unit == "epoch":
+            epoch, position = number // per_epoch[:, None], number % per_epoch[:, None] * solver.batch + offset
+            real = position < n
+        else:
+            position = number * solver.batch + offset
+            epoch, position = position // n, position % n
+            real = jnp.ones_like(position, bool)
+        rows = shuffled(slots.words.T[:, :, None], epoch, jnp.minimum(position, n - 1), n)
+        return start[:, None] + rows, real / jnp.maximum(real.sum(axis=-1, keepdims=True), 1)
 
     def step(
         at: tuple[Params, Any], x: Array, y: Array, weight: Array, active: Array, here: Params, settings: Settings
@@ -299,4 +295,4 @@ def _means(
 
         return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zeros(stack))
 
-    return over_slots(queue, mesh)(data, stack, device, wanted)
+    return over_slots(queue, zeros(stack), mesh)(data, stack, device, wanted)
