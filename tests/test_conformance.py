@@ -78,6 +78,11 @@ AVERAGED = [
     {"average_rate": 0.8, "beta": 0.7, "beta2": 0.9, "eps": 0.01, "lr": 0.1},
     {"average_rate": 0.8, "beta": 0.7, "beta2": 0.9, "eps": 0.1, "lr": 0.1},
 ]
+AGREED = [
+    {"step_gain": 1.0, "stretch": 0.5, "lr": 0.1},
+    {"step_gain": 3.0, "stretch": 0.2, "lr": 0.1},
+    {"step_gain": 1.0, "stretch": 0.5, "lr": 0.05},
+]
 ALPHA = [{"memory_alpha": 0.1, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.05}]
 MOMENTUM = [{"memory_beta": 0.5, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.2}]
 LOCAL = [{"local_beta": 0.5, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.05}]
@@ -110,6 +115,7 @@ TABLE = {
     "adabest": Case("adabest", {}, MOMENTUM),
     "fednova": Case("fednova", {"averaging": "samples", "local_step": "momentum"}, LOCAL),
     "fedacg": Case("fedacg", {}, BETA),
+    "accord": Case("accord", {}, AGREED),
     "fedavg, delta_sgd, adagrad": Case("fedavg", {"local_step": "delta_sgd", "server": "adagrad"}, STEP),
     "fedavg, power of choice": Case("fedavg", {"sampling": "power_of_choice", "K": 3}, LR),
     "fedavg, remembered loss, nesterov": Case(

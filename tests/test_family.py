@@ -180,6 +180,25 @@ def fedacg(run, beta=0.8, mu=0.1):
     return w
 
 
+def accord(run, lr=LR, beta=0.8, gain=1.25, goal=0.2, stretch=0.5, rate=0.6):
+    w, m, before, factor = model(), model() * 0, None, 1.0
+    total, count = model() * 0, 0.0
+    for t in rounds(run):
+        found = replies(run, t, w + m * beta, lr=lr * factor)
+        delta = average(found)
+        a = np.array([reply.times for reply in found]) / sum(reply.times for reply in found)
+        squares = [reply.delta.dot(reply.delta) for reply in found]
+        shortening = min(max(float(a @ squares) / delta.dot(delta), 1.0), 1 / float(a @ a))
+        m = m * beta + delta * shortening**stretch
+        w = w + m
+        if before is not None:
+            cosine = delta.dot(before) / (delta.norm * before.norm)
+            factor = min(max(factor * np.exp(gain * (cosine - goal)), 0.01), 100.0)
+        before = delta
+        total, count = total * rate + w, count * rate + 1
+    return total / count
+
+
 def nesterov(run, beta=0.8):
     w, m = model(), model() * 0
     for t in rounds(run):
@@ -354,6 +373,7 @@ LITERAL = {
     "feddyn": (algorithms.feddyn(memory_alpha=0.1, **USUAL), feddyn),
     "fedvarp": (algorithms.fedvarp(**USUAL), fedvarp),
     "fedacg": (algorithms.fedacg(beta=0.8, mu=0.1, **USUAL), fedacg),
+    "accord": (algorithms.accord(beta=0.8, replacement=True, **USUAL), accord),
     "fedcm": (algorithms.fedcm(memory_alpha=0.3, **USUAL), fedcm),
     "mimelite": (algorithms.mimelite(memory_beta=0.8, **USUAL), mimelite),
     "ghbm": (algorithms.ghbm(memory_tau=2, memory_beta=0.8, **USUAL), ghbm),
@@ -613,6 +633,26 @@ MISTAKES = {
     "option 3": (lambda: algorithms.scaffold(option="3"), "option = '3'"),
     "two memories": (lambda: algorithms.scaffold(memory="fedvarp"), "memory = 'fedvarp': is fixed"),
     "another server": (lambda: algorithms.fedacg(server="adam"), "server = 'adam': is fixed"),
+    "another server of accord": (lambda: algorithms.accord(server="adam"), "server = 'adam': is fixed"),
+    "a stretch of 2": (lambda: algorithms.accord(stretch=2.0), "stretch = 2.0: should be from 0 to 1"),
+    "a stretch of another server": (
+        lambda: algorithms.fedavg(server="momentum", stretch=0.5),
+        "stretch = 0.5: is for server=lookahead",
+    ),
+    "a gain below 0": (
+        lambda: algorithms.fedavg(step_size="agreement", step_gain=-1.0),
+        "step_gain = -1.0: should be at least 0",
+    ),
+    "a goal that no cosine reaches": (
+        lambda: algorithms.fedavg(step_size="agreement", step_goal=3.0),
+        "step_goal = 3.0: should be from -1 to 1",
+    ),
+    "a gain without its step size": (
+        lambda: algorithms.fedavg(step_gain=1.0),
+        "step_gain = 1.0: is for step_size=agreement",
+    ),
+    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be agreement"),
+    "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),
     "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
     "few candidates": (lambda: algorithms.fedavg(sampling="power_of_choice", K=5, candidates=4), "candidates = 4"),
     "candidates of nobody": (

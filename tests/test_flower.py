@@ -115,7 +115,7 @@ VARIANTS = {
 
 
 # tests/test_family.py and tests/test_slots.py have them in both carriers, against a loop
-ELSEWHERE = {"adabest", "fedacg", "fedcm", "feddyn", "fednova", "fedvarp", "ghbm", "mimelite", "scaffold"}
+ELSEWHERE = {"accord", "adabest", "fedacg", "fedcm", "feddyn", "fednova", "fedvarp", "ghbm", "mimelite", "scaffold"}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
     from folb.core.server_step import ServerStep as ServerStep
+    from folb.core.step_size import StepSize as StepSize
     from folb.core.upload import Upload as Upload
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
@@ -58,6 +59,7 @@ _NAMES = {
     "Run": "results.run",
     "Sampling": "core.selection",
     "ServerStep": "core.server_step",
+    "StepSize": "core.step_size",
     "Update": "core.rules",
     "Upload": "core.upload",
     "compose": "core.algorithm",

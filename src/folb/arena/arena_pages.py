@@ -5,7 +5,7 @@ They are made only from the files of the arena and the stored results. Every sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from folb.store import lock
 GROUPS = {
     "classic": "as published, each with its own settings tuned",
     "averaged": "the same, but the model that is evaluated and kept is an exponential mean over rounds",
+    "drawn": "published ones with the draw that ours has: by samples",
     "published": "with a memory or a momentum; the mean over rounds is in their boxes, too",
     OURS: "ours",
     ABLATION: "ours with a part left out",
@@ -89,7 +90,8 @@ def _rules(found: Standings) -> Iterator[str]:
         "[a page of their own](settings.md), with what was chosen; step sizes span at least three decades. A contender "
         "with an empty box runs with its defaults, and nothing is tuned.\n"
         "- **Target.** FedAvg is tuned first, for its final accuracy (the mean of its last "
-        f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of the best. Then "
+        f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of what it then "
+        "ends with. Draws of the data differ in what can be reached, so each draw has its own target. Then "
         "everyone, FedAvg too, is tuned for the round from which the target is held: the mean accuracy of that "
         f"evaluation and the next {HELD - 1} is at least the target. If points are equal in this, those win "
         "whose runs all hold it, then those with less loss. Points that diverge lose.\n"
@@ -111,12 +113,18 @@ def _rules(found: Standings) -> Iterator[str]:
     yield "| dataset | devices | rounds | target | tuned on | reported |\n|---|---|---|---|---|---|"
     for dataset in found.datasets:
         cell = next((cell for (name, _), cell in found.cells.items() if name == dataset.name), None)
-        devices, target = (cell["devices"], f"{100 * cell['target']:.1f} %") if cell else ("", NOT_RUN)
+        devices, target = (cell["devices"], _span(cell["target"]["reported"].values())) if cell else ("", NOT_RUN)
         yield (
             f"| {dataset.title} (`{dataset.name}`) | {devices} | {dataset.rounds} | {target} | {dataset.trials} | "
             f"{dataset.report} ({dataset.report.pairs} runs) |"
         )
     yield ""
+
+
+def _span(targets: Collection[float]) -> str:
+    """The targets of all draws, from the least to the greatest."""
+    least, most = (f"{100 * bound(targets):.1f}" for bound in (min, max))
+    return f"{least} %" if least == most else f"{least} to {most} %"
 
 
 def _rounds(found: Standings) -> Iterator[str]:
@@ -159,7 +167,7 @@ def _overall(found: Standings) -> Iterator[str]:
 
 def _ablation(found: Standings) -> Iterator[str]:
     """Ours with a part left out, beside the whole."""
-    whole = next((one for one in found.members([OURS]) if one.tuned), None)
+    whole = next((one for one in found.members([OURS]) if not one.tuned), None)
     parts = found.members([ABLATION])
     if whole is None or not parts:
         return

@@ -48,8 +48,8 @@ def read(home: Path, dataset: Dataset, contender: Contender) -> Cell | None:
     return cell
 
 
-def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target: float | None) -> bool:
-    """Whether results are of this contender, dataset and budget, and of this target if there is one."""
+def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target: Any) -> bool:
+    """Whether results are of this contender, dataset and budget, and of these targets if there are any."""
     wanted = cell["target"] if target is None else target
     return bool(cell["identity"] == entries.digest(dataset, contender, points, wanted))
 

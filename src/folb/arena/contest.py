@@ -1,7 +1,8 @@
 """A dataset's contest: the target, the search of each contender, and the runs of its winner.
 
-The target follows from a rule: the reference (FedAvg) is tuned for its final accuracy, and the target is 97 % of the
-best. Then everyone, the reference too, is tuned for the round from which that target is held.
+The target follows from a rule: the reference (FedAvg) is tuned for its final accuracy, and the target is 97 % of what
+it ends with. Draws of the data differ in what can be reached, so each draw has its own. Then everyone, the reference
+too, is tuned for the round from which the targets are held.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from folb.arena import cells, entries
 from folb.arena.cells import Cell
 from folb.arena.entries import Contender, Dataset, Trials
+from folb.core.algorithm import Algorithm
 from folb.errors import InputError
 from folb.experiments import tune
 from folb.experiments.draws import Complete, Planner, by_algorithm, machines
@@ -25,9 +28,10 @@ from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import RunDirectory
 
-SHARE = 0.97  # of the best accuracy that the tuned reference ends with
+SHARE = 0.97  # of the accuracy that the tuned reference ends with
 REFERENCE = "fedavg"
 BOX_SEED = 0
+Target = dict[str, dict[str, float]]  # for "tuning" and "reported", the target of each draw
 PLANNER = Planner()  # one for the process: draws and contenders with the same shapes share compiled programs
 
 
@@ -47,12 +51,16 @@ class Contest:
         self.complete, self.points = complete, points
 
     @cached_property
-    def target(self) -> float:
-        """The target, from stored results of the reference or from its search."""
+    def target(self) -> Target:
+        """The targets, from stored results of the reference or from its runs."""
         cell = cells.read(self.home, self.dataset, self.reference)
         if cell is not None and cells.fits(cell, self.dataset, self.reference, self.points, None):
-            return float(cell["target"])
-        return target([point for point in self.search(self.reference, 0.0) if not point.diverged])
+            return dict(cell["target"])
+        algorithms, groups, draws = self._searched(self.reference)
+        best = settled_best(tune.placed(algorithms, groups, 0.0, "sustained"))
+        runs = groups[[algorithm is best.algorithm for algorithm in algorithms].index(True)]
+        reported = self._reported(self.reference, _values(best, self.reference))
+        return {"tuning": targets(draws, runs), "reported": targets(*zip(*reported[2], strict=True))}
 
     def stored(self, contender: Contender) -> Cell | None:
         """The results of the contender, if they are there and fit. To know that may need the search of the reference,
@@ -62,28 +70,29 @@ class Contest:
             return None
         return cell if cell["target"] == self.target else None
 
-    def search(self, contender: Contender, target: float) -> list[tune.Point]:
-        """The points of the contender's box, from the best to the worst at this target."""
-        plans = []
+    def search(self, contender: Contender) -> list[tune.Point]:
+        """The points of the contender's box, from the best to the worst at the targets."""
+        algorithms, groups, draws = self._searched(contender)
+        goals = self.target["tuning"]
+        return tune.placed(algorithms, groups, [goals[str(draw)] for draw in draws], "sustained")
+
+    def _searched(self, contender: Contender) -> tuple[Sequence[Algorithm], list[list[Run]], list[int]]:
+        """The points of the contender's box, the runs of each, and the draws of these runs."""
+        plans, draws = [], []
         found: list[Sequence[Run]] = []
         box = {contender.part: contender.box}
         given = {"box": box, "points": self.points, "box_seed": BOX_SEED}
-        for _, planned, where in self._planned(contender, self.dataset.trials, {}, **given):
+        for draw, planned, where in self._planned(contender, self.dataset.trials, {}, **given):
             plans.append(planned)
             found.append(self.complete(planned, f"{where}, search").runs())
-        return tune.placed(plans[0].algorithms, by_algorithm(plans[0], found), target, "sustained")
+            draws += [draw] * len(planned.experiment.seeds)
+        return plans[0].algorithms, by_algorithm(plans[0], found), draws
 
     def found(self, contender: Contender) -> dict[str, Any]:
         """Tune the contender, run its winner, and return the results as a JSON-ready document."""
-        points = self.search(contender, self.target) if contender.tuned else []
+        points = self.search(contender) if contender.tuned else []
         chosen = _values(points[0], contender) if points else {}
-        plans: list[Plan] = []
-        directories: list[RunDirectory] = []
-        runs: list[tuple[int, Run]] = []
-        for draw, planned, where in self._planned(contender, self.dataset.report, chosen):
-            plans.append(planned)
-            directories.append(self.complete(planned, where))
-            runs += [(draw, run) for run in directories[-1].runs()]
+        plans, directories, runs = self._reported(contender, chosen)
         return {
             "dataset": self.dataset.name,
             "contender": contender.name,
@@ -106,9 +115,22 @@ class Contest:
                 for point in points
             ],
             "chosen": chosen,
-            "runs": measures(runs, self.target),
+            "runs": measures(runs, self.target["reported"]),
             "accuracy": _median([run for _, run in runs]),
         }
+
+    def _reported(
+        self, contender: Contender, chosen: Mapping[str, Any]
+    ) -> tuple[list[Plan], list[RunDirectory], list[tuple[int, Run]]]:
+        """The runs with the chosen values on what is reported, each with its draw."""
+        plans: list[Plan] = []
+        directories: list[RunDirectory] = []
+        runs: list[tuple[int, Run]] = []
+        for draw, planned, where in self._planned(contender, self.dataset.report, chosen):
+            plans.append(planned)
+            directories.append(self.complete(planned, where))
+            runs += [(draw, run) for run in directories[-1].runs()]
+        return plans, directories, runs
 
     def _planned(
         self, contender: Contender, trials: Trials, chosen: Mapping[str, Any], **given: Any
@@ -130,11 +152,20 @@ class Contest:
         return PLANNER.plan(experiment).federation.N
 
 
-def target(points: Sequence[tune.Point]) -> float:
-    """The target by the rule, to four digits, from the points of the reference that did not diverge."""
-    if not points:
+def settled_best(points: Sequence[tune.Point]) -> tune.Point:
+    """The point that ends with the highest accuracy, of those that did not diverge."""
+    sound = [point for point in points if not point.diverged]
+    if not sound:
         raise InputError("reference", REFERENCE, "diverged at every point of its box: there is no target")
-    return float(f"{SHARE * max(point.settled for point in points):.4f}")
+    return max(sound, key=lambda point: point.settled)
+
+
+def targets(draws: Sequence[int], runs: Sequence[Run]) -> dict[str, float]:
+    """The target of each draw by the rule, to four digits, from runs of the tuned reference."""
+    ends: dict[int, list[float]] = {}
+    for draw, run in zip(draws, runs, strict=True):
+        ends.setdefault(draw, []).append(run.settled)
+    return {str(draw): float(f"{SHARE * mean(found):.4f}") for draw, found in ends.items()}
 
 
 def _values(point: tune.Point, contender: Contender) -> dict[str, Any]:
@@ -143,13 +174,13 @@ def _values(point: tune.Point, contender: Contender) -> dict[str, Any]:
     return {key: "none" if settings[key] is None else settings[key] for key in contender.box}
 
 
-def measures(runs: Sequence[tuple[int, Run]], target: float) -> dict[str, list[Any]]:
-    """What is measured of each run.
+def measures(runs: Sequence[tuple[int, Run]], target: Mapping[str, float]) -> dict[str, list[Any]]:
+    """What is measured of each run; each draw has its target.
 
     `held` is the round from which the target is held; None for a run that diverged. Bytes and seconds are those until
     that round, or of the whole run if there is no such round.
     """
-    held = [None if run.diverged else run.held_from(target) for _, run in runs]
+    held = [None if run.diverged else run.held_from(target[str(draw)]) for draw, run in runs]
     until = [len(run.seconds) if at is None else at for (_, run), at in zip(runs, held, strict=True)]
 
     def total(name: str) -> list[float]:
@@ -159,7 +190,7 @@ def measures(runs: Sequence[tuple[int, Run]], target: float) -> dict[str, list[A
         "draw": [draw for draw, _ in runs],
         "seed": [run.seed for _, run in runs],
         "held": held,
-        "first": [run.rounds_to(target) for _, run in runs],
+        "first": [run.rounds_to(target[str(draw)]) for draw, run in runs],
         "final": [summary.short(run.settled, 5) for _, run in runs],
         "diverged": [bool(run.diverged) for _, run in runs],
         "bytes_up": list(map(int, total("bytes_up"))),

@@ -220,7 +220,7 @@ def chosen(known: Sequence[Any], patterns: Sequence[str], field: str) -> list[An
     return [one for one in known if one.name in found]
 
 
-def digest(dataset: Dataset, contender: Contender, points: int, target: float) -> str:
+def digest(dataset: Dataset, contender: Contender, points: int, target: Any) -> str:
     """A digest of what the results of a contender on a dataset depend on."""
     about = {key: value for key, value in asdict(dataset).items() if key not in ("title", "without", "left_out")}
     if not contender.every_device:

@@ -38,6 +38,7 @@ RIVALS = {  # whom ours is compared with: a name, and the groups
     "classic": ("classic",),
     "averaged": ("averaged",),
     "all published": ("classic", "averaged", "published"),
+    "drawn by samples": ("drawn",),
 }
 
 
@@ -80,7 +81,7 @@ class Standings:
         self.stale: list[tuple[str, str]] = []  # stored, but of other settings than the files have
         reference = contest.reference(contenders)
         for dataset in self.datasets:
-            target = None
+            target: Any = None
             for one in sorted(self.contenders, key=lambda one: one.name != reference.name):
                 cell = cells.read(home, dataset, one)
                 if cell is None or one.name in dataset.without:
@@ -90,7 +91,7 @@ class Standings:
                     continue
                 self.cells[dataset.name, one.name] = cell
                 if one.name == reference.name:
-                    target = float(cell["target"])
+                    target = cell["target"]
 
     @property
     def datasets(self) -> list[Dataset]:

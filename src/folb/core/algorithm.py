@@ -17,6 +17,7 @@ import jax
 from folb.core import average as averages
 from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
+from folb.core import step_size as step_sizes
 from folb.core.average import Average, server_model
 from folb.core.gradient import Source
 from folb.core.local_step import LocalStep
@@ -25,6 +26,7 @@ from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import AVERAGES, ServerStep, server_step
 from folb.core.solver import Solver
+from folb.core.step_size import StepSize
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check, check_whole, choose
 
@@ -59,6 +61,7 @@ class Algorithm:
     uploads: tuple[Upload, ...] = ()  # what its devices send besides their update
     memory: DeviceMemory | None = None  # what the server remembers about devices
     gradient: Source | None = None  # where a rule that weighs by gradients gets them from
+    step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
@@ -104,12 +107,22 @@ class Common(TypedDict, total=False):
     ]
     server_lr: Annotated[float | None, "step size of the server; by default 1; 0.01 for adam, yogi; 0.1 for adagrad"]
     beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9; 0.85 for lookahead"]
+    stretch: Annotated[
+        float | None, "of lookahead: how far an update is stretched; 0.5: as long as a device's; by default not at all"
+    ]
     beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
     eps: Annotated[float | None, "eps of adam, yogi, adagrad and fedexp; by default 0.001"]
     bias_correction: Annotated[
         bool | None, "of adam and yogi: yes, as optax, by default; no, as Reddi et al. print them"
     ]
     eps_decay: Annotated[float | None, "by what fedexp multiplies eps in each round; by default 0.996"]
+    step_size: Annotated[
+        Literal["agreement"] | None, "how the server changes lr from round to round; by default it does not"
+    ]
+    step_gain: Annotated[float | None, "of step_size=agreement: how fast lr changes; by default 1.25"]
+    step_goal: Annotated[
+        float | None, "of step_size=agreement: the cosine between rounds at which lr stays; by default 0.2"
+    ]
     average: Annotated[
         Literal["none", "ema", "last_two"] | None,
         "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
@@ -144,10 +157,14 @@ def compose(
     server: str | ServerStep = "plain",
     server_lr: Any = None,
     beta: Any = None,
+    stretch: Any = None,
     beta2: Any = None,
     eps: Any = None,
     bias_correction: bool | None = None,
     eps_decay: Any = None,
+    step_size: str | StepSize | None = None,
+    step_gain: Any = None,
+    step_goal: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
     clamp_gamma: bool = True,
@@ -155,8 +172,8 @@ def compose(
     """Build an algorithm from its parts, and check every setting.
 
     Each part is a name from `folb list`, or your own object: a `Sampling`, a `LocalStep`, some `Upload`s, a
-    `DeviceMemory`, a rule, a `ServerStep`, an `Average`. "second" among the uploads draws S_2 of Algorithm 2, whose
-    devices send only their gradients.
+    `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
+    Algorithm 2, whose devices send only their gradients.
     """
     check_whole("K", K, 1, 10**4)  # a round has a K x K table of repeats, which would get too large
     check_whole("batch", batch, 1, 10**6)
@@ -217,6 +234,7 @@ def compose(
             server,
             lr=server_lr,
             beta=beta,
+            stretch=stretch,
             beta2=beta2,
             eps=eps,
             bias_correction=bias_correction,
@@ -225,6 +243,7 @@ def compose(
         uploads=sent,
         memory=joined,
         gradient=gradient,
+        step_size=step_sizes.step_size(step_size, gain=step_gain, goal=step_goal),
         average=averages.average(average, average_rate),
         clamp_gamma=clamp_gamma,
     )
@@ -256,7 +275,8 @@ def named(constructor: Constructor) -> Constructor:
     known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         common = inspect.signature(compose).parameters
-        known |= {name: common[name].default for name in Common.__annotations__}
+        usual = {name: common[name].default for name in Common.__annotations__}
+        known = usual | known  # an algorithm may have defaults of its own
 
     @functools.wraps(constructor)
     def make(**settings: Any) -> Algorithm:

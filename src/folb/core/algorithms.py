@@ -142,6 +142,45 @@ def fedacg(
     return replace(made, origin=Origin(settings={"server": "lookahead"}))
 
 
+@_listed
+def accord(
+    *,
+    lr: Annotated[float, "step size of the local solver in the first two rounds"] = 0.04,
+    averaging: Averaging = "simple",
+    sampling: Sampling = "samples",
+    replacement: Annotated[bool, "draw a multiset with replacement (Algorithm 1), or a set without"] = False,
+    beta: Annotated[float, "momentum of the server"] = 0.85,
+    stretch: Annotated[float, "how far the server's update is stretched; 0.5: as long as a device's"] = 0.5,
+    step_size: Annotated[Literal["agreement"] | None, "how the server changes lr from round to round"] = "agreement",
+    average: Annotated[Literal["none", "ema", "last_two"], "the model that is evaluated and kept"] = "ema",
+    average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.6"] = None,
+    **common: Any,  # those of `Common` that are not above
+) -> Algorithm:
+    """Accord, which needs no tuning: the agreement of the rounds sets the devices' step size.
+
+    Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. The
+    model that is kept is a mean over rounds.
+    """
+    server = common.pop("server", "plain")
+    if server not in ("plain", "lookahead"):
+        raise InputError("server", server, "is fixed: accord has server=lookahead; use fedavg with this server")
+    rate = 0.6 if average == "ema" and average_rate is None else average_rate
+    made = compose(
+        _average(averaging),
+        lr=lr,
+        sampling=sampling,
+        replacement=replacement,
+        server="lookahead",
+        beta=beta,
+        stretch=stretch,
+        step_size=step_size,
+        average=average,
+        average_rate=rate,
+        **common,
+    )
+    return replace(made, origin=Origin(settings={"server": "lookahead"}))
+
+
 def _naive(rule: str) -> Rule:
     return {"mean": rules.mean, "signed": rules.signed}[choose("rule", rule, ("mean", "signed"))]
 
@@ -243,6 +282,7 @@ def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
 
 
 GROUPS = {  # as `folb list` shows them
+    "without tuning": ("accord",),
     "averages": ("fedavg", "fedprox", "fednova", "fedacg"),
     "with a memory against drift": ("scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"),
     "FOLB and FedNu (Nguyen et al., 2021)": (

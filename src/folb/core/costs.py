@@ -36,7 +36,8 @@ def costs(algorithm: Algorithm) -> Costs:
         once = " once" if how.first is not None else ""
         up += f", and {_size(_nbytes(upload_shape(asked, params)))} ({asked.name}) from {who}{once}"
     down = "d + d (shift)" if memory is not None and memory.shift is not None else "d"
-    return Costs(up, down, _size(_nbytes((state.memory, state.shared, state.average))), _size(_nbytes(own)))
+    server = (state.memory, state.shared, state.average, state.step_size)
+    return Costs(up, down, _size(_nbytes(server)), _size(_nbytes(own)))
 
 
 def _nbytes(tree: Any) -> int:

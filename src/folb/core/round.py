@@ -5,6 +5,7 @@ All randomness is a pure function of (seed, round, device), so any round can be 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -32,13 +33,24 @@ class State(NamedTuple):
     memory: Any  # the server step's
     shared: Any = ()  # the server's part of the memory of devices
     average: Any = ()  # of the models
+    step_size: Any = ()  # what the step size is set by
     devices: Any = ()  # the memory of devices, as the carrier keeps it
 
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     """The state before the first round, and the first memory of a device. The carrier stores the devices' memory."""
     shared, own = started(algorithm.memory, params)
-    return State(params, algorithm.server.init(params), shared, algorithm.average.init(params)), own
+    size = () if algorithm.step_size is None else algorithm.step_size.init(params)
+    return State(params, algorithm.server.init(params), shared, algorithm.average.init(params), size), own
+
+
+def sized(algorithm: Algorithm, state: State) -> Algorithm:
+    """The algorithm with the step size that its devices get in the round after `state`."""
+    if algorithm.step_size is None:
+        return algorithm
+    factor = algorithm.step_size.factor(state.step_size)
+    tree.check_like("step_size: what factor(memory) returns", factor, jnp.float32(1))
+    return replace(algorithm, solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
 
 
 def kept(algorithm: Algorithm, state: State) -> Params:
@@ -66,7 +78,7 @@ class Closed(NamedTuple):
 
 
 def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
-    """Aggregate a round and take the server's step.
+    """Aggregate a round of the `sized` algorithm, and take the server's step.
 
     A round without a usable reply changes neither the model nor any memory.
     """
@@ -96,8 +108,10 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     average = algorithm.average.update(state.average, params)
     kept_model = algorithm.average.model(average, params)
     tree.check_like("average: its memory and its model", (average, kept_model), (state.average, state.params))
+    size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
+    tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
-    following = tree.where(weighty, State(params, memory, shared, average), state._replace(devices=()))
+    following = tree.where(weighty, State(params, memory, shared, average, size), state._replace(devices=()))
     return Closed(following._replace(devices=state.devices), update, weighty, own)
 
 

@@ -17,7 +17,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from folb.core import tree
-from folb.core.rules import Round, Update
+from folb.core.rules import Round, Update, fraction
 from folb.errors import InputError, check, choose
 from folb.typing import Params
 
@@ -68,18 +68,38 @@ def _zeros(params: Params) -> Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 
-def _accelerate(memory: Params, round: Round, update: Update, *, lr: Array, beta: Array) -> tuple[Params, Params]:
+def _accelerate(
+    memory: Params, round: Round, update: Update, *, lr: Array, beta: Array, stretch: Array | None
+) -> tuple[Params, Params]:
+    if stretch is not None:
+        lr = lr * _shortening(round, update) ** stretch
     m = tree.add(jax.tree.map(lambda d: lr * d, update.delta), memory, beta)
     return tree.add(round.params, m), m
+
+
+def _shortening(round: Round, update: Update) -> Array:
+    """sum_k |a_k| ||Delta_k||^2 / ||Delta||^2: 1 if all updates are the same, K if K of them are orthogonal.
+
+    It stays within these bounds, so that nobody can stretch the step further.
+    """
+    a = jnp.abs(update.weights)
+    squares = jnp.where(a > 0, tree.norms(round.delta) ** 2, 0.0)
+    ratio = fraction(jnp.sum(a * squares), tree.dot(update.delta, update.delta))
+    return jnp.clip(ratio, 1.0, jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(a * a))))
 
 
 def _ahead(memory: Params, params: Params, *, beta: Array) -> Params:
     return tree.add(params, memory, beta)
 
 
-def lookahead(lr: Any = 1.0, beta: Any = 0.85) -> ServerStep:
-    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m."""
-    return ServerStep(Partial(_zeros), Partial(_accelerate, lr=lr, beta=beta), Partial(_ahead, beta=beta))
+def lookahead(lr: Any = 1.0, beta: Any = 0.85, stretch: Any = None) -> ServerStep:
+    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m.
+
+    The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
+    (sum_k |a_k| ||Delta_k||^2 / ||Delta||^2)^stretch: with 1/2, it gets as long as a device's update.
+    """
+    apply = Partial(_accelerate, lr=lr, beta=beta, stretch=stretch)
+    return ServerStep(Partial(_zeros), apply, Partial(_ahead, beta=beta))
 
 
 def _optax_init(params: Params, *, make: Callable[..., Any], **numbers: Any) -> Any:
@@ -202,6 +222,7 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "lr": (lambda lr: lr > 0, "should be more than 0"),
     "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
     "beta2": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
+    "stretch": (lambda stretch: (stretch >= 0) & (stretch <= 1), "should be from 0 to 1"),
     "eps": (lambda eps: eps > 0, "should be more than 0"),
     "eps_decay": (lambda decay: (decay > 0) & (decay <= 1), "should be more than 0 and at most 1"),
     "bias_correction": (lambda flag: isinstance(flag, bool), "should be True or False"),

@@ -20,7 +20,6 @@ from folb.core import tree
 from folb.core.algorithm import Algorithm
 from folb.core.guard import guard, is_guarded
 from folb.core.rules import Round, Rule, Update, fraction
-from folb.core.server_step import ServerStep
 from folb.errors import InputError, check_whole
 from folb.experiments.plan import Plan
 from folb.results.run import Run
@@ -67,10 +66,14 @@ GAMMA: dict[str, dict[str, float]] = {  # on (18): only this rule uses gamma
 
 def attacked(algorithm: Algorithm, attack: Attack) -> Algorithm:
     """The algorithm with a server that sees every round as `attack` changes it."""
+    server, size = algorithm.server, algorithm.step_size
     return replace(
         algorithm,
         rule=Partial(_deceived, rule=algorithm.rule, attack=attack),
-        server=ServerStep(algorithm.server.init, Partial(_apply_deceived, apply=algorithm.server.apply, attack=attack)),
+        server=server._replace(apply=Partial(_apply_deceived, apply=server.apply, attack=attack)),
+        step_size=None
+        if size is None
+        else size._replace(update=Partial(_sized_deceived, update=size.update, attack=attack)),
         memory=None
         if algorithm.memory is None
         else replace(algorithm.memory, update=Partial(_update_deceived, update=algorithm.memory.update, attack=attack)),
@@ -83,6 +86,10 @@ def _deceived(round: Round, *, rule: Rule, attack: Attack) -> Update:
 
 def _apply_deceived(memory: Any, round: Round, update: Update, *, apply: Any, attack: Attack) -> tuple[Params, Any]:
     return apply(memory, seen(attack, round), update)
+
+
+def _sized_deceived(memory: Any, round: Round, *, update: Any, attack: Attack) -> Any:
+    return update(memory, seen(attack, round))
 
 
 def _update_deceived(round: Round, *, update: Any, attack: Attack) -> tuple[Any, Any]:

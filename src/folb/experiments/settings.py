@@ -39,7 +39,8 @@ def settings(
     found: dict[str, Setting] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            found.update(shared() if shared else {})
+            usual = shared() if shared else {}
+            found.update({other: known for other, known in usual.items() if other not in found})
         elif parameter.default is not parameter.empty:
             found[name] = setting(name, hints.get(name, Any), parameter.default)
     return found

@@ -136,9 +136,12 @@ def ranked(planned: Plan, runs: Sequence[Run], by: By = "first") -> list[Point]:
 
 
 def placed(
-    algorithms: Sequence[Algorithm], groups: Sequence[Sequence[Run]], target: float, by: By = "first"
+    algorithms: Sequence[Algorithm],
+    groups: Sequence[Sequence[Run]],
+    target: float | Sequence[float],
+    by: By = "first",
 ) -> list[Point]:
-    """The same, from the runs of each algorithm and a target."""
+    """The same, from the runs of each algorithm and a target, or a target for each run of an algorithm."""
     labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
     points = [
         _point(label, algorithm, runs, target)
@@ -149,12 +152,13 @@ def placed(
     return sorted(ranks, key=lambda point: point.rank)
 
 
-def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float) -> Point:
+def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float | Sequence[float]) -> Point:
+    targets = [target] * len(runs) if isinstance(target, int | float) else target
     return Point(
         label,
         algorithm,
-        reached=[run.rounds_to(target) for run in runs],
-        held=[run.held_from(target) for run in runs],
+        reached=[run.rounds_to(goal) for run, goal in zip(runs, targets, strict=True)],
+        held=[run.held_from(goal) for run, goal in zip(runs, targets, strict=True)],
         loss=mean(float(run.train_loss[-1]) for run in runs),
         accuracy=mean(run.final for run in runs),
         diverged=not all(np.isfinite(run.train_loss).all() for run in runs),

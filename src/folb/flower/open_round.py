@@ -252,7 +252,7 @@ class Opened:
             t=_whole(self.t),
             N=_whole(max(self.N, len(self.members))),
             steps=np.where(times > 0, drawn.steps, np.zeros_like(drawn.steps)),
-            lr=_array(self.algorithm.solver.lr),
+            lr=_array(float(self.algorithm.solver.lr)),
             own=self.own,
             key=drawn.key,
             K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),

@@ -304,6 +304,7 @@ class FederatedStrategy(Strategy):
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
         opened.wanted, opened.algorithm = self._sized(len(members))
+        opened.algorithm = core_round.sized(opened.algorithm, state)
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
         how, seed, t = opened.algorithm.selection, np.uint32(self.seed), np.uint32(server_round)
         if how.sampling.first is not None and not self.remembered.met:
@@ -492,7 +493,7 @@ class FederatedStrategy(Strategy):
 
     def _work(self, work: Any, words: Any, t: int, uploads: Sequence[Upload]) -> Task:
         """The task of a slot: the local work that it has drawn, and its uploads."""
-        solver = self.algorithm.solver
+        solver = self._round.algorithm.solver
         steps = {f"step.{name}": float(value) for name, value in solver.step.numbers.items()}
         return replace(
             self._plain(t, *uploads),
@@ -574,7 +575,7 @@ class FederatedStrategy(Strategy):
         return found
 
     def _finite(self, opened: Opened, closed: Closed) -> tuple[State, Update | None]:
-        step = (closed.state.params, closed.state.memory, closed.state.average)
+        step = (closed.state.params, closed.state.memory, closed.state.average, closed.state.step_size)
         remembered = (closed.state.shared, closed.own)  # which may mark by infinity what was not met
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step))
         if not finite or any(np.isnan(leaf).any() for leaf in jax.tree.leaves(remembered)):

@@ -73,6 +73,9 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.memory is not None:
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
+        if algorithm.step_size is not None:
+            expected = "should be None: the server never sees an update by itself"
+            raise InputError("step_size", algorithm.name, expected)
         if algorithm.gradient is not None and algorithm.gradient.upload != GRAD:
             name = "proxy" if algorithm.gradient.upload is None else algorithm.gradient.upload.name
             raise InputError("gradient", name, "should be exact: a device computes its own weight from its gradient")
@@ -87,6 +90,8 @@ class TwoPhaseStrategy(FederatedStrategy):
         if apply.func not in SERVER_STEPS:
             expected = f"should be one of {', '.join(SUMS_ALONE)}: others may need each device's update"
             raise InputError("server", getattr(apply.func, "__name__", apply.func), expected)
+        if apply.keywords.get("stretch") is not None:
+            raise InputError("stretch", algorithm.name, "should be None: it needs the length of each device's update")
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
         self.weighted, self.importance = self._sums(rule)

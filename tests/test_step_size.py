@@ -1,0 +1,110 @@
+"""A step size that the server sets: on quadratics with known constants, and one of a user's own, in both carriers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+
+from test_slots import furthest, on_flower, simulated
+
+import folb
+from folb import InputError, algorithms
+from folb.core.round import begin, close, model_sent, sized
+from folb.core.rules import Round
+from folb.flower import TwoPhaseStrategy
+
+N, K, DIM, STEPS, CONDITION = 30, 10, 12, 3, 100.0
+closed = jax.jit(close)
+
+
+class Quadratics:
+    """F_k(w) = (w - c_k)^T A_k (w - c_k) / 2: curvatures from 1 / CONDITION to 1 (with `spread`, times 0.5 to 1.5)."""
+
+    def __init__(self, seed, spread):
+        rng = np.random.default_rng(seed)
+        curvature = np.geomspace(1 / CONDITION, 1, DIM)
+        self.A = curvature * (rng.uniform(0.5, 1.5, (N, DIM)) if spread else np.ones((N, DIM)))
+        self.c = spread * rng.normal(size=(N, DIM))
+        self.optimum = (self.A * self.c).sum(0) / self.A.sum(0)
+
+    def excess(self, w):
+        return float(
+            0.5 * np.mean((self.A * (w - self.c) ** 2).sum(1) - (self.A * (self.optimum - self.c) ** 2).sum(1))
+        )
+
+    def updates(self, who, start, lr):
+        w = np.tile(start, (len(who), 1))
+        for _ in range(STEPS):
+            w = w - lr * self.A[who] * (w - self.c[who])
+        return w - start
+
+
+def descend(problem, algorithm, rounds=200, seed=0, K=K):
+    """The excess loss of the model that is kept over that of the start, and the last step size."""
+    rng = np.random.default_rng(seed)
+    start = np.full(DIM, 3.0, np.float32)
+    state, _ = begin(algorithm, {"w": jnp.asarray(start)})
+    ones = np.ones(K, np.float32)
+    for _ in range(rounds):
+        now = sized(algorithm, state)
+        sent, lr = np.asarray(model_sent(now, state)["w"], float), float(now.solver.lr)
+        delta = problem.updates(rng.choice(N, K, replace=False), sent, lr).astype(np.float32)
+        state = closed(now, state, Round(state.params, ones, ones, ones, {"w": delta})).state
+    kept = algorithm.average.model(state.average, state.params)["w"]
+    return problem.excess(np.asarray(kept, float)) / problem.excess(start), lr
+
+
+@pytest.mark.parametrize("first", [0.001, 0.04, 1.0, 5.0])
+@pytest.mark.parametrize(("spread", "K"), [(0.0, 10), (1.0, 10), (1.0, 30)])
+def test_accord_converges_on_quadratics_from_any_first_step(first, spread, K):
+    """Steps of 2 / L = 2 and more are unstable, and with steps of 0.001 FedAvg hardly moves."""
+    left, lr = descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K), K=K)
+    assert left < 0.02
+    assert lr != pytest.approx(first)
+
+
+def test_with_one_step_size_these_quadratics_need_tuning():
+    problem = Quadratics(1, 1.0)
+    assert descend(problem, algorithms.fedavg(lr=0.001, K=K))[0] > 0.2
+    assert descend(problem, algorithms.fedavg(lr=5.0, K=K), rounds=8)[0] > 1e3
+
+
+def halved():
+    return folb.StepSize(lambda params: jnp.float32(1), lambda factor: factor, lambda factor, round: factor / 2)
+
+
+def test_a_step_size_of_one_s_own_in_both_carriers():
+    usual = {"K": 6, "lr": 0.05, "batch": 5}
+    algorithm = algorithms.fedavg(step_size=halved(), **usual)
+    run = simulated(algorithm, rounds=4)
+    deployed, _ = on_flower(algorithm, rounds=4)
+    assert furthest(deployed, run.params) <= 1e-5
+    assert furthest(simulated(algorithms.fedavg(**usual), rounds=4).params, run.params) > 1e-4
+
+
+def test_a_step_size_of_the_wrong_shape_is_named():
+    wrong = folb.StepSize(lambda params: jnp.float32(1), lambda factor: jnp.ones(2), lambda factor, round: factor)
+    with pytest.raises(InputError, match="step_size: what factor"):
+        simulated(algorithms.fedavg(step_size=wrong, K=6), rounds=1)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("step_size", "agreement"), ("stretch", 0.5)])
+def test_sums_alone_do_not_set_a_step_size(setting, value):
+    with pytest.raises(InputError, match=setting):
+        TwoPhaseStrategy(algorithms.folb(K=6, server="lookahead", **{setting: value}))
+
+
+def test_a_liar_stretches_a_step_to_the_bound_and_no_further():
+    """However long its update is, the step is at most sqrt(K) times as long as the mean."""
+    algorithm = algorithms.accord(K=K)
+    state, _ = begin(algorithm, {"w": jnp.zeros(DIM)})
+    delta = np.random.default_rng(0).normal(size=(K, DIM)).astype(np.float32)
+    ones = np.ones(K, np.float32)
+    for length in (1e-6, 1.0, 1e6):
+        delta[0] *= length
+        after = closed(algorithm, state, Round(state.params, ones, ones, ones, {"w": delta})).state
+        step, mean = np.linalg.norm(after.params["w"]), np.linalg.norm(delta.mean(axis=0))
+        assert mean * 0.999 <= step <= np.sqrt(K) * mean * 1.001
+        delta[0] /= length
