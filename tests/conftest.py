@@ -80,6 +80,23 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
 
 
+@pytest.fixture
+def undrawn(request, monkeypatch):
+    """A run ends without its picture, which takes longer to draw than the rounds of a small run take.
+
+    For files whose tests are about something else. Those marked `drawn` draw, and so do all tests of other files.
+    """
+    from folb.report import figures
+
+    draw = figures.curves
+    if request.node.get_closest_marker("drawn") is None:
+        monkeypatch.setattr(
+            figures,
+            "curves",
+            lambda runs, form="png", **about: b"\x89PNG" if form == "png" else draw(runs, form, **about),
+        )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_model():
     """The logistic model of a shape is made once: the commands that one process carries out share its programs.

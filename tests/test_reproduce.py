@@ -22,6 +22,8 @@ from folb.paper import arms, figure_files, pages, pictures, verdicts
 from folb.paper.figure_files import Arm, Claim
 from folb.store import directory
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parents[1]
 
 
