@@ -25,6 +25,8 @@ from folb.flower.local_work import batches
 from folb.flower.protocol import Task
 from folb.store import checkpoint
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FEDERATION = data.load("synthetic", alpha=1, beta=1, devices=5, sizes=[20, 31, 45, 12, 60])
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot")
@@ -191,7 +193,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     ones = jnp.ones(3)
     own_rows = jax.tree.map(lambda leaf: jnp.stack([leaf + 7] * 3), zero)
     state = state._replace(shared=jax.tree.map(lambda leaf: leaf + 7, state.shared))  # c - c_k is 0: it bends nothing
-    closed = close(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
+    closed = jax.jit(close)(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
     kept = np.asarray(closed.own["w"])
     np.testing.assert_array_equal(kept[1], [7.0, 7.0])
     np.testing.assert_allclose(kept[[0, 2]], np.asarray(grad["w"])[[0, 2]], rtol=1e-6)  # in their own unit
