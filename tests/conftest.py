@@ -58,8 +58,9 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    *("deployment", "store", "family", "flower", "conformance", "slots", "cli", "parallel", "flower_replies", "models"),
-    *("stream", "attacks", "reproduce", "tune", "execute", "browser", "damage", "watch"),
+    *("deployment", "store", "family", "conformance", "flower", "slots", "parallel", "cli", "stream", "models"),
+    *("attacks", "reproduce", "theory", "tune", "flower_replies", "threads", "documents", "execute", "system"),
+    *("selection", "browser", "guard", "trackers", "damage", "watch"),
 )
 
 

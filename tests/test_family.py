@@ -442,23 +442,28 @@ def test_one_device_of_each_cluster():
     centres = rng.normal(size=(3, 16))
     label = np.array([0, 0, 0, 1, 1, 2])
     rows = (centres[label] + 0.1 * rng.normal(size=(6, 16))).astype(np.float32)
-    found = np.asarray(selection.clustered(rows, 3))
+    clustered = jax.jit(selection.clustered, static_argnums=1)
+    found = np.asarray(clustered(rows, 3))
     assert len({(a, b) for a, b in zip(found, label, strict=True)}) == 3  # the same parts
-    known = selection.Known(1, 3, True, None, np.ones(6), None, memory=jax.numpy.asarray(found))
-    draw = selection.SAMPLINGS["clusters"].weigh(known)
+    known = selection.Known(1, 3, True, None, np.ones(6), None)
+
+    @jax.jit
+    def drawn(clusters, seed):
+        draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
+        return draw.devices(words(seed, 1, 0, draw.words)).device
+
     seen = set()
     for seed in range(40):
-        device = np.asarray(draw.devices(words(seed, 1, 0, draw.words)).device)
+        device = np.asarray(drawn(found, seed))
         assert sorted(label[device]) == [0, 1, 2]
         seen |= set(device.tolist())
     assert seen == set(range(6))
     # nobody has a cluster of its own: an outlier belongs to any
     alone = np.concatenate([np.repeat(np.eye(3, 16), 10, axis=0), np.eye(1, 16, 5)]).astype(np.float32)
-    labels = np.asarray(selection.clustered(alone, 4))
+    labels = np.asarray(clustered(alone, 4))
     assert labels[-1] == -1 and (labels[:-1] >= 0).all()
     # a cluster without devices: a second one of another
-    draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=jax.numpy.array([0, 0, 0, 1, 1, 1])))
-    assert len(set(np.asarray(draw.devices(words(0, 1, 0, draw.words)).device).tolist())) == 3
+    assert len(set(np.asarray(drawn(np.array([0, 0, 0, 1, 1, 1]), 0)).tolist())) == 3
 
 
 def test_all_devices_are_asked_for_a_sketch_once():

@@ -141,14 +141,15 @@ def test_only_devices_that_were_met_take_memory():
     """Rows only for the devices that a run can meet; and the same result as with a row for every device."""
     algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
     first = np.arange(6, dtype=np.float32).reshape(2, 3)
+    scattered = jax.jit(memories.scattered)
     rows = memories.empty(first, N=1_000_000, most=8)
     assert rows.rows.shape == (8, 2, 3)
     device, changed = np.array([7, 999_999, 999_999, 3]), np.array([True, True, False, False])
-    rows = memories.scattered(rows, device, changed, np.stack([first + i for i in range(1, 5)]))
+    rows = scattered(rows, device, changed, np.stack([first + i for i in range(1, 5)]))
     assert int(rows.met) == 2
-    rows = memories.scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
+    rows = scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
     assert int(rows.met) == 3
-    found = memories.gathered(rows, np.array([3, 7, 12, 999_999]))
+    found = jax.jit(memories.gathered)(rows, np.array([3, 7, 12, 999_999]))
     np.testing.assert_array_equal(found, np.stack([first, first + 1, first - 2, first - 1]))
     few = simulated(algorithm, rounds=2)  # at most 4 of 5 devices are met: an index to rows
     many = simulated(algorithm, rounds=6)  # a row for each

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from folb import atomic
+from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
@@ -437,13 +438,15 @@ ROUNDS = 4000  # seconds, in which it can be killed
 
 @pytest.fixture(scope="module")
 def long_results(tmp_path_factory):
-    """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too."""
+    """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too.
+
+    It needs no process of its own.
+    """
 
     @functools.cache
     def results(rounds):
         out = tmp_path_factory.mktemp("long") / "whole"
-        code, err = end(folb(*LONG, "--rounds", rounds, "--out", out))
-        assert code == 0, err
+        assert main([*LONG, "--rounds", str(rounds), "--out", str(out)]) == 0
         return (out / "results.json").read_bytes()
 
     results(ROUNDS)
