@@ -480,7 +480,8 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
         if kill % 5 == 1:  # somewhere in the start
             time.sleep(rng.uniform(0, 3))
         else:
-            wait_for_rounds(process, path, before)
+            # at first for more than 20 rounds, which a busy machine would not reach in so short a time
+            wait_for_rounds(process, path, before if kill else 20 * 500)
             time.sleep(rng.uniform(0, 0.3))
         process.kill()
         assert end(process)[0] == -signal.SIGKILL, "the run ended before it could be killed"
