@@ -58,8 +58,21 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    *("deployment", "store", "family", "flower", "conformance", "slots", "cli", "parallel", "flower_replies", "models"),
-    *("stream", "attacks", "reproduce", "tune", "arena", "execute", "browser", "damage", "watch"),
+    *("deployment", "store", "family", "conformance", "flower", "slots", "parallel", "cli", "stream", "models"),
+    *(
+        "attacks",
+        "reproduce",
+        "theory",
+        "arena",
+        "tune",
+        "step_size",
+        "flower_replies",
+        "threads",
+        "documents",
+        "execute",
+        "system",
+    ),
+    *("selection", "browser", "guard", "trackers", "damage", "watch"),
 )
 
 
@@ -78,6 +91,23 @@ def pytest_make_parametrize_id(config, val, argname):
 def runs(tmp_path, monkeypatch):
     """Run directories go where the test's other files go."""
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def undrawn(request, monkeypatch):
+    """A run ends without its picture, which takes longer to draw than the rounds of a small run take.
+
+    For files whose tests are about something else. Those marked `drawn` draw, and so do all tests of other files.
+    """
+    from folb.report import figures
+
+    draw = figures.curves
+    if request.node.get_closest_marker("drawn") is None:
+        monkeypatch.setattr(
+            figures,
+            "curves",
+            lambda runs, form="png", **about: b"\x89PNG" if form == "png" else draw(runs, form, **about),
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

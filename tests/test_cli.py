@@ -14,6 +14,8 @@ import pytest
 from folb.cli.main import main
 from folb.core.algorithms import ALGORITHMS, GROUPS
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "4", "--seeds", "2"]
 
 
@@ -250,6 +252,7 @@ def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
     assert (tmp_path / "checkpoints" / "mine").read_text() == "precious"
 
 
+@pytest.mark.drawn
 def test_divergence_is_shown_and_finishes(tmp_path, capsys):
     run = ["compare", *TINY, "--algorithms", "folb", "--set", "lr=1e30"]
     code, out, err = folb(capsys, *run, "--out", tmp_path / "out")
@@ -284,6 +287,7 @@ def test_a_damaged_run_is_named_and_hides_no_other(tmp_path, capsys):
     assert folb(capsys, "show", one)[0] == 0
 
 
+@pytest.mark.drawn
 def test_names_that_the_shell_or_toml_would_trip_over(tmp_path, capsys):
     arrays = {"x": np.eye(8), "y": np.arange(8) % 2, "device": np.arange(8) % 2}
     for name in ("-rf.npz", "数据.npz", "a\x7fb.npz", "<script>.npz", "x" * 200 + ".npz"):

@@ -32,6 +32,7 @@ N, K, ROUNDS, SEEDS = FEDERATION.N, 8, 4, (3, 4)
 SYSTEM = system.uniform(high=4, dropout=0.5)
 
 
+@jax.jit  # one program, where every operation would be one by itself
 def _init(key):
     keys = jax.random.split(key)
     return {
@@ -50,6 +51,7 @@ NESTED = Model(
     loss=lambda params, x, y: cross_entropy(_scores(params, x), y),
     predict=lambda params, x: _scores(params, x).argmax(axis=1),
 )
+LOSS, PREDICT = jax.jit(NESTED.loss), jax.jit(NESTED.predict)
 MODEL_BYTES = 4 * (60 * 4 + 4 + 4 * 10 + 10)
 
 
@@ -200,8 +202,8 @@ def check_evaluation(runs):
     """Training loss and test accuracy of the last parameters, a mean over all samples of all devices."""
     train, test = FEDERATION.train, FEDERATION.test
     for run in runs[::2]:
-        loss = np.asarray(NESTED.loss(run.params, train.x, train.y)).mean()
-        accuracy = np.mean(np.asarray(NESTED.predict(run.params, test.x)) == test.y)
+        loss = np.asarray(LOSS(run.params, train.x, train.y)).mean()
+        accuracy = np.mean(np.asarray(PREDICT(run.params, test.x)) == test.y)
         assert run.train_loss[-1] == pytest.approx(loss, rel=1e-5)
         assert run.test_accuracy[-1] == pytest.approx(accuracy, abs=1e-6)
         assert run.evaluated_rounds.tolist() == [1, 2, 3, 4]

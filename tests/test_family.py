@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from test_flower import softmax_gradient as gradient
-from test_slots import FEDERATION, SEED, begin, furthest, loss, on_flower, samples, simulated
+from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, on_flower, samples, simulated
 
 import folb
 from folb import InputError, algorithms, rules
@@ -23,6 +23,8 @@ from folb.core.vector import scaled
 from folb.flower import TwoPhaseStrategy
 from folb.flower.local_work import batches
 from folb.flower.protocol import Task
+from folb.simulation import problem as problems
+from folb.simulation import program
 
 N, K, ROUNDS, LR, BATCH = FEDERATION.N, 6, 8, 0.05, 5
 USUAL = {"K": K, "lr": LR, "batch": BATCH}
@@ -419,8 +421,13 @@ def candidates_of(t, d):
 
 
 def models_before(algorithm):
-    """The model before each round: of runs that end there."""
-    return [begin()] + [simulated(algorithm, rounds=t).params for t in range(1, ROUNDS)]
+    """The model before each round. They are played one by one by the program of the whole run."""
+    problem = problems.problem(FEDERATION, MODEL._replace(heavy=True), system=SYSTEM, record=("weights", "work"))
+    stacked, seeds = jax.tree.map(lambda leaf: np.stack([leaf]), algorithm), np.array([SEED], np.uint32)
+    states = program.begin(problem, stacked, seeds, rounds=problems.ENDLESS if algorithm.memory is None else ROUNDS)
+    for t in range(1, ROUNDS + 1):
+        yield jax.tree.map(lambda leaf: np.asarray(leaf[0]), states.params)
+        states, _ = program.advance(problem, stacked, states, seeds, np.int32(t), np.int32(t + 1), np.int32(1))
 
 
 def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
@@ -455,23 +462,28 @@ def test_one_device_of_each_cluster():
     centres = rng.normal(size=(3, 16))
     label = np.array([0, 0, 0, 1, 1, 2])
     rows = (centres[label] + 0.1 * rng.normal(size=(6, 16))).astype(np.float32)
-    found = np.asarray(selection.clustered(rows, 3))
+    clustered = jax.jit(selection.clustered, static_argnums=1)
+    found = np.asarray(clustered(rows, 3))
     assert len({(a, b) for a, b in zip(found, label, strict=True)}) == 3  # the same parts
-    known = selection.Known(1, 3, True, None, np.ones(6), None, memory=jax.numpy.asarray(found))
-    draw = selection.SAMPLINGS["clusters"].weigh(known)
+    known = selection.Known(1, 3, True, None, np.ones(6), None)
+
+    @jax.jit
+    def drawn(clusters, seed):
+        draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
+        return draw.devices(words(seed, 1, 0, draw.words)).device
+
     seen = set()
     for seed in range(40):
-        device = np.asarray(draw.devices(words(seed, 1, 0, draw.words)).device)
+        device = np.asarray(drawn(found, seed))
         assert sorted(label[device]) == [0, 1, 2]
         seen |= set(device.tolist())
     assert seen == set(range(6))
     # nobody has a cluster of its own: an outlier belongs to any
     alone = np.concatenate([np.repeat(np.eye(3, 16), 10, axis=0), np.eye(1, 16, 5)]).astype(np.float32)
-    labels = np.asarray(selection.clustered(alone, 4))
+    labels = np.asarray(clustered(alone, 4))
     assert labels[-1] == -1 and (labels[:-1] >= 0).all()
     # a cluster without devices: a second one of another
-    draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=jax.numpy.array([0, 0, 0, 1, 1, 1])))
-    assert len(set(np.asarray(draw.devices(words(0, 1, 0, draw.words)).device).tolist())) == 3
+    assert len(set(np.asarray(drawn(np.array([0, 0, 0, 1, 1, 1]), 0)).tolist())) == 3
 
 
 def test_all_devices_are_asked_for_a_sketch_once():
@@ -497,7 +509,7 @@ def test_all_devices_are_asked_for_a_sketch_once():
     ],
 )
 @pytest.mark.parametrize(
-    "settings", [{"gradient": "sketch", "bits": 8}, {"gradient": "proxy"}], ids=lambda s: s["gradient"]
+    "settings", [{"gradient": "sketch", "sketch": 32, "bits": 8}, {"gradient": "proxy"}], ids=lambda s: s["gradient"]
 )
 def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
     made = ALGORITHMS[rule](guarded=guarded, **settings, **USUAL)
@@ -510,12 +522,12 @@ def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
 
 @pytest.mark.parametrize("bits", sketch.BITS)
 def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
-    made = algorithms.folb(gradient="sketch", sketch=40, bits=bits, **USUAL)
+    made = algorithms.folb(gradient="sketch", sketch=32, bits=bits, **USUAL)  # some of these programs are there already
     on_flower(made, rounds=1, directory=tmp_path / "run", system=None)
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     run = simulated(made, rounds=1, system=None)
     d, replies = sum(value.size for value in begin().values()), int((run.times > 0).sum())
-    sent = 40 * 4 if bits == 32 else 40 * bits // 8 + 4
+    sent = 32 * 4 if bits == 32 else 32 * bits // 8 + 4
     assert run.bytes_up[0] == replies * (4 * d + sent)
     arrays_sent = 3 if bits == 32 else 4
     assert 0 <= line["bytes_up"] - run.bytes_up[0] <= replies * arrays_sent * 128  # NumPy's header of each array

@@ -39,6 +39,8 @@ from folb.flower import (
 from folb.report import payload
 from folb.store import checkpoint, directory
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SIZES = [20, 35, 12, 27, 64, 31, 300, 45]
 WORK = system.uniform(high=4)
 
@@ -651,6 +653,7 @@ def test_two_phases_may_say_that_they_are_not_guarded():
 # the run directory ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.drawn
 def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsys, monkeypatch):
     def tamper(partition, message, reply):
         if message.metadata.message_type == "train" and partition == 6:
@@ -697,6 +700,7 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
     assert "flwr run" in capsys.readouterr().err
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("found", "said"), [({"accuracy": 0.7}, False), ({"accuracy": 0.7, "loss": float("nan")}, True)]
 )

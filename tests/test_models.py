@@ -48,15 +48,15 @@ def name(request):
 def test_a_loss_for_each_sample_labels_in_range_and_finite_gradients(name):
     model, (x, y) = tiny(name), samples(name, 5)
     params = model.init(jax.random.key(0))
-    loss = model.loss(params, x, y)
-    assert loss.shape == (5,) and bool(jnp.all(loss > 0))
-    labels = model.predict(params, x)
-    assert labels.shape == (5,) and jnp.issubdtype(labels.dtype, jnp.integer)
-    assert int(labels.min()) >= 0 and int(labels.max()) < TINY[name][1]
+    loss = np.asarray(model.loss(params, x, y))
+    assert loss.shape == (5,) and np.all(loss > 0)
+    labels = np.asarray(model.predict(params, x))
+    assert labels.shape == (5,) and np.issubdtype(labels.dtype, np.integer)
+    assert labels.min() >= 0 and labels.max() < TINY[name][1]
     gradient = jax.jit(jax.grad(lambda w: model.loss(w, x, y).mean()))(params)
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
-    for leaf in jax.tree.leaves(gradient):
-        assert bool(jnp.all(jnp.isfinite(leaf))) and bool(jnp.any(leaf != 0))
+    for leaf in map(np.asarray, jax.tree.leaves(gradient)):
+        assert np.all(np.isfinite(leaf)) and np.any(leaf != 0)
 
 
 def test_a_sample_does_not_depend_on_its_batch(name):
@@ -89,23 +89,23 @@ def test_the_gradient_of_a_network_on_bytes_is_that_on_floats():
 
 def test_the_derivative_of_a_product_is_the_plain_one():
     """In the form for many rows: gradient, direction, and both of the gradient."""
-    x, weight, dx, dweight = (
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(40, 9), (9, 3), (40, 9), (9, 3)])
-    )
+    rng = np.random.default_rng(0)
+    x, weight, dx, dweight = (rng.normal(size=shape).astype(np.float32) for shape in ((40, 9), (9, 3), (40, 9), (9, 3)))
 
     def loss(product, x, weight):
         return (product(x, weight) ** 3).sum()
 
-    for of in (dense.multiply, jnp.matmul):
+    @partial(jax.jit, static_argnums=0)
+    def derivatives(of, x, weight, dx, dweight):
         own = partial(loss, of)
-        found = [
+        return [
             jax.grad(own, argnums=(0, 1))(x, weight),
             jax.jvp(own, (x, weight), (dx, dweight)),
             jax.jvp(jax.grad(own, argnums=1), (x, weight), (dx, dweight)),
             jax.vmap(jax.grad(own, argnums=1), in_axes=(0, None))(jnp.stack([x, dx]), weight),
         ]
-        if of is dense.multiply:
-            first = found
+
+    first, found = (derivatives(of, x, weight, dx, dweight) for of in (dense.multiply, jnp.matmul))
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
@@ -179,13 +179,14 @@ def test_convolution_is_the_librarys(channels, side, padding):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 6, 7, channels)).astype(np.float32)
     weight = rng.normal(size=(side, side, channels, 4)).astype(np.float32)
-    ours, theirs = (by_product(x, weight), by_library(x, weight))
+
+    @partial(jax.jit, static_argnums=0)  # one program, where every operation would be one by itself
+    def with_gradients(f, x, weight):
+        return f(x, weight), jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), argnums=(0, 1))(x, weight)
+
+    (ours, our_gradients), (theirs, their_gradients) = (with_gradients(f, x, weight) for f in (by_product, by_library))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    ours, theirs = (
-        jax.grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))), argnums=(0, 1))(x, weight)
-        for f in (by_product, by_library)
-    )
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(our_gradients, their_gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
@@ -215,19 +216,20 @@ def test_lenet_against_numpy():
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lenet"])
 def test_weights_drawn_as_pytorch_draws_them(name):
     """Weights and biases are uniform within 1/sqrt(inputs of an output); the default has zero biases."""
-    shape = (28, 28)
-    params = models.MODELS[name](shape, 10, init="torch").init(jax.random.key(0))
+
+    def drawn(**settings):
+        return jax.jit(models.MODELS[name]((28, 28), 10, **settings).init)(jax.random.key(0))
+
+    params = drawn(init="torch")
     layers = [params] if name == "logistic" else list(params.values())
     for layer in layers:
         bound = np.prod(layer["weight"].shape[:-1]) ** -0.5
         for values in (np.asarray(layer["weight"]).ravel(), np.asarray(layer["bias"])):
             assert np.abs(values).max() <= bound and np.abs(values).max() > 0.5 * bound
         assert np.asarray(layer["weight"]).std() == pytest.approx(bound / 3**0.5, rel=0.1)
-    usual = jax.tree.leaves(models.MODELS[name](shape, 10).init(jax.random.key(0)))
+    usual = jax.tree.leaves(drawn())
     assert all(not np.any(leaf) for leaf in usual if leaf.ndim == 1)
-    for a, b in zip(
-        usual, jax.tree.leaves(models.MODELS[name](shape, 10, init="glorot").init(jax.random.key(0))), strict=True
-    ):
+    for a, b in zip(usual, jax.tree.leaves(drawn(init="glorot")), strict=True):
         assert name == "logistic" or np.array_equal(a, b)
 
 
@@ -277,18 +279,20 @@ def test_lstm_derivatives_are_those_of_the_plain_loop():
     """The derivative is given by hand: in both directions it is that of the loop it replaces."""
     rng = np.random.default_rng(0)
     primals, tangents = (
-        tuple(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((6, 2, 5), (5, 12), (3, 12), (12,)))
-        for _ in range(2)
+        tuple(rng.normal(size=s).astype(np.float32) for s in ((6, 2, 5), (5, 12), (3, 12), (12,))) for _ in range(2)
     )
-    weight = jnp.asarray(rng.normal(size=(6, 2, 3)), jnp.float32)
+    weight = rng.normal(size=(6, 2, 3)).astype(np.float32)
 
-    def total(unfold):
-        return lambda *arguments: jnp.sum(weight * unfold(*arguments))
+    @partial(jax.jit, static_argnums=0)
+    def derivatives(unfold, primals, tangents):
+        def total(*arguments):
+            return jnp.sum(weight * unfold(*arguments))
 
-    fast, plain = total(recurrent.unfold), total(recurrent.unfold.fun)
-    np.testing.assert_allclose(jax.jvp(fast, primals, tangents), jax.jvp(plain, primals, tangents), rtol=1e-4)
-    every = (0, 1, 2, 3)
-    for a, b in zip(jax.grad(fast, every)(*primals), jax.grad(plain, every)(*primals), strict=True):
+        return jax.jvp(total, primals, tangents), jax.grad(total, (0, 1, 2, 3))(*primals)
+
+    fast, plain = (derivatives(unfold, primals, tangents) for unfold in (recurrent.unfold, recurrent.unfold.fun))
+    np.testing.assert_allclose(fast[0], plain[0], rtol=1e-4)
+    for a, b in zip(fast[1], plain[1], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 

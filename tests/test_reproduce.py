@@ -23,6 +23,8 @@ from folb.paper.figure_files import Arm, Claim, Front, Sentence
 from folb.report import figures
 from folb.store import directory
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -25,6 +25,8 @@ from folb.flower.local_work import batches
 from folb.flower.protocol import Task
 from folb.store import checkpoint
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FEDERATION = data.load("synthetic", alpha=1, beta=1, devices=5, sizes=[20, 31, 45, 12, 60])
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot")
@@ -139,14 +141,15 @@ def test_only_devices_that_were_met_take_memory():
     """Rows only for the devices that a run can meet; and the same result as with a row for every device."""
     algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
     first = np.arange(6, dtype=np.float32).reshape(2, 3)
+    scattered = jax.jit(memories.scattered)
     rows = memories.empty(first, N=1_000_000, most=8)
     assert rows.rows.shape == (8, 2, 3)
     device, changed = np.array([7, 999_999, 999_999, 3]), np.array([True, True, False, False])
-    rows = memories.scattered(rows, device, changed, np.stack([first + i for i in range(1, 5)]))
+    rows = scattered(rows, device, changed, np.stack([first + i for i in range(1, 5)]))
     assert int(rows.met) == 2
-    rows = memories.scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
+    rows = scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
     assert int(rows.met) == 3
-    found = memories.gathered(rows, np.array([3, 7, 12, 999_999]))
+    found = jax.jit(memories.gathered)(rows, np.array([3, 7, 12, 999_999]))
     np.testing.assert_array_equal(found, np.stack([first, first + 1, first - 2, first - 1]))
     few = simulated(algorithm, rounds=2)  # at most 4 of 5 devices are met: an index to rows
     many = simulated(algorithm, rounds=6)  # a row for each
@@ -191,7 +194,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     ones = jnp.ones(3)
     own_rows = jax.tree.map(lambda leaf: jnp.stack([leaf + 7] * 3), zero)
     state = state._replace(shared=jax.tree.map(lambda leaf: leaf + 7, state.shared))  # c - c_k is 0: it bends nothing
-    closed = close(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
+    closed = jax.jit(close)(algorithm, state, Round(params, ones, ones, ones, delta, grad, N=3, own=own_rows))
     kept = np.asarray(closed.own["w"])
     np.testing.assert_array_equal(kept[1], [7.0, 7.0])
     np.testing.assert_allclose(kept[[0, 2]], np.asarray(grad["w"])[[0, 2]], rtol=1e-6)  # in their own unit

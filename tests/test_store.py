@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from folb import atomic
+from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
@@ -22,6 +23,8 @@ from folb.experiments.plan import plan
 from folb.simulation import simulate as simulator
 from folb.store import checkpoint, directory, lock
 from folb.store.recorder import Recorder
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 TINY = {"sizes": [20, 30, 40], "K": 2}
 
@@ -210,8 +213,7 @@ class Full:
 
 def test_a_full_disk_at_any_write(planned, whole, often, tmp_path, monkeypatch):
     """Whichever write fails, what is there can be read, and the run resumes from there to the same results."""
-    monkeypatch.setattr("folb.report.figures.curves", lambda *args, **options: b"a picture takes long to draw")
-    monkeypatch.setattr(jax, "make_jaxpr", lambda program: lambda *inputs: "so does the text of a program")
+    monkeypatch.setattr(jax, "make_jaxpr", lambda program: lambda *inputs: "the text of a program takes long")
     path, n, resumed = tmp_path / "run", 0, 0
     while True:
         with pytest.MonkeyPatch.context() as patch:
@@ -436,13 +438,15 @@ ROUNDS = 4000  # seconds, in which it can be killed
 
 @pytest.fixture(scope="module")
 def long_results(tmp_path_factory):
-    """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too."""
+    """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too.
+
+    It needs no process of its own.
+    """
 
     @functools.cache
     def results(rounds):
         out = tmp_path_factory.mktemp("long") / "whole"
-        code, err = end(folb(*LONG, "--rounds", rounds, "--out", out))
-        assert code == 0, err
+        assert main([*LONG, "--rounds", str(rounds), "--out", str(out)]) == 0
         return (out / "results.json").read_bytes()
 
     results(ROUNDS)
@@ -476,7 +480,8 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
         if kill % 5 == 1:  # somewhere in the start
             time.sleep(rng.uniform(0, 3))
         else:
-            wait_for_rounds(process, path, before)
+            # at first for more than 20 rounds, which a busy machine would not reach in so short a time
+            wait_for_rounds(process, path, before if kill else 20 * 500)
             time.sleep(rng.uniform(0, 0.3))
         process.kill()
         assert end(process)[0] == -signal.SIGKILL, "the run ended before it could be killed"

@@ -25,6 +25,8 @@ from folb.simulation import program
 from folb.simulation import simulate as simulator
 from folb.store import checkpoint, directory
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TINY = ["--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "6", "--seeds", "2"]
 OWN = f"{Path(__file__).parents[1] / 'examples' / 'my_rule.py'}:softmax"
 SEARCH = ["tune", "synthetic_1_1", "--algorithm", "folb", "--lr", "0.001,0.1,1e30", *TINY]

@@ -25,7 +25,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
-from folb.report.figures import curves
+from folb.report import figures
 from folb.results.document import document
 from folb.store import checkpoint, directory, environment, experiment_file, lock
 from folb.store.round_lines import as_run
@@ -158,7 +158,7 @@ class RunRecord:
         """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
         run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
         runs, experiment = [replace(run, params=model)], self.about.experiment()
-        picture = curves(runs, target=self.about.target, title=f"{self.about.dataset}, {self.about.model}")
+        picture = figures.curves(runs, target=self.about.target, title=f"{self.about.dataset}, {self.about.model}")
         directory.leave(self.path, document(experiment, "", runs), picture)
 
 
