@@ -11,6 +11,7 @@ from scipy import stats
 
 from folb import arena
 from folb.arena import arena_pages, cells, contest, entries, standings
+from folb.arena.arena_advice import advice
 from folb.arena.entries import Contender, Dataset
 from folb.arena.standings import Standings
 from folb.cli.main import main
@@ -235,6 +236,20 @@ def made_up(home, dataset, one, held, draws=None, final=0.5, target=None):
     )
 
 
+def test_the_advice_follows_from_the_results(tmp_path):
+    default = Contender("mine", "fedavg", "Mine", groups=["ours"])
+    made_up(tmp_path, A, FEDAVG, [8, 6, 9, 7, 8])
+    made_up(tmp_path, A, default, [4, 3, 4, 3, 4])
+    assert "`mine`, untuned, needs fewer rounds than the best tuned of" in advice(
+        Standings([A], [FEDAVG, default], tmp_path)
+    )
+    made_up(tmp_path, A, default, [16, 12, 18, 14, 17])
+    assert "needs more rounds than" in advice(Standings([A], [FEDAVG, default], tmp_path))
+    made_up(tmp_path, A, default, [4, 12, 4, 14, 9])
+    assert "needs about as many rounds as" in advice(Standings([A], [FEDAVG, default], tmp_path))
+    assert advice(Standings([A], [FEDAVG], tmp_path)) == ""
+
+
 def test_ratios_and_intervals_are_those_by_hand(tmp_path):
     ours = replace(FEDAVG, name="ours", title="Ours", groups=["ours"])
     made_up(tmp_path, A, FEDAVG, [8, 6, None])
@@ -254,10 +269,20 @@ def test_ratios_and_intervals_are_those_by_hand(tmp_path):
 
 
 def test_two_seeds_of_a_draw_are_one_piece_of_evidence(tmp_path):
+    draws = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    rounds = [4, 4, 2, 2, 4, 4, 2, 2, 4, 4]
+    made_up(tmp_path, A, FEDAVG, [8] * 10, draws=draws)
+    made_up(tmp_path, A, FEDPROX, rounds, draws=draws)
+    effect = Standings([A], [FEDAVG, FEDPROX], tmp_path).ratio("tiny-a", "fedprox", "fedavg")
+    sd = np.std(np.log(rounds[::2]), ddof=1)
+    assert effect.high - effect.value == pytest.approx(stats.t.ppf(0.975, 4) * sd / math.sqrt(5))
+
+
+def test_fewer_than_five_draws_are_taken_as_pairs(tmp_path):
     made_up(tmp_path, A, FEDAVG, [8, 8, 8, 8], draws=[0, 0, 1, 1])
     made_up(tmp_path, A, FEDPROX, [4, 4, 2, 2], draws=[0, 0, 1, 1])
     effect = Standings([A], [FEDAVG, FEDPROX], tmp_path).ratio("tiny-a", "fedprox", "fedavg")
-    assert effect.high - effect.value == pytest.approx(stats.t.ppf(0.975, 1) * math.log(2) / 2)
+    assert effect.high - effect.value == pytest.approx(stats.t.ppf(0.975, 3) * np.std(np.log([4, 4, 2, 2]), ddof=1) / 2)
 
 
 def test_over_datasets_it_is_the_mean_of_logarithms(tmp_path):
@@ -371,3 +396,15 @@ def test_damaged_results_are_named(tmp_path):
     cells.place(tmp_path, "tiny-a", "fedavg").write_text('{"runs": 3}')
     with pytest.raises(InputError, match="is damaged"):
         Standings([A], [FEDAVG], tmp_path)
+
+
+def test_the_committed_pages_are_those_of_the_stored_results(tmp_path):
+    """And the advice of the README is theirs."""
+    committed = Path(__file__).parents[1] / "docs" / "arena"
+    (tmp_path / "results").symlink_to(committed / "results")
+    found = Standings(entries.datasets(), entries.contenders(), tmp_path)
+    assert not found.stale
+    arena_pages.write(found, tmp_path)
+    for name in ("README.md", "measures.md", "settings.md"):
+        assert (tmp_path / name).read_text() == (committed / name).read_text(), f"folb arena --pages-only: {name}"
+    assert advice(found) in (committed.parents[1] / "README.md").read_text()

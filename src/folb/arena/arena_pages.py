@@ -11,8 +11,9 @@ from typing import Any
 
 from folb import atomic
 from folb.arena import contest, dot_plot, standings
+from folb.arena.arena_advice import advice
 from folb.arena.entries import YOURS, Contender
-from folb.arena.standings import ABLATION, FINAL, LIMIT, MEASURES, NEVER, NOT_RUN, OURS, RIVALS, ROUNDS, Standings
+from folb.arena.standings import ABLATION, FEW, FINAL, LIMIT, MEASURES, NEVER, NOT_RUN, OURS, RIVALS, ROUNDS, Standings
 from folb.results import summary
 from folb.results.run import HELD
 from folb.store import lock
@@ -53,6 +54,8 @@ def _front(found: Standings) -> Iterator[str]:
             "Each row is a dataset. A grey dot is a published contender, tuned. 1 is the best of the classic ones. "
             "Lines are 95 % intervals.\n"
         )
+    if said := advice(found):
+        yield f"## Which algorithm should I use?\n\n{said}\n"
     yield "## Goals\n"
     yield from _goals(found)
     yield "## How it is compared\n"
@@ -96,11 +99,13 @@ def _rules(found: Standings) -> Iterator[str]:
         f"evaluation and the next {HELD - 1} is at least the target. If points are equal in this, those win "
         "whose runs all hold it, then those with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
-        "Runs are compared in pairs with the same draw and seed: the same data, the same devices, the same work.\n"
+        "Runs are compared in pairs with the same draw and seed: the same data, and the same random numbers for "
+        "draws, work and batches.\n"
         f"- **Runs that never hold the target,** or diverge, count with {NEVER} times the rounds, bytes and seconds "
         "that they had.\n"
         "- **Ratios** are geometric means over pairs; below 1 is better. The intervals are Student's, 95 %, over the "
-        "means of the draws, or over seeds where there is one draw. Over datasets, it is the geometric mean of their "
+        f"means of the draws. Where there are fewer than {FEW} draws they are over all pairs, and do not know how much "
+        "draws differ. Over datasets, it is the geometric mean of their "
         "ratios, with their errors taken as independent.\n"
         "- **The best of a group** on a dataset is the one with the best mean of the measure over the reported runs. "
         "This favours the group: its best is chosen by the results that it is then compared with.\n"

@@ -1,8 +1,8 @@
 """What follows from the stored results: measures, ratios in pairs of runs, the best of each group, and the goals.
 
 A ratio is of one contender to another on one dataset: the geometric mean over the pairs of runs with the same draw and
-seed, with Student's 95 % interval over the means of the draws (over the seeds where there is one draw). Below 1 is
-better. A run that never holds the target counts with twice the rounds, bytes and seconds that it had.
+seed, with Student's 95 % interval over the means of the draws (over all pairs where there are fewer than five draws).
+Below 1 is better. A run that never holds the target counts with twice the rounds, bytes and seconds that it had.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from folb.experiments.box import POINTS
 from folb.results import summary
 from folb.results.effects import Effect, interval
 
+FEW = 5  # draws: an interval over the means of fewer says nothing
 NEVER = 2  # times the rounds that it had: so much a run counts that never holds the target
 ROUNDS, FINAL = "rounds", "final"
 MEASURES = {
@@ -138,7 +139,10 @@ class Standings:
         pairs = {key: ours[key] - theirs[key] for key in ours if key in theirs}
         if not pairs:
             return None
-        return interval(np.array(list(pairs.values())), np.array([draw for draw, _ in pairs]))
+        draws = np.array([draw for draw, _ in pairs])
+        if len(np.unique(draws)) < FEW:
+            draws = np.zeros_like(draws)
+        return interval(np.array(list(pairs.values())), draws)
 
     def ratios(self, contender: str, groups: Sequence[str], measure: str = ROUNDS) -> list[Ratio]:
         """A contender against the best of some groups, on each dataset that has both."""

@@ -1,0 +1,61 @@
+"""Which algorithm to use, in a few sentences. Each follows from a stored comparison: its numbers and its words."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from folb.arena import standings
+from folb.arena.entries import Contender
+from folb.arena.standings import OURS, RIVALS, Standings
+from folb.results.effects import Effect
+
+WIDTH = 120
+
+
+def advice(found: Standings) -> str:
+    """The advice as a paragraph; "" if there is nothing that it could follow from."""
+    return "\n".join(textwrap.wrap(" ".join(_sentences(found)), WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def _sentences(found: Standings) -> Iterator[str]:
+    ours = found.members([OURS])
+    default, tuned = (next((one for one in ours if one.tuned is wanted), None) for wanted in (False, True))
+    if default is None or (whole := found.overall(default.name, RIVALS["classic"])) is None:
+        return
+    least, most = (bound(ratio.effect.value for ratio in whole.ratios) for bound in (min, max))
+    span = f"from {math.exp(least):.2f} to {math.exp(most):.2f} on single datasets"
+    yield (
+        f"`{default.name}`, untuned, needs {_words(whole.effect)} the best tuned of {_listed(found, 'classic')}: "
+        f"{standings.text(whole.effect)} times, over {len(whole.ratios)} datasets, {span}."
+    )
+    costs = [
+        f"{name} {standings.text(part.effect)} times"
+        for measure, name in (("bytes", "bytes"), ("seconds", "simulated seconds"))
+        if (part := found.overall(default.name, RIVALS["classic"], measure))
+    ]
+    if costs:
+        yield f"To the target: {', '.join(costs)}."
+    if published := found.overall(default.name, RIVALS["all published"]):
+        yield f"Against the best tuned of all published ones that were run: {standings.text(published.effect)} times."
+    if tuned and (beside := _beside(found, default, tuned)):
+        yield f"Beside `{default.name}` itself, tuned with {found.points} tries: {standings.text(beside)} times."
+    if folb := found.overall("folb", RIVALS["classic"]):
+        yield f"FOLB, as published and tuned: {standings.text(folb.effect)} times the rounds of the best of them."
+
+
+def _beside(found: Standings, one: Contender, other: Contender) -> Effect | None:
+    known = [effect for dataset in found.present if (effect := found.ratio(dataset.name, one.name, other.name))]
+    return standings.mean(known) if known else None
+
+
+def _words(effect: Effect) -> str:
+    if effect.low <= 0 <= effect.high:
+        return "about as many rounds as"
+    return f"{'fewer' if effect.high < 0 else 'more'} rounds than"
+
+
+def _listed(found: Standings, group: str) -> str:
+    titles: Sequence[str] = [one.title for one in found.members([group])]
+    return f"{', '.join(titles[:-1])} and {titles[-1]}" if len(titles) > 1 else titles[0]
