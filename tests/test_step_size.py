@@ -108,3 +108,18 @@ def test_a_liar_stretches_a_step_to_the_bound_and_no_further():
         step, mean = np.linalg.norm(after.params["w"]), np.linalg.norm(delta.mean(axis=0))
         assert mean * 0.999 <= step <= np.sqrt(K) * mean * 1.001
         delta[0] /= length
+
+
+@pytest.mark.parametrize(("sign", "ratio", "end"), [(1, np.exp(1.25 * 0.8), 100.0), (-1, np.exp(-1.25 * 1.2), 0.01)])
+def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(sign, ratio, end):
+    """One update that drowns all others, repeated or turned round in every round."""
+    algorithm = algorithms.accord(K=K, lr=1.0)
+    state, _ = begin(algorithm, {"w": jnp.zeros(DIM)})
+    ones, sizes = np.ones(K, np.float32), []
+    delta = np.zeros((K, DIM), np.float32)
+    delta[0] = 1e3
+    for _ in range(8):
+        state = closed(algorithm, state, Round(state.params, ones, ones, ones, {"w": delta})).state
+        sizes.append(float(sized(algorithm, state).solver.lr))
+        delta = sign * delta
+    assert sizes[0] == 1 and sizes[1] == pytest.approx(ratio, rel=1e-4) and sizes[-1] == pytest.approx(end, rel=1e-4)
