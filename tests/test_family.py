@@ -653,7 +653,7 @@ MISTAKES = {
     ),
     "a gain below 0": (
         lambda: algorithms.fedavg(step_size="agreement", step_gain=-1.0),
-        "step_gain = -1.0: should be at least 0",
+        "step_gain = -1.0: should be from 0 to 100",
     ),
     "a goal that no cosine reaches": (
         lambda: algorithms.fedavg(step_size="agreement", step_goal=3.0),

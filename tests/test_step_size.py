@@ -11,7 +11,7 @@ from test_slots import furthest, on_flower, simulated
 
 import folb
 from folb import InputError, algorithms
-from folb.core.round import begin, close, model_sent, sized
+from folb.core.round import begin, close, model_sent, with_step_size
 from folb.core.rules import Round
 from folb.flower import TwoPhaseStrategy
 
@@ -48,7 +48,7 @@ def descend(problem, algorithm, rounds=200, seed=0, K=K):
     state, _ = begin(algorithm, {"w": jnp.asarray(start)})
     ones = np.ones(K, np.float32)
     for _ in range(rounds):
-        now = sized(algorithm, state)
+        now = with_step_size(algorithm, state)
         sent, lr = np.asarray(model_sent(now, state)["w"], float), float(now.solver.lr)
         delta = problem.updates(rng.choice(N, K, replace=False), sent, lr).astype(np.float32)
         state = closed(now, state, Round(state.params, ones, ones, ones, {"w": delta})).state
@@ -69,6 +69,16 @@ def test_with_one_step_size_these_quadratics_need_tuning():
     problem = Quadratics(1, 1.0)
     assert descend(problem, algorithms.fedavg(lr=0.001, K=K))[0] > 0.2
     assert descend(problem, algorithms.fedavg(lr=5.0, K=K), rounds=8)[0] > 1e3
+
+
+def test_a_larger_gain_does_not_converge_on_most_of_them():
+    cases = [(first, spread) for first in (0.001, 0.04, 1.0, 5.0) for spread in (0.0, 1.0)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        left = [
+            descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K, step_gain=2.0, step_goal=0.1), rounds=60)[0]
+            for first, spread in cases
+        ]
+    assert sum(not one < 1 for one in left) > len(cases) / 2
 
 
 def halved():
@@ -96,6 +106,11 @@ def test_sums_alone_do_not_set_a_step_size(setting, value):
         TwoPhaseStrategy(algorithms.folb(K=6, server="lookahead", **{setting: value}))
 
 
+def test_the_guard_refuses_a_stretched_step():
+    with pytest.raises(InputError, match="stretch .* with the guard"):
+        algorithms.folb(guarded=True, server="lookahead", stretch=0.5)
+
+
 def test_a_liar_stretches_a_step_to_the_bound_and_no_further():
     """However long its update is, the step is at most sqrt(K) times as long as the mean."""
     algorithm = algorithms.accord(K=K)
@@ -120,6 +135,6 @@ def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(sign, rat
     delta[0] = 1e3
     for _ in range(8):
         state = closed(algorithm, state, Round(state.params, ones, ones, ones, {"w": delta})).state
-        sizes.append(float(sized(algorithm, state).solver.lr))
+        sizes.append(float(with_step_size(algorithm, state).solver.lr))
         delta = sign * delta
     assert sizes[0] == 1 and sizes[1] == pytest.approx(ratio, rel=1e-4) and sizes[-1] == pytest.approx(end, rel=1e-4)

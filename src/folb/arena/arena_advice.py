@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from folb.arena import standings
 from folb.arena.entries import Contender
-from folb.arena.standings import OURS, RIVALS, Standings
+from folb.arena.standings import FINAL, OURS, RIVALS, Overall, Standings
 from folb.results.effects import Effect
 
 WIDTH = 120
@@ -24,25 +24,27 @@ def _sentences(found: Standings) -> Iterator[str]:
     default, tuned = (next((one for one in ours if one.tuned is wanted), None) for wanted in (False, True))
     if default is None or (whole := found.overall(default.name, RIVALS["classic"])) is None:
         return
-    least, most = (bound(ratio.effect.value for ratio in whole.ratios) for bound in (min, max))
-    span = f"from {math.exp(least):.2f} to {math.exp(most):.2f} on single datasets"
     yield (
-        f"`{default.name}`, untuned, needs {_words(whole.effect)} the best tuned of {_listed(found, 'classic')}: "
-        f"{standings.text(whole.effect)} times, over {len(whole.ratios)} datasets, {span}."
+        f"`{default.name}`, untuned, needs {_words(whole.effect)} the best tuned of {_listed(found)}: "
+        f"{standings.text(whole.effect)} times, over {len(whole.ratios)} datasets, {_span(whole)}."
     )
-    costs = [
-        f"{name} {standings.text(part.effect)} times"
-        for measure, name in (("bytes", "bytes"), ("seconds", "simulated seconds"))
-        if (part := found.overall(default.name, RIVALS["classic"], measure))
-    ]
-    if costs:
-        yield f"To the target: {', '.join(costs)}."
+    if (complete := sum(ratio.whole for ratio in whole.ratios)) < len(whole.ratios):
+        yield f"Not all of them were run everywhere: on {complete} datasets they were."
+    for measure, name in (("bytes", "Bytes"), ("seconds", "Simulated seconds")):
+        if part := found.overall(default.name, RIVALS["classic"], measure):
+            yield f"{name} to the target: {standings.text(part.effect)} times, {_span(part)}."
+    if accuracy := found.overall(default.name, RIVALS["all published"], FINAL):
+        points = standings.text(accuracy.effect, FINAL)
+        yield f"Its final accuracy is {points} points from that of the published one that ends highest."
     if published := found.overall(default.name, RIVALS["all published"]):
         yield f"Against the best tuned of all published ones that were run: {standings.text(published.effect)} times."
     if tuned and (beside := _beside(found, default, tuned)):
         yield f"Beside `{default.name}` itself, tuned with {found.points} tries: {standings.text(beside)} times."
     if folb := found.overall("folb", RIVALS["classic"]):
-        yield f"FOLB, as published and tuned: {standings.text(folb.effect)} times the rounds of the best of them."
+        yield (
+            f"FOLB, as published and tuned, needs {standings.text(folb.effect)} times the rounds of the best of them, "
+            f"over {len(folb.ratios)} datasets."
+        )
 
 
 def _beside(found: Standings, one: Contender, other: Contender) -> Effect | None:
@@ -56,6 +58,13 @@ def _words(effect: Effect) -> str:
     return f"{'fewer' if effect.high < 0 else 'more'} rounds than"
 
 
-def _listed(found: Standings, group: str) -> str:
-    titles: Sequence[str] = [one.title for one in found.members([group])]
-    return f"{', '.join(titles[:-1])} and {titles[-1]}" if len(titles) > 1 else titles[0]
+def _span(whole: Overall) -> str:
+    least, most = (math.exp(bound(ratio.effect.value for ratio in whole.ratios)) for bound in (min, max))
+    return f"from {least:.2f} to {most:.2f} on single datasets"
+
+
+def _listed(found: Standings) -> str:
+    """The classic contenders that were run anywhere."""
+    there = {contender for _, contender in found.cells}
+    titles = [one.title for one in found.members(RIVALS["classic"]) if one.name in there]
+    return f"{', '.join(titles[:-1])} and {titles[-1]}" if len(titles) > 1 else "".join(titles)

@@ -46,7 +46,8 @@ def _front(found: Standings) -> Iterator[str]:
     yield "# The arena\n"
     yield (
         f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same "
-        "budget, and the winners are run on draws and seeds that nobody was tuned on.\n"
+        "budget, and the winners are run on draws and seeds that nobody was tuned on. "
+        f"{len(found.cells)} of {found.wanted} combinations have been run.\n"
     )
     if found.present:
         yield "![Rounds to the target, relative to the best classic contender](arena.png)\n"
@@ -100,7 +101,7 @@ def _rules(found: Standings) -> Iterator[str]:
         "whose runs all hold it, then those with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
         "Runs are compared in pairs with the same draw and seed: the same data, and the same random numbers for "
-        "draws, work and batches.\n"
+        "draws, work and batches. Draws of MNIST and FEMNIST are other partitions of the same images.\n"
         f"- **Runs that never hold the target,** or diverge, count with {NEVER} times the rounds, bytes and seconds "
         "that they had.\n"
         "- **Ratios** are geometric means over pairs; below 1 is better. The intervals are Student's, 95 %, over the "

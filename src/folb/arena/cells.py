@@ -43,9 +43,13 @@ def read(home: Path, dataset: Dataset, contender: Contender) -> Cell | None:
         if lengths != {len(cell["runs"]["draw"])} or not cell["identity"]:
             raise ValueError("its runs have different lengths")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        expected = f"is damaged ({type(error).__name__}: {error}): delete the file, and run it again"
-        raise InputError("results", str(path), expected) from error
+        raise _damaged(path, error) from error
     return cell
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    expected = f"is damaged ({type(error).__name__}: {error}): delete the file, and run it again"
+    return InputError("results", str(path), expected)
 
 
 def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target: Any) -> bool:
@@ -58,7 +62,11 @@ def own(home: Path, known: Sequence[str]) -> Iterator[Contender]:
     """The contenders of the user's own that have results, besides those in `known`."""
     seen = set(known)
     for path in sorted((home / "results").glob("*.json")):
-        about = json.loads(path.read_bytes()).get("about", {})
-        if entries.YOURS in about.get("groups", ()) and about["name"] not in seen:
-            seen.add(about["name"])
-            yield Contender(**about)
+        try:
+            about = json.loads(path.read_bytes())["about"]
+            one = Contender(**about) if entries.YOURS in about["groups"] else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error) from error
+        if one is not None and one.name not in seen:
+            seen.add(one.name)
+            yield one

@@ -95,6 +95,11 @@ class Standings:
                     target = cell["target"]
 
     @property
+    def wanted(self) -> int:
+        """How many combinations of a contender and a dataset there are."""
+        return sum(one.name not in dataset.without for dataset in self.datasets for one in self.contenders)
+
+    @property
     def datasets(self) -> list[Dataset]:
         """The datasets that are not left out."""
         return [dataset for dataset in self.everything if not dataset.left_out]

@@ -33,7 +33,10 @@ def add(commands: Any) -> None:
     )
     arena.add_argument("--pages-only", action="store_true", help="run nothing; write the pages from the stored results")
     arena.add_argument(
-        "--out", metavar="DIR", type=Path, help="where results and pages go (docs/arena if it exists, else arena)"
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="where results and pages go (docs/arena if it exists, else arena; arena with --points or --datasets)",
     )
     arena.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
     common.add_devices(arena)
@@ -48,8 +51,9 @@ def _arena(options: argparse.Namespace) -> None:
     from folb.cli.running import completing, tell
     from folb.experiments.box import POINTS
 
-    home = options.out or arena.home()
     points = POINTS if options.points is None else options.points
+    usual = points == POINTS and options.datasets is None
+    home = options.out or (arena.home() if usual else Path("arena"))  # a trial does not replace the usual results
     everywhere, everyone = entries.datasets(options.datasets), entries.contenders()
     if options.contender is not None:
         everyone = entries.with_own(everyone, entries.own(options.contender, common.settings(options.box, "box")))
@@ -59,6 +63,9 @@ def _arena(options: argparse.Namespace) -> None:
     contenders = entries.chosen(everyone, (options.contenders or "*").split(","), "contenders")
     if options.contender is not None and everyone[-1] not in contenders:
         contenders.append(everyone[-1])
+    for name in ("only", "contenders"):
+        if options.pages_only and getattr(options, name):
+            raise InputError(name, getattr(options, name), "is not possible with --pages-only: pages have everything")
     if options.pages_only and not any((home / "results").glob("*.json")):
         raise InputError("out", str(home), "has no results to make pages from")
     if not options.pages_only:

@@ -73,8 +73,9 @@ def search_seldom_for_garbage() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Bad input gives one line on standard error and exit code 2."""
-    search_seldom_for_garbage()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:  # a process of its own
+        search_seldom_for_garbage()
+        arguments = sys.argv[1:]
     options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
     try:
         with interruptible():

@@ -51,11 +51,17 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if not (algorithm.sends("grad") or algorithm.gradient is not None) or is_guarded(algorithm):
         return algorithm
+    server, size = algorithm.server, algorithm.step_size
+    if getattr(server.apply, "keywords", {}).get("stretch") is not None:
+        raise InputError(
+            "stretch", algorithm.name, "should be None with the guard: it would stretch the bound c/K, too"
+        )
     return replace(
         algorithm,
         rule=guarded(algorithm.rule, cap),
-        server=algorithm.server._replace(apply=Partial(_apply_screened, apply=algorithm.server.apply)),
+        server=server._replace(apply=Partial(_apply_screened, apply=server.apply)),
         memory=_screening(algorithm.memory),
+        step_size=None if size is None else size._replace(update=Partial(_sized_screened, update=size.update)),
         origin=replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap}),
     )
 
@@ -90,6 +96,10 @@ def _guarded(round: Round, *, rule: Rule, cap: Any) -> Update:
 
 def _apply_screened(memory: Any, round: Round, update: Update, *, apply: Any) -> tuple[Params, Any]:
     return apply(memory, _bounded(round), update)
+
+
+def _sized_screened(memory: Any, round: Round, *, update: Any) -> Any:
+    return update(memory, _bounded(round))
 
 
 def _screening(memory: DeviceMemory | None) -> DeviceMemory | None:

@@ -44,7 +44,7 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     return State(params, algorithm.server.init(params), shared, algorithm.average.init(params), size), own
 
 
-def sized(algorithm: Algorithm, state: State) -> Algorithm:
+def with_step_size(algorithm: Algorithm, state: State) -> Algorithm:
     """The algorithm with the step size that its devices get in the round after `state`."""
     if algorithm.step_size is None:
         return algorithm
@@ -78,7 +78,7 @@ class Closed(NamedTuple):
 
 
 def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
-    """Aggregate a round of the `sized` algorithm, and take the server's step.
+    """Aggregate a round of an algorithm `with_step_size`, and take the server's step.
 
     A round without a usable reply changes neither the model nor any memory.
     """

@@ -78,14 +78,16 @@ def _accelerate(
 
 
 def _shortening(round: Round, update: Update) -> Array:
-    """sum_k |a_k| ||Delta_k||^2 / ||Delta||^2: 1 if all updates are the same, K if K of them are orthogonal.
+    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|.
 
-    It stays within these bounds, so that nobody can stretch the step further.
+    It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same. It stays within these
+    bounds, so that nobody can stretch the step further.
     """
     a = jnp.abs(update.weights)
-    squares = jnp.where(a > 0, tree.norms(round.delta) ** 2, 0.0)
-    ratio = fraction(jnp.sum(a * squares), tree.dot(update.delta, update.delta))
-    return jnp.clip(ratio, 1.0, jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(a * a))))
+    p = fraction(a, jnp.sum(a))
+    mean = tree.combine(p, round.delta)
+    ratio = fraction(jnp.sum(jnp.where(p > 0, p * tree.norms(round.delta) ** 2, 0.0)), tree.dot(mean, mean))
+    return jnp.clip(ratio, 1.0, jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(p * p))))
 
 
 def _ahead(memory: Params, params: Params, *, beta: Array) -> Params:
@@ -96,7 +98,8 @@ def lookahead(lr: Any = 1.0, beta: Any = 0.85, stretch: Any = None) -> ServerSte
     """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m.
 
     The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
-    (sum_k |a_k| ||Delta_k||^2 / ||Delta||^2)^stretch: with 1/2, it gets as long as a device's update.
+    (sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2)^stretch, where p_k is |a_k| over their sum: with 1/2, it gets as
+    long as a device's update.
     """
     apply = Partial(_accelerate, lr=lr, beta=beta, stretch=stretch)
     return ServerStep(Partial(_zeros), apply, Partial(_ahead, beta=beta))

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 from folb.core import tree
 from folb.core.rules import Round, fraction
-from folb.core.vector import zeros
+from folb.core.vector import scaled, zeros
 from folb.errors import InputError, check, choose
 from folb.typing import Params
 
@@ -38,7 +38,12 @@ def between_rounds(before: Params, round: Round) -> Array:
     """The cosine between the mean updates of this round and of the last; 0 if one of them is 0."""
     assert round.update is not None
     now = round.update.delta
-    return fraction(tree.dot(now, before), tree.norm(now) * tree.norm(before))
+    found = tree.dot(_direction(now), _direction(before))
+    return jnp.where(jnp.isfinite(found), found, 0.0)
+
+
+def _direction(a: Params) -> Params:
+    return scaled(a, fraction(jnp.float32(1), tree.norm(a)))
 
 
 def _start(params: Params) -> Agreed:
@@ -70,7 +75,7 @@ def agreement(gain: Any = 1.25, goal: Any = 0.2) -> StepSize:
 
 STEP_SIZES: dict[str, Callable[..., StepSize]] = {"agreement": agreement}
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "gain": (lambda gain: gain >= 0, "should be at least 0"),
+    "gain": (lambda gain: (gain >= 0) & (gain <= 100), "should be from 0 to 100"),
     "goal": (lambda goal: (goal >= -1) & (goal <= 1), "should be from -1 to 1: it is a cosine"),
 }
 

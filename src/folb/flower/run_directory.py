@@ -103,7 +103,10 @@ class RunRecord:
             # this comes first: it makes the directory a run that can be resumed
             atomic.replace(self.path / directory.ENVIRONMENT, _json(self._environment()))
         elif there.environment["identity"] != self.identity:
-            expected = "holds another run: other settings, or a model of other arrays; choose another directory"
+            expected = (
+                "holds another run: other settings, a model of other arrays, or another version of folb; choose another"
+            )
+            expected += " directory"
             raise InputError("directory", str(self.path), expected)
         found = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
         if found is None and there is not None and there.recorded():

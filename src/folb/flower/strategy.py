@@ -304,7 +304,7 @@ class FederatedStrategy(Strategy):
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
         opened.wanted, opened.algorithm = self._sized(len(members))
-        opened.algorithm = core_round.sized(opened.algorithm, state)
+        opened.algorithm = core_round.with_step_size(opened.algorithm, state)
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
         how, seed, t = opened.algorithm.selection, np.uint32(self.seed), np.uint32(server_round)
         if how.sampling.first is not None and not self.remembered.met:

@@ -74,7 +74,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
         if algorithm.step_size is not None:
-            expected = "should be None: the server never sees an update by itself"
+            expected = "should be None: it may look at single updates, which the server never sees"
             raise InputError("step_size", algorithm.name, expected)
         if algorithm.gradient is not None and algorithm.gradient.upload != GRAD:
             name = "proxy" if algorithm.gradient.upload is None else algorithm.gradient.upload.name

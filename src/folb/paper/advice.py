@@ -43,7 +43,9 @@ def text(
             unknown.append(sentence.claim if verdict is None else verdict.claim.says)
     paragraphs = [_paragraph(one, said) for one in front.advice.strip().split("\n\n")]
     if unknown:
-        paragraphs.append(_wrapped(f"Not run here, and so not decided: {' '.join(dict.fromkeys(unknown))}"))
+        paragraphs.append(
+            _wrapped("Not run here, and so not decided: " + " ".join(f'"{one}"' for one in dict.fromkeys(unknown)))
+        )
     return "\n\n".join(filter(None, paragraphs))
 
 

@@ -10,7 +10,7 @@ from jax import Array
 
 from folb.core.algorithm import Algorithm
 from folb.core.memory import empty, gathered, scattered, started
-from folb.core.round import Chosen, State, begin, close, managed, model_sent, sets, shared_words, shifts, sized
+from folb.core.round import Chosen, State, begin, close, managed, model_sent, sets, shared_words, shifts, with_step_size
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
@@ -73,7 +73,7 @@ def play(
 
     The devices may have been `chosen` earlier, so that their samples could be brought here.
     """
-    algorithm = sized(algorithm, state)
+    algorithm = with_step_size(algorithm, state)
     model, train = problem.model, problem.train
     how, solver = algorithm.selection, algorithm.solver
 

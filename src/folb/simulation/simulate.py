@@ -201,8 +201,7 @@ def simulation(
     for batch in batches:
         check_shapes(shared, batch, rounds)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
-    if together > 1:
-        batches.sort(key=len, reverse=True)  # what takes longest begins first
+    batches.sort(key=len, reverse=True)  # what takes longest begins first; checkpoints are named by this order
     return Simulation(shared, federation, batches, rounds, evaluate_every, together)
 
 
