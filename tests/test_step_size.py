@@ -88,7 +88,9 @@ def halved():
 def test_a_step_size_of_one_s_own_in_both_carriers():
     usual = {"K": 6, "lr": 0.05, "batch": 5}
     algorithm = algorithms.fedavg(step_size=halved(), **usual)
-    run = simulated(algorithm, rounds=4)
+    run = simulated(algorithm, rounds=4, record=("lr", "weights"))
+    before = np.cumsum(np.append(0, run.updated[:-1]))  # a round without replies halves nothing
+    np.testing.assert_allclose(run.records["lr"], 0.05 * 0.5**before, rtol=1e-6)
     deployed, _ = on_flower(algorithm, rounds=4)
     assert furthest(deployed, run.params) <= 1e-5
     assert furthest(simulated(algorithms.fedavg(**usual), rounds=4).params, run.params) > 1e-4

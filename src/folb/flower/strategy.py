@@ -586,8 +586,10 @@ class FederatedStrategy(Strategy):
         return closed.state._replace(params=params), closed.update if closed.updated else None
 
     def _metrics(self, opened: Opened) -> MetricRecord:
+        changing = self.algorithm.step_size is not None
         return MetricRecord(
             {
+                **({"lr": float(opened.algorithm.solver.lr)} if changing else {}),
                 "asked": len(opened.asked),
                 "replied": len(opened.usable),
                 "refused": len(opened.noted),

@@ -40,6 +40,7 @@ class Info(NamedTuple):
     inner: Array | None = None
     gamma: Array | None = None
     work: Array | None = None
+    lr: Array | None = None
 
 
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
@@ -156,6 +157,7 @@ def play(
         inner=inner_products(round._replace(grad=sources.grad))[0] if "inner" in problem.record else None,
         gamma=_gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         work=slots.work if "work" in problem.record else None,
+        lr=jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
     )
     following = closed.state
     if jax.tree.leaves(own):

@@ -83,7 +83,7 @@ def simulate(
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
-    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work".
+    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr".
     `abreast` is explained at `problem`.
     `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
     results agree with those of one accelerator up to rounding.
