@@ -123,6 +123,13 @@ def test_a_contender_alone_searches_the_reference_for_the_target(home, tmp_path)
     assert not cells.place(tmp_path, "tiny-a", "fedavg").exists()
 
 
+def test_a_mistake_in_one_s_own_contender_comes_before_anyone_is_run(tmp_path):
+    for mine in (entries.own("nosuch", {}), entries.own("fedavg", {"mu": [0.1, 1.0]})):
+        with pytest.raises(InputError):
+            carry_out(tmp_path, [A], entries.with_own([FEDAVG], mine))
+        assert done == []
+
+
 def test_every_device_takes_part_in_the_limit(home):
     limit = Contender("limit", "fedavg", "limit", box={"lr": "log:0.001..1"}, every_device=True)
     dataset = replace(A, every_device_rounds=5)

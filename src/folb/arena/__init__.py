@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from folb.arena import cells, contest
-from folb.arena.entries import Contender, Dataset
+from folb.arena.entries import YOURS, Contender, Dataset
 from folb.data.source_files import MissingError
 from folb.errors import InputError, check_whole
 from folb.experiments.box import POINTS
@@ -42,6 +42,9 @@ def carry_out(
     cups = [contest.Contest(dataset, reference, home, complete, points) for dataset in datasets if not dataset.left_out]
     if not cups:
         raise InputError("only", [dataset.name for dataset in datasets], "should fit a dataset that is not left out")
+    for contender in contenders:
+        if YOURS in contender.groups:
+            cups[0].check(contender)
     total, done, missing = len(cups) * len(ordered), 0, []
     for cup in cups:
         for contender in ordered:

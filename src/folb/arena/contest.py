@@ -80,13 +80,18 @@ class Contest:
         """The points of the contender's box, the runs of each, and the draws of these runs."""
         plans, draws = [], []
         found: list[Sequence[Run]] = []
-        box = {contender.part: contender.box}
-        given = {"box": box, "points": self.points, "box_seed": BOX_SEED}
-        for draw, planned, where in self._planned(contender, self.dataset.trials, {}, **given):
+        for draw, planned, where in self._planned(contender, self.dataset.trials, {}, **self._budget(contender)):
             plans.append(planned)
             found.append(self.complete(planned, f"{where}, search").runs())
             draws += [draw] * len(planned.experiment.seeds)
         return plans[0].algorithms, by_algorithm(plans[0], found), draws
+
+    def check(self, contender: Contender) -> None:
+        """Plan the contender, and run nothing: a mistake is an error before anyone is run."""
+        next(self._planned(contender, self.dataset.trials, {}, **self._budget(contender) if contender.tuned else {}))
+
+    def _budget(self, contender: Contender) -> dict[str, Any]:
+        return {"box": {contender.part: contender.box}, "points": self.points, "box_seed": BOX_SEED}
 
     def found(self, contender: Contender) -> dict[str, Any]:
         """Tune the contender, run its winner, and return the results as a JSON-ready document."""
