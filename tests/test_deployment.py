@@ -287,6 +287,18 @@ def started_in(path):
     return found
 
 
+def test_a_child_that_nobody_knew_ends_with_the_deployment(tmp_path, monkeypatch):
+    """It is in a session of its own, and was born after its parent was asked to end."""
+    deployment = superlink.Deployment(tmp_path, 1)
+    born = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    parent = deployment.start("parent", lambda: [sys.executable, "-c", born])
+    assert parent.popen.wait(LONG) == 0
+    assert len(started_in(tmp_path)) == 1
+    monkeypatch.setattr(superlink, "STOP", 0.3)
+    deployment.end()
+    assert not started_in(tmp_path)
+
+
 @needs_flower
 def test_a_taken_port_is_named(tmp_path):
     with ThreadingHTTPServer((HOST, 0), BaseHTTPRequestHandler) as other:

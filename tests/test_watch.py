@@ -222,6 +222,24 @@ def test_a_file_that_is_not_what_it_was_is_sent_from_its_beginning(change, home,
     assert not news(server, "a-1", again["cursor"])["fresh"]
 
 
+def test_a_file_cut_back_while_it_is_read_is_sent_again(home, monkeypatch):
+    path = rundirectory.write(home, "a-1", done=5, rounds=20, finished=False)
+    following, read = live.Following(path), directory.RunDirectory.rounds
+
+    def cut(stored, offset=0):
+        found = read(stored, offset)
+        rows = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+        (path / "rounds.jsonl").write_text("".join(row for row in rows if json.loads(row)["round"] <= 3))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory.RunDirectory, "rounds", cut)
+        cursor = following.news("", "")["cursor"]
+    again = following.news(cursor, "")
+    assert again["fresh"] and [column["rounds"] for column in again["columns"]] == [[1, 2, 3]] * 9
+    assert again["about"]["table"] == live.table(directory.read(path), directory.read(path).runs())
+
+
 @pytest.mark.parametrize(
     "cursor", ["0", "-1", "99999999999999999999-0123456789abcdef", "5-zz", "x", "7-0123456789abcdef"]
 )

@@ -213,7 +213,6 @@ class Deployment:
         with self.lock:
             self.ending.set()
         here = [process for process in self.processes.values() if process.code is None]
-        children = self.orphans + [child for process in here for child in descendants(process.popen.pid)]
         last = self.processes.get("superlink")
         for group in ([process for process in here if process is not last], here):
             for process in group:
@@ -222,9 +221,13 @@ class Deployment:
         for process in here:
             process.popen.kill()
             process.popen.wait()
-        # Flower's children end when they see that their parent has ended
-        holds(lambda: not any(map(alive, children)), STOP)
-        kill_all(children)
+        # Flower's children end when they see that their parent has ended; a child may also have been born just now
+        holds(lambda: not self.living(), STOP)
+        holds(lambda: not kill_all(self.living()), STOP)
+
+    def living(self) -> list[Known]:
+        """The processes of this deployment that run, whoever started them. Without /proc, none are found."""
+        return list(filter(alive, self.orphans + with_environment(f"FLWR_HOME={self.home}{os.sep}")))
 
 
 @contextlib.contextmanager
@@ -331,11 +334,23 @@ def alive(child: Known) -> bool:
     return False
 
 
-def kill_all(children: Sequence[Known]) -> None:
-    """Kill the processes that still run."""
-    for pid, _ in filter(alive, children):
+def with_environment(beginning: str) -> list[Known]:
+    """The processes with an environment variable that begins so."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(value.startswith(os.fsencode(beginning)) for value in (path / "environ").read_bytes().split(b"\0")):
+                found.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()[19]))
+    return found
+
+
+def kill_all(children: Sequence[Known]) -> list[Known]:
+    """Kill the processes that still run, and return them."""
+    here = list(filter(alive, children))
+    for pid, _ in here:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    return here
 
 
 @contextlib.contextmanager

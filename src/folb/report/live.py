@@ -207,8 +207,10 @@ class Following:
 
 
 def _cursor(stored: RunDirectory, offset: int) -> str:
-    """A place in rounds.jsonl, with a digest of the bytes before it."""
+    """A place in rounds.jsonl, with a digest of the bytes before it; empty if the file was cut back since."""
     tail = stored.recorded(max(0, offset - TAIL), min(offset, TAIL))
+    if len(tail) < min(offset, TAIL):
+        return ""
     known = f"{stored.environment['identity']} {stored.environment['started']} {offset} ".encode() + tail
     return f"{offset}-{hashlib.blake2b(known, digest_size=8).hexdigest()}"
 
