@@ -17,11 +17,12 @@ def add(commands: Any) -> None:
         "arena",
         help="contenders on datasets: everyone is tuned with the same budget, and winners are run on other seeds",
     )
+    out = "docs/arena if it exists, else arena; arena with --points or --datasets"
+    common.add_pages(arena, ("dataset", "mnist-*"), out)
     arena.add_argument(
-        "--only", metavar="DATASET", action="append", help="these datasets, such as mnist-* (may be repeated)"
-    )
-    arena.add_argument(
-        "--contenders", metavar="A,B", help="these contenders or groups, such as fedavg,folb or classic,ours (all)"
+        "--contenders",
+        metavar="A,B",
+        help="these contenders or groups, such as fedavg,folb or classic,ours (all; only fedavg with --contender)",
     )
     arena.add_argument(
         "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
@@ -31,15 +32,6 @@ def add(commands: Any) -> None:
     arena.add_argument(
         "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
     )
-    arena.add_argument("--pages-only", action="store_true", help="run nothing; write the pages from the stored results")
-    arena.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="where results and pages go (docs/arena if it exists, else arena; arena with --points or --datasets)",
-    )
-    arena.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
-    common.add_devices(arena)
     arena.set_defaults(handle=_arena)
 
 
@@ -60,15 +52,16 @@ def _arena(options: argparse.Namespace) -> None:
     elif options.box:
         raise InputError("box", options.box, "is for --contender, a contender of your own")
     datasets = entries.chosen(everywhere, options.only or ["*"], "only")
-    contenders = entries.chosen(everyone, (options.contenders or "*").split(","), "contenders")
+    others = options.contenders or ("*" if options.contender is None else "fedavg")  # the others' results are stored
+    contenders = entries.chosen(everyone, others.split(","), "contenders")
     if options.contender is not None and everyone[-1] not in contenders:
         contenders.append(everyone[-1])
     for name in ("only", "contenders"):
         if options.pages_only and getattr(options, name):
             raise InputError(name, getattr(options, name), "is not possible with --pages-only: pages have everything")
-    if options.pages_only and not any((home / "results").glob("*.json")):
-        raise InputError("out", str(home), "has no results to make pages from")
-    if not options.pages_only:
+    if options.pages_only:
+        common.check_pages(home)
+    else:
         common.use_compilation_cache()
         arena.carry_out(datasets, contenders, home, completing(options), tell, points)
     found = Standings(everywhere, everyone, home, points)

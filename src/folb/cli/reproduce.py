@@ -24,20 +24,8 @@ def add(commands: Any) -> None:
         "sketch, or outside for all of these; or an experiment file of your own",
     )
     reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
-    reproduce.add_argument(
-        "--only", metavar="ARM", action="append", help="run only these arms, such as table1-mnist-* (may be repeated)"
-    )
-    reproduce.add_argument(
-        "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
-    )
-    reproduce.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="where results and pages go (docs/reproduction if it exists, else reproduction; or reproduction-quick)",
-    )
-    reproduce.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
-    common.add_devices(reproduce)
+    out = "docs/reproduction if it exists, else reproduction; or reproduction-quick"
+    common.add_pages(reproduce, ("arm", "table1-mnist-*"), out)
     reproduce.set_defaults(handle=_reproduce)
 
 
@@ -53,9 +41,9 @@ def _reproduce(options: argparse.Namespace) -> None:
     complete = completing(options)
     if options.pages_only and options.only:
         raise InputError("only", options.only, "chooses what to run, but --pages-only runs nothing")
-    if options.pages_only and not any(Path(home, "results").glob("*.json")):
-        raise InputError("out", str(home), "has no results to make pages from")
-    if not options.pages_only:
+    if options.pages_only:
+        common.check_pages(Path(home))
+    else:
         paper.carry_out(names, home, options.quick, complete, tell, options.only or ["*"])
     pages = paper.write(names, home, options.quick)
     if options.json:
