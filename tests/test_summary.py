@@ -1,6 +1,7 @@
 """What is derived from a run's curves, and the table: when the target is reached, and from when on it is held."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,9 +68,24 @@ def test_it_agrees_with_the_definition_on_any_curve():
 
 def test_the_table_has_the_medians_of_both():
     runs = [run([0.1, 0.9, *5 * [0.1]]), run([0.1, 0.1, *5 * [0.9]]), run(7 * [0.9])]
-    (row,) = summary.rows(runs, 0.8)
-    shown = dict(zip(summary.headings(0.8), row, strict=True))
+    headings, (row,) = summary.table(runs, 0.8)
+    shown = dict(zip(headings, row, strict=True))
     assert (shown["rounds to 80 %"], shown["held from"]) == ("2", "3 (1 of 3 never)")
+
+
+def test_columns_that_are_zero_everywhere_are_left_out():
+    steady, unsteady = run(7 * [0.9]), replace(run([0.9, 0.1, 0.9]), seed=1)
+    assert not {"drops > 5 points", "idle rounds"} & set(summary.table([steady], 0.7)[0])
+    assert "drops > 5 points" in summary.table([steady, unsteady], 0.7)[0]
+    idle = replace(steady, updated=np.zeros(7, bool))
+    assert summary.table([idle], 0.7)[0][-1] == "idle rounds"
+
+
+def test_seconds_and_bytes_to_the_target_are_those_until_the_end_of_its_round():
+    one = replace(run([0.1, 0.9, 0.9]), seconds=np.array([2.0, 3.0, 4.0]))
+    one = replace(one, bytes_up=np.array([10, 20, 40]), bytes_down=np.array([1, 2, 4]))
+    assert (one.seconds_to(0.8), one.bytes_to(0.8)) == (5.0, 33)
+    assert (one.seconds_to(0.95), one.bytes_to(0.95)) == (None, None)
 
 
 @pytest.fixture
@@ -78,13 +94,19 @@ def wide():
     return tables.results(runs, 0.7)
 
 
+HEADINGS = (
+    *("rounds to 70 %", "held from", "MB to 70 %", "s to 70 %", "final accuracy", "best"),
+    *("MB up", "MB down", "simulated s"),
+)
+
+
 @pytest.mark.parametrize("room", [60, 80, 100, 120])
 def test_a_narrow_terminal_gets_the_whole_table_in_parts(wide, room):
     parts = list(tables.in_parts(wide, room))
     lines = [line for part in parts for line in printed(part, room)]
     assert max(map(len, lines)) <= room and not any("…" in line for line in lines)
     headings = [str(column.header).replace("\n", " ").replace("\xa0", " ") for part in parts for column in part.columns]
-    assert [heading for heading in headings if heading != "algorithm"] == list(summary.headings(0.7)[1:])
+    assert [heading for heading in headings if heading != "algorithm"] == list(HEADINGS)
     assert sum(line.startswith("folb averaging=samples ") for line in lines) == len(parts)
 
 

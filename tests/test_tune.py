@@ -4,6 +4,7 @@ import io
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,10 +89,22 @@ def test_divergence_in_any_seed_is_last_whatever_came_before_it(bad):
     planned, points = search(diverged, [arriving(None, 9.0)] * 3, diverged)
     assert [(point.rank, point.diverged) for point in points] == [(1, False), (2, True), (2, True)]
     rows = [list(column.cells) for column in tables.points(points, 0.7).columns]
-    assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "", "")
+    assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "", "", "", "")
     json.dumps(tune.document(planned_with_rounds(planned), points, [3], None), allow_nan=False)
     with pytest.raises(InputError, match="diverged at every point"):
         tune.winner(planned, search(diverged)[1], [3])
+
+
+def test_points_rank_by_seconds_or_by_bytes():
+    few, slow = arriving(2, 0.5), arriving(3, 0.5)
+    dear = replace(few, seconds=np.full(5, 9.0), bytes_up=np.full(5, 4), bytes_down=np.full(5, 1))  # 18 s, 10 bytes
+    quick = replace(slow, seconds=np.full(5, 1.0), bytes_up=np.full(5, 4), bytes_down=np.full(5, 2))  # 3 s, 18 bytes
+    for by, order in (("first", [0.0, 1.0]), ("seconds", [1.0, 0.0]), ("bytes", [0.0, 1.0])):
+        planned, points = search(3 * [dear], 3 * [quick], by=by)
+        assert [point.algorithm.origin.settings["mu"] for point in points] == order
+    best = tune.document(planned_with_rounds(planned), points, [3], None, "bytes")["points"][0]
+    assert (best["seconds_to_target"], best["bytes_to_target"]) == (3 * [18.0], 3 * [10])
+    assert "chosen by the bytes to the target on seeds 0, 1, 2;" in tune.verdict(planned, points, [3], "bytes")
 
 
 def test_a_point_that_only_touches_the_target_loses_by_the_sustained_one():

@@ -86,7 +86,7 @@ def add_devices(command: argparse.ArgumentParser) -> None:
 
 
 def add_pages(command: argparse.ArgumentParser, only: tuple[str, str], out: str) -> None:
-    """The options of a command whose stored results become pages: what --only chooses, and where --out is by default."""
+    """The options of a command that makes pages: what --only chooses, and where --out is by default."""
     name, such_as = only
     command.add_argument(
         "--only", metavar=name.upper(), action="append", help=f"only these {name}s, such as {such_as} (may be repeated)"

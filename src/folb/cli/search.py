@@ -34,10 +34,11 @@ def add(commands: Any, whole: bool) -> None:
     tune.add_argument("--box-seed", type=int, metavar="S", help="the seed of this draw (0)")
     tune.add_argument(
         "--by",
-        choices=("first", "sustained"),
+        choices=("first", "sustained", "seconds", "bytes"),
         default="first",
-        help="rank by the first round that reaches the target (first), or by the first round from which five "
-        "evaluations in a row have a mean of at least the target (sustained); then by seeds that never do, then loss",
+        help="rank by the first round that reaches the target (first), by the seconds or bytes until then (seconds, "
+        "bytes), or by the first round from which five evaluations in a row have a mean of at least the target "
+        "(sustained); then by seeds that never do, then by loss",
     )
     tune.add_argument(
         "--report-seeds",

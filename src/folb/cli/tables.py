@@ -110,21 +110,29 @@ def _plain(*headings: str, left: Iterable[str]) -> Table:
 
 def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> Table:
     """One line for each algorithm: medians and means over the seeds."""
-    first, *others = results_of.headings(target, clock)
-    table = _plain(first, *others, left=[first])
-    for row in results_of.rows(runs, target):
+    headings, rows = results_of.table(runs, target, clock)
+    table = _plain(*headings, left=headings[:1])
+    for row in rows:
         table.add_row(*map(escape, row))
     return table
 
 
 def points(points: Sequence[Point], target: float) -> Table:
     """The points of a line search, by rank."""
-    measured = (f"rounds to {100 * target:g} %", "held from", "final training loss", "final accuracy")
-    table = _plain("rank", "algorithm", *measured, left=["algorithm"])
+    share = f"{100 * target:g} %"
+    measured = (f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}")
+    table = _plain("rank", "algorithm", *measured, "final training loss", "final accuracy", left=["algorithm"])
     for point in points:
-        arrivals = map(results_of.arrival, (point.reached, point.held))
-        found = (*arrivals, f"{point.loss:.4g}", f"{100 * point.accuracy:.1f} %")
-        table.add_row(str(point.rank), escape(point.label), *(("diverged", "", "", "") if point.diverged else found))
+        megabytes = [None if sent is None else sent / 1e6 for sent in point.sent]
+        found = (
+            *map(results_of.arrival, (point.reached, point.held)),
+            results_of.arrival(megabytes, ".2f"),
+            results_of.arrival(point.seconds, ".0f"),
+            f"{point.loss:.4g}",
+            f"{100 * point.accuracy:.1f} %",
+        )
+        cells = ("diverged", *[""] * (len(found) - 1)) if point.diverged else found
+        table.add_row(str(point.rank), escape(point.label), *cells)
     return table
 
 

@@ -25,7 +25,7 @@ from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import WINNER, RunDirectory
 
-By = Literal["first", "sustained"]  # rank by the first round that reaches the target, or by the round that holds it
+By = Literal["first", "sustained", "seconds", "bytes"]  # what points are ranked by; see `search`
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,23 @@ class Point:
     diverged: bool  # some loss was not finite, with any seed
     rank: int = 0
     settled: float = math.nan  # the accuracy over the last five evaluations, as the mean over the seeds
+    seconds: Sequence[float | None] = ()  # for each seed, until the end of the round that reached the target
+    sent: Sequence[int | None] = ()  # likewise, the bytes up and down
 
     def merit(self, by: By = "first") -> tuple[bool, float, int, float]:
-        """The key that ranks points, smallest first: rounds to the target, seeds that never reach it, then loss.
+        """The key that ranks points, smallest first: the median of `arrived`, seeds that never arrive, then loss.
 
-        By "sustained", it is the round from which the target is held. Points that diverged come last. Losses that agree
-        to four digits are equal: the other digits depend on the order in which a compiler adds.
+        Points that diverged come last. Losses that agree to four digits are equal: the other digits depend on the order
+        in which a compiler adds.
         """
         if self.diverged:
             return True, math.inf, len(self.reached), math.inf
-        arrived = self.held if by == "sustained" else self.reached
+        arrived = self.arrived(by)
         return False, summary.median_round(arrived), list(arrived).count(None), float(f"{self.loss:.4g}")
+
+    def arrived(self, by: By) -> Sequence[float | None]:
+        """For each seed, the rounds, seconds or bytes that points are ranked by."""
+        return {"first": self.reached, "sustained": self.held, "seconds": self.seconds, "bytes": self.sent}[by]
 
 
 class Search(NamedTuple):
@@ -75,8 +81,9 @@ def search(
 
     The experiment has one algorithm, with lists of values in its `set`, or a `box`, or both.
     `report_seeds` is explained at `other_seeds`. `complete` runs an experiment. `on_ranked` gets the points before the
-    best one is run. `by` is what points are ranked by: "first", the first round that reaches the target, or
-    "sustained", the round from which five evaluations in a row hold it (`Run.held_from`).
+    best one is run. `by` is what points are ranked by: "first", the first round that reaches the target; "seconds" or
+    "bytes", the simulated seconds, or the bytes up and down, until the end of that round; or "sustained", the round
+    from which five evaluations in a row hold the target (`Run.held_from`).
     """
     choose("by", by, get_args(By))
     seeds = other_seeds(experiment.seeds, report_seeds)
@@ -159,6 +166,8 @@ def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float 
         algorithm,
         reached=[run.rounds_to(goal) for run, goal in zip(runs, targets, strict=True)],
         held=[run.held_from(goal) for run, goal in zip(runs, targets, strict=True)],
+        seconds=[run.seconds_to(goal) for run, goal in zip(runs, targets, strict=True)],
+        sent=[run.bytes_to(goal) for run, goal in zip(runs, targets, strict=True)],
         loss=mean(float(run.train_loss[-1]) for run in runs),
         accuracy=mean(run.final for run in runs),
         diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
@@ -196,7 +205,7 @@ def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int], by: By
     equals = sum(point.rank == 1 for point in points)
     tie = f", the first of {equals} that are equal" if equals > 1 else ""
     searched, reported = _listed(planned.experiment.seeds), _listed(seeds)
-    how = " by the sustained target" if by == "sustained" else ""
+    how = {"first": "", "sustained": " by the sustained target"}.get(by, f" by the {by} to the target")
     return f"{points[0].label}{tie}: chosen{how} on seeds {searched}; results on seeds {reported}:"
 
 
@@ -224,6 +233,8 @@ def document(
                 "parameters": {key: summary.plain(value) for key, value in point.algorithm.origin.settings.items()},
                 "rounds_to_target": list(point.reached),
                 "median_rounds_to_target": summary.finite([summary.median_round(point.reached)])[0],
+                "seconds_to_target": list(point.seconds),
+                "bytes_to_target": list(point.sent),
                 "held_from": list(point.held),
                 "median_held_from": summary.finite([summary.median_round(point.held)])[0],
                 "train_loss": summary.finite([point.loss])[0],

@@ -93,7 +93,7 @@ def to_latex(stored: RunDirectory) -> bytes:
     begun = stored.begun()
     if not begun:
         raise InputError("run", stored.name, "has no evaluated round yet")
-    headings = summary.headings(target, stored.clock)
+    headings, rows = summary.table(begun, target, stored.clock)
     note = stored.environment["note"]
     lines = [
         r"% \usepackage{booktabs}",
@@ -101,7 +101,7 @@ def to_latex(stored: RunDirectory) -> bytes:
         r"\toprule",
         _row(headings),
         r"\midrule",
-        *map(_row, summary.rows(begun, target)),
+        *map(_row, rows),
         r"\bottomrule",
         *([rf"\multicolumn{{{len(headings)}}}{{l}}{{{escaped(note)}}} \\"] if note else []),
         r"\end{tabular}",
@@ -109,7 +109,7 @@ def to_latex(stored: RunDirectory) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _row(cells: tuple[str, ...]) -> str:
+def _row(cells: list[str]) -> str:
     return " & ".join(map(escaped, cells)) + r" \\"
 
 

@@ -92,7 +92,7 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
 
 
 def subplots(
-    rows: int, columns: int, figsize: tuple[float, float], layout: str | None = "constrained", **options: Any
+    rows: int, columns: int, figsize: tuple[float, float], layout: Any = "constrained", **options: Any
 ) -> tuple[Any, Any]:
     """A figure and its axes. Not from pyplot, which keeps every figure, looks for a screen and loads slowly."""
     from matplotlib.figure import Figure

@@ -173,27 +173,6 @@ def _again(stored: RunDirectory, state: str) -> list[list[str]]:
 
 
 def table(stored: RunDirectory, runs: Sequence[Run]) -> dict[str, Any]:
-    """The table of `folb show`, with the bytes and seconds to the target beside the rounds."""
-    target = float(stored.experiment["target"])
-    begun = stored.begun(runs)
-    groups = summary.labelled(begun).values()
-    share = f"{100 * target:g} %"
-    headings = list(summary.headings(target, stored.clock))
-    headings[2:2] = [f"MB to {share}", f"{stored.clock} to {share}"]
-    rows = [list(row) for row in summary.rows(begun, target)]
-    for row, group in zip(rows, groups, strict=True):
-        row[2:2] = [
-            summary.arrival([_megabytes_to(run, target) for run in group], ".2f"),
-            summary.arrival([_seconds_to(run, target) for run in group], ".0f"),
-        ]
+    """The table of `folb show`."""
+    headings, rows = summary.table(stored.begun(runs), float(stored.experiment["target"]), stored.clock)
     return {"headings": headings, "rows": rows}
-
-
-def _megabytes_to(run: Run, target: float) -> float | None:
-    reached = run.rounds_to(target)
-    return None if reached is None else float(run.bytes_up[:reached].sum() + run.bytes_down[:reached].sum()) / 1e6
-
-
-def _seconds_to(run: Run, target: float) -> float | None:
-    reached = run.rounds_to(target)
-    return None if reached is None else float(run.seconds[:reached].sum())

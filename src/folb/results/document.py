@@ -36,15 +36,21 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "train_loss": finite(run.train_loss.tolist()),
         "bytes_up": int(run.bytes_up.sum()),
         "bytes_down": int(run.bytes_down.sum()),
-        "seconds": finite([round(float(run.seconds.sum()), 3)])[0],
+        "seconds": _rounded(float(run.seconds.sum())),
         "rounds_to_target": run.rounds_to(target),
         "held_from": run.held_from(target),
+        "bytes_to_target": run.bytes_to(target),
+        "seconds_to_target": _rounded(run.seconds_to(target)),
         "best": finite([run.best])[0],
         "final": finite([run.final])[0],
         "drops": run.drops,
         "idle_rounds": int((~run.updated).sum()),
         "model_sha256": _digest(run.params),
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else finite([round(seconds, 3)])[0]
 
 
 def with_held_from(results: Any) -> Any:

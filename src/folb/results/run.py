@@ -51,6 +51,16 @@ class Run:
         """
         return held_from(self.evaluated_rounds, self.test_accuracy, target)
 
+    def bytes_to(self, target: float) -> int | None:
+        """The bytes up and down until the first round whose test accuracy is at least `target`."""
+        reached = self.rounds_to(target)
+        return None if reached is None else int(self.bytes_up[:reached].sum() + self.bytes_down[:reached].sum())
+
+    def seconds_to(self, target: float) -> float | None:
+        """The seconds until the end of that round."""
+        reached = self.rounds_to(target)
+        return None if reached is None else float(self.seconds[:reached].sum(dtype=float))
+
     @property
     def best(self) -> float:
         """The highest test accuracy; NaN if there is none."""

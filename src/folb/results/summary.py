@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -35,40 +35,40 @@ def spelt(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def headings(target: float, clock: str = "simulated s") -> tuple[str, ...]:
-    """The headings of `rows`; `clock` is the heading for seconds."""
-    return (
-        "algorithm",
-        f"rounds to {100 * target:g} %",
-        "held from",
-        "final accuracy",
-        "best",
-        "MB up",
-        "MB down",
-        "drops > 5 points",
-        clock,
-        "idle rounds",
-    )
+def table(runs: Sequence[Run], target: float, clock: str = "simulated s") -> tuple[list[str], list[list[str]]]:
+    """The headings of the table of results, and a row for each algorithm; `clock` is the heading for seconds.
+
+    A column that may well be zero everywhere is left out if it is.
+    """
+    share = f"{100 * target:g} %"
+    headings = ["algorithm", f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}"]
+    headings += ["final accuracy", "best", "MB up", "MB down", clock, DROPS, IDLE]
+    rows = [_row(label, group, target) for label, group in labelled(runs).items()]
+    told = [i for i, name in enumerate(headings) if name not in (DROPS, IDLE) or any(float(row[i]) for row in rows)]
+    return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
 
 
-def rows(runs: Sequence[Run], target: float) -> Iterator[tuple[str, ...]]:
-    """The table's cells, a row for each algorithm."""
-    for label, group in labelled(runs).items():
-        finals = [run.final for run in group]
-        diverged = sum(run.diverged for run in group)
-        yield (
-            label,
-            arrival([run.rounds_to(target) for run in group]),
-            arrival([run.held_from(target) for run in group]),
-            f"{100 * mean(finals):.1f}{spread(finals)} %"
-            + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
-            f"{100 * mean(run.best for run in group):.1f} %",
-            f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
-            f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
-            f"{mean(run.drops for run in group):.1f}",
-            f"{mean(float(run.seconds.sum()) for run in group):.0f}",
-            f"{mean(int((~run.updated).sum()) for run in group):.0f}",
-        )
+DROPS, IDLE = "drops > 5 points", "idle rounds"
+
+
+def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
+    finals = [run.final for run in group]
+    diverged = sum(run.diverged for run in group)
+    sent = [run.bytes_to(target) for run in group]
+    return [
+        label,
+        arrival([run.rounds_to(target) for run in group]),
+        arrival([run.held_from(target) for run in group]),
+        arrival([None if total is None else total / 1e6 for total in sent], ".2f"),
+        arrival([run.seconds_to(target) for run in group], ".0f"),
+        f"{100 * mean(finals):.1f}{spread(finals)} %" + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
+        f"{100 * mean(run.best for run in group):.1f} %",
+        f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
+        f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
+        f"{mean(float(run.seconds.sum()) for run in group):.0f}",
+        f"{mean(run.drops for run in group):.1f}",
+        f"{mean(int((~run.updated).sum()) for run in group):.0f}",
+    ]
 
 
 def spread(shares: Sequence[float]) -> str:
