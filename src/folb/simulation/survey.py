@@ -70,7 +70,7 @@ def survey_arrays(
         place = first + jnp.arange(group)
         device = jnp.minimum(place, count - 1)
         sources = uploads.Sources(
-            problem, params, stack, device if who is None else who[device], place < count, mu=mu, key=key
+            problem, stack, device if who is None else who[device], place < count, mu=mu, key=key
         )
         return uploads.computed((upload,), sources)[upload.name]
 
