@@ -34,6 +34,11 @@ Sampling = Annotated[
 ]
 
 
+OneByOne = Annotated[
+    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among those who are free"
+]
+
+
 Gradient = Annotated[
     Literal["exact", "sketch", "proxy"], "what stands for grad F_k: itself, a sketch of it, or -Delta_k / (lr J_k)"
 ]
@@ -187,7 +192,7 @@ def fedbuff(
     concurrency: Annotated[int | None, "M: devices that work at any time; by default K"] = None,
     mu: Mu = 0.0,
     averaging: Averaging = "simple",
-    sampling: Sampling = "uniform",
+    sampling: OneByOne = "uniform",
     **common: Any,  # those of `Common` that are not above
 ) -> Algorithm:
     """FedBuff (Nguyen et al., 2022): nobody waits; every K updates, weighed by their age, make a step."""
@@ -204,7 +209,7 @@ def fedasync(
     mu: Mu = 0.005,
     server_lr: Annotated[float, "alpha: how much of a device's model is mixed into the server's"] = 0.6,
     averaging: Averaging = "simple",
-    sampling: Sampling = "uniform",
+    sampling: OneByOne = "uniform",
     **common: Any,  # those of `Common` that are not above
 ) -> Algorithm:
     """FedAsync (Xie et al., 2019): each model that comes back is mixed in, w <- (1 - alpha s) w + alpha s w_k."""

@@ -33,7 +33,10 @@ class Asynchrony:
 
     def weights(self, staleness: Array) -> Array:
         """s(tau) of each reply."""
-        return self.weigh(staleness.astype(jnp.float32))
+        tau = staleness.astype(jnp.float32)
+        found = self.weigh(tau)
+        tree.check_like("staleness: what it returns", found, tau)
+        return found
 
     def seen(self, round: Round) -> Round:
         """The round as the rule and the server step see it: with s(tau_k) Delta_k in place of Delta_k.
