@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples check bench bench-command bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-stream clean
+.PHONY: demo test test-slow test-examples check bench bench-command bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -39,6 +39,9 @@ bench-search: .venv/.run  ## the search as one program against its points one by
 
 bench-growth: .venv/.run  ## how the cost of a round grows with devices, choices, parameters and runs
 	$(BIN)/python benchmarks/growth.py
+
+bench-asynchronous: .venv/.run  ## rounds that do not wait against rounds that do, with the same device work
+	$(BIN)/python benchmarks/asynchronous.py
 
 bench-stream: .venv/.run  ## the same run with its samples on the accelerator, and streamed from the host
 	$(BIN)/python benchmarks/stream.py

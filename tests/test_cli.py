@@ -132,13 +132,14 @@ def test_list_names_everything_with_settings_and_equations(capsys):
     assert costs["folb_hetero"] == "up d + d (grad) + 4 B (gamma); down d; the server keeps nothing"
     assert costs["scaffold"] == "up d; down d + d (shift); the server keeps d and d for each device"
     assert costs["fednu_norm"] == "up d, and 4 B (norm) from each of N; down d; the server keeps nothing"
+    assert costs["fedbuff"] == "up d; down d; the server keeps 10 d + 258 B"
     assert costs["ghbm"] == "up d; down d + d (shift); the server keeps 10 d + 4 B"
 
 
 def test_list_shows_one_kind_or_one_name(capsys):
     assert "psi" in folb(capsys, "list", "folb_hetero")[1] and "psi" not in folb(capsys, "list", "fedavg")[1]
     parts = folb(capsys, "list", "parts")[1]
-    for word in ("power_of_choice", "delta_sgd", "fedvarp", "sketch", "lookahead", "Reddi et al., 2021"):
+    for word in ("power_of_choice", "delta_sgd", "fedvarp", "sketch", "lookahead", "Reddi et al., 2021", "hinge"):
         assert word in parts
     assert "devices" in folb(capsys, "list", "datasets")[1]
     code, _, err = folb(capsys, "list", "scafold")

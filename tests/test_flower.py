@@ -108,7 +108,7 @@ def same(a, b):
 # the simulator's word ------------------------------------------------------------------------------------------------
 
 VARIANTS = {
-    **{name: (name, {}) for name in ALGORITHMS},
+    **{name: (name, {}) for name, make in ALGORITHMS.items() if make().asynchrony is None},  # rounds wait on Flower
     "by samples": ("fedprox", {"averaging": "samples", "sampling": "samples", "mu": 0.5}),
     "without replacement": ("folb", {"replacement": False, "unit": "epoch", "server": "adam"}),
     "full gradients": ("folb_hetero", {"unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),

@@ -124,6 +124,7 @@ def _parts() -> None:
     from folb.core.local_step import LOCAL_STEPS
     from folb.core.selection import SAMPLINGS
     from folb.core.server_step import SERVERS
+    from folb.core.staleness import STALENESS
     from folb.experiments.settings import first_line
 
     kinds: dict[str, dict[str, str]] = {
@@ -134,6 +135,9 @@ def _parts() -> None:
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.items()},
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
+        "staleness: what an old update counts, with concurrency": {
+            name: first_line(one) for name, one in STALENESS.items()
+        },
     }
     console = tables.console()
     for title, parts in kinds.items():

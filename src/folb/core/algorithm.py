@@ -17,6 +17,7 @@ import jax
 from folb.core import average as averages
 from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
+from folb.core import staleness as staleness_of
 from folb.core import step_size as step_sizes
 from folb.core.average import Average, server_model
 from folb.core.gradient import Source
@@ -26,6 +27,7 @@ from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import AVERAGES, ServerStep, server_step
 from folb.core.solver import Solver
+from folb.core.staleness import Asynchrony
 from folb.core.step_size import StepSize
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check, check_whole, choose
@@ -62,6 +64,7 @@ class Algorithm:
     memory: DeviceMemory | None = None  # what the server remembers about devices
     gradient: Source | None = None  # where a rule that weighs by gradients gets them from
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
+    asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
@@ -128,6 +131,16 @@ class Common(TypedDict, total=False):
         "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
     ]
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.7"]
+    concurrency: Annotated[
+        int | None, "M: devices that work at any time, and a round takes the next K replies; by default rounds wait"
+    ]
+    staleness: Annotated[
+        Literal["constant", "polynomial", "hinge"] | None,
+        "with concurrency: s(tau), what an update counts after tau steps of the server; by default polynomial",
+    ]
+    staleness_power: Annotated[float | None, "a of staleness=polynomial, (1 + tau)^-a; by default 0.5"]
+    staleness_slope: Annotated[float | None, "a of staleness=hinge, 1 / (1 + a (tau - b)); by default 10"]
+    staleness_bound: Annotated[float | None, "b of staleness=hinge: s(tau) is 1 up to it; by default 4"]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -167,6 +180,12 @@ def compose(
     step_goal: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
+    concurrency: int | None = None,
+    staleness: str | Callable[[Any], Any] | None = None,
+    staleness_power: Any = None,
+    staleness_slope: Any = None,
+    staleness_bound: Any = None,
+    mixing: bool = False,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -224,6 +243,11 @@ def compose(
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
+    asynchronous = staleness_of.asynchrony(
+        concurrency, staleness, mixing, power=staleness_power, slope=staleness_slope, bound=staleness_bound
+    )
+    if asynchronous is not None:
+        _check_asynchronous(sampling, chosen, second, memory)
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
     return Algorithm(
@@ -244,9 +268,22 @@ def compose(
         memory=joined,
         gradient=gradient,
         step_size=step_sizes.step_size(step_size, gain=step_gain, goal=step_goal),
+        asynchrony=asynchronous,
         average=averages.average(average, average_rate),
         clamp_gamma=clamp_gamma,
     )
+
+
+def _check_asynchronous(sampling: Any, chosen: Sampling, second: bool, memory: Any) -> None:
+    """Raise an `InputError` for what needs all devices of a round at the same time."""
+    if second:
+        raise InputError("concurrency", "S_2", "should be None with a second set, which answers at the same model")
+    if memory is not None:
+        name = memory if isinstance(memory, str) else "your own"
+        raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")
+    if chosen.survey is not None or chosen.memory or chosen.candidates is not None or chosen.first is not None:
+        expected = "should be uniform, samples or chances of your own with concurrency: devices are drawn one by one"
+        raise InputError("sampling", sampling if isinstance(sampling, str) else "your own", expected)
 
 
 def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:

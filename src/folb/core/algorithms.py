@@ -34,6 +34,11 @@ Sampling = Annotated[
 ]
 
 
+OneByOne = Annotated[
+    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among those who are free"
+]
+
+
 Gradient = Annotated[
     Literal["exact", "sketch", "proxy"], "what stands for grad F_k: itself, a sketch of it, or -Delta_k / (lr J_k)"
 ]
@@ -181,6 +186,39 @@ def accord(
     return replace(made, origin=Origin(settings={"server": "lookahead"}))
 
 
+@_listed
+def fedbuff(
+    *,
+    concurrency: Annotated[int | None, "M: devices that work at any time; by default K"] = None,
+    mu: Mu = 0.0,
+    averaging: Averaging = "simple",
+    sampling: OneByOne = "uniform",
+    **common: Any,  # those of `Common` that are not above
+) -> Algorithm:
+    """FedBuff (Nguyen et al., 2022): nobody waits; every K updates, weighed by their age, make a step."""
+    M = common.get("K", 10) if concurrency is None else concurrency
+    made = compose(_average(averaging), mu=mu, sampling=sampling, concurrency=M, **common)
+    return replace(made, origin=Origin(settings={"concurrency": M}))
+
+
+@_listed
+def fedasync(
+    *,
+    concurrency: Annotated[int, "M: devices that work at any time"] = 10,
+    K: Annotated[int, "replies per step of the server"] = 1,
+    mu: Mu = 0.005,
+    server_lr: Annotated[float, "alpha: how much of a device's model is mixed into the server's"] = 0.6,
+    averaging: Averaging = "simple",
+    sampling: OneByOne = "uniform",
+    **common: Any,  # those of `Common` that are not above
+) -> Algorithm:
+    """FedAsync (Xie et al., 2019): each model that comes back is mixed in, w <- (1 - alpha s) w + alpha s w_k."""
+    if concurrency is None:
+        raise InputError("concurrency", None, "should be a number: the devices of fedasync do not wait")
+    settings: dict[str, Any] = {**common, "K": K, "concurrency": concurrency, "server_lr": server_lr}
+    return compose(_average(averaging), mu=mu, sampling=sampling, mixing=True, **settings)
+
+
 def _naive(rule: str) -> Rule:
     return {"mean": rules.mean, "signed": rules.signed}[choose("rule", rule, ("mean", "signed"))]
 
@@ -284,6 +322,7 @@ def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
 GROUPS = {  # as `folb list` shows them
     "without tuning": ("accord",),
     "averages": ("fedavg", "fedprox", "fednova", "fedacg"),
+    "without waiting": ("fedbuff", "fedasync"),
     "with a memory against drift": ("scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"),
     "FOLB and FedNu (Nguyen et al., 2021)": (
         *("folb", "folb_two_set", "folb_hetero", "folb_never_flip"),

@@ -36,7 +36,7 @@ def costs(algorithm: Algorithm) -> Costs:
         once = " once" if how.first is not None else ""
         up += f", and {_size(_nbytes(upload_shape(asked, params)))} ({asked.name}) from {who}{once}"
     down = "d + d (shift)" if memory is not None and memory.shift is not None else "d"
-    server = (state.memory, state.shared, state.average, state.step_size)
+    server = (state.memory, state.shared, state.average, state.step_size, state.queue)
     return Costs(up, down, _size(_nbytes(server)), _size(_nbytes(own)))
 
 

@@ -14,6 +14,7 @@ from jax import Array
 
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
+from folb.core.event_queue import nobody_yet
 from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
 from folb.core.selection import Draw, Multiset, Selection
@@ -35,13 +36,17 @@ class State(NamedTuple):
     average: Any = ()  # of the models
     step_size: Any = ()  # what the step size is set by
     devices: Any = ()  # the memory of devices, as the carrier keeps it
+    queue: Any = ()  # the devices at work, if rounds do not wait
 
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     """The state before the first round, and the first memory of a device. The carrier stores the devices' memory."""
     shared, own = started(algorithm.memory, params)
     size = () if algorithm.step_size is None else algorithm.step_size.init(params)
-    return State(params, algorithm.server.init(params), shared, algorithm.average.init(params), size), own
+    state = State(params, algorithm.server.init(params), shared, algorithm.average.init(params), size)
+    if algorithm.asynchrony is not None:
+        state = state._replace(queue=nobody_yet(algorithm.asynchrony.concurrency, params))
+    return state, own
 
 
 def with_step_size(algorithm: Algorithm, state: State) -> Algorithm:
@@ -92,6 +97,8 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.gradient is not None:
         round = algorithm.gradient.view(round)
+    if algorithm.asynchrony is not None:
+        round = algorithm.asynchrony.seen(round)
     seen = round if remembers is None else remembers.seen(round)
     update = algorithm.rule(seen)
     _check_update(update, state.params, algorithm.selection.K)
@@ -111,8 +118,8 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
-    following = tree.where(weighty, State(params, memory, shared, average, size), state._replace(devices=()))
-    return Closed(following._replace(devices=state.devices), update, weighty, own)
+    following = tree.where(weighty, State(params, memory, shared, average, size), state._replace(devices=(), queue=()))
+    return Closed(following._replace(devices=state.devices, queue=state.queue), update, weighty, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:

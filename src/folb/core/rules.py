@@ -41,7 +41,7 @@ class Round(NamedTuple):
     t: Array | int | None = None  # the number of the round
     N: Array | int | None = None  # how many devices there are
     steps: Array | None = None  # local steps of each slot's device; with momentum, what they weigh together
-    lr: Array | float | None = None  # size of those steps
+    lr: Array | float | None = None  # size of those steps; one for each slot, if rounds do not wait
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
     key: Array | None = None  # two random words that all devices of the round share
@@ -49,6 +49,8 @@ class Round(NamedTuple):
     shift: Params | None = None  # what each device added to its gradients, stacked, if it was sent such a term
     compared: Params | None = None  # the updates, in the same form as `grad`, if that is not the model's
     downhill: Params | None = None  # what each device was to descend along, in the same form, if not `grad` + `shift`
+    staleness: Array | None = None  # steps of the server since the device started, if rounds do not wait
+    starts: Params | None = None  # the model that each device started from, stacked, if they may differ
     update: Update | None = None  # what the rule made of the round: for server steps and memories
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ class Draw(NamedTuple):
     devices: Callable[[Array], Multiset]
     correction: Callable[[Array], Array]  # p_k / P_k of devices: corrects a mean over the draw to (1)
     inner: Array | None = None  # <grad f, grad F_k> of all N devices, if the selection (7) needed them
+    another: Callable[[Array, Array], Array] | None = None  # by a random word, one device that is none of some others
 
 
 @jax.tree_util.register_dataclass
@@ -161,7 +163,19 @@ def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Dra
         lambda words: draw(randomness.uniform(words), P, K, replacement),
         lambda device: known.share[device] / jnp.where(P[device] > 0, P[device], 1.0),
         inner,
+        partial(_another_from, P),
     )
+
+
+def _another_from(P: Array, word: Array, others: Array) -> Array:
+    """One device from P, none of the `others`; if all whom P allows are among them, any other one."""
+    idle = jnp.ones(len(P), bool).at[others].set(False, mode="drop")
+    chances = jnp.where(idle, P, 0.0)
+    chances = jnp.where(jnp.any(chances > 0), chances, idle)
+    total = jnp.cumsum(chances)
+    found = jnp.searchsorted(total, randomness.uniform(word) * total[-1], side="right")
+    last = len(P) - 1 - jnp.argmax(chances[::-1] > 0)  # rounding must not lead beyond it
+    return jnp.minimum(found, last).astype(jnp.int32)
 
 
 def _uniform(known: Known) -> Draw:
@@ -171,18 +185,21 @@ def _uniform(known: Known) -> Draw:
         K if replacement else 2,
         lambda words: draw_uniform(words, N, K, replacement),
         lambda device: known.share[device] * N,
+        another=partial(another_uniform, N=N),
     )
 
 
 def _by_samples(known: Known) -> Draw:
     """P_k = n_k / n."""
     samples = known.start[-1] + known.size[-1]  # of all devices, even if y holds only a window
+    another = partial(another_by_samples, start=known.start, size=known.size)
     if not known.replacement:
-        return from_distribution(known.size / samples, known)
+        return from_distribution(known.size / samples, known)._replace(another=another)
     return Draw(
         known.K,
         lambda words: draw_by_samples(words, known.start, samples),
         lambda device: known.share[device] * samples / known.size[device],
+        another=another,
     )
 
 
@@ -382,6 +399,28 @@ def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
 def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multiset:
     """Devices in proportion to their samples, with replacement: owners of random rows. Device k's begin at start[k]."""
     return _multiset(jnp.searchsorted(start, below(samples, words), side="right") - 1)
+
+
+def another_uniform(word: Array, others: Array, N: int) -> Array:
+    """One of N devices with equal chances, none of the `others`, at a cost that does not grow with N.
+
+    The others are distinct; a number of N or more is nobody.
+    """
+    place = below(N - jnp.sum(others < N), word)  # among those who are left
+    before = jnp.sort(others) - jnp.arange(len(others))  # how many of these precede each of the others
+    return (place + jnp.sum(before <= place)).astype(jnp.int32)
+
+
+def another_by_samples(word: Array, others: Array, start: Array, size: Array) -> Array:
+    """One device in proportion to its samples, none of the `others`: the owner of a random row of the rest."""
+    N = len(size)
+    others = jnp.sort(others)
+    theirs = jnp.where(others < N, size[jnp.minimum(others, N - 1)], 0)
+    first = start[jnp.minimum(others, N - 1)]
+    place = below(start[-1] + size[-1] - jnp.sum(theirs), word)  # among the rows that are left
+    before = first - (jnp.cumsum(theirs) - theirs)  # how many of these precede each of the others' rows
+    row = place + jnp.sum(jnp.where(before <= place, theirs, 0))
+    return (jnp.searchsorted(start, row, side="right") - 1).astype(jnp.int32)
 
 
 def _multiset(chosen: Array) -> Multiset:

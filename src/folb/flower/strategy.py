@@ -90,6 +90,9 @@ class FederatedStrategy(Strategy):
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
+        if algorithm.asynchrony is not None:
+            expected = "should be None on Flower, where a round waits for its devices; the simulator has such rounds"
+            raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
         if not isinstance(guarded, bool):
             raise InputError("guarded", guarded, "should be True or False")
         check_whole("seed", seed, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -9,14 +10,28 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.algorithm import Algorithm
+from folb.core.event_queue import NOBODY
 from folb.core.memory import empty, gathered, scattered, started
-from folb.core.round import Chosen, State, begin, close, managed, model_sent, sets, shared_words, shifts, with_step_size
+from folb.core.round import (
+    Chosen,
+    Closed,
+    State,
+    begin,
+    close,
+    managed,
+    model_sent,
+    sets,
+    shared_words,
+    shifts,
+    with_step_size,
+)
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.simulation import solve
+from folb.simulation.events import arrivals
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
@@ -80,22 +95,17 @@ def play(
 
     model_at = model_sent(algorithm, state)
     draw = distribution(problem, algorithm, state, seed, t, model_at)
+    if algorithm.asynchrony is not None:
+        return _play_without_waiting(problem, algorithm, state, seed, t, draw, model_at)
     drawn, other = sets(draw, how, seed, t) if chosen is None else chosen
     words, effort = efforts(problem, algorithm, drawn, seed, t)
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
     slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
-    own = _own(algorithm, state, drawn.device)
 
     # Unused values are dropped by the compiler.
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), model_at)
-    size = train.size[drawn.device]
-    steps = steps_of(solver, slots.work, size)
     key = shared_words(seed, t)
-    shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
-    delta = solve.solve(model, train, solver, model_at, slots, problem.abreast, problem.mesh, shift)
-    sources = Sources(problem, model_at, here, drawn.device, usable, mu=solver.mu, key=key, delta=delta)
-    sent = computed(algorithm.uploads, sources)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
         other_words, other_effort = efforts(problem, algorithm, other, seed, t)
@@ -103,8 +113,8 @@ def play(
         upload, worked = GRAD if algorithm.gradient is None else algorithm.gradient.second, None
         if "delta" in upload.needs:  # it works like S_1, but for nothing else
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
-            worked = solve.solve(model, train, solver, model_at, there, problem.abreast, problem.mesh)
-        theirs = Sources(problem, model_at, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
+            worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
+        theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
         second = Gradients(
             computed((upload,), theirs)[upload.name],
             jnp.where(arrived, other.times, 0.0),
@@ -118,26 +128,7 @@ def play(
         gradients_only = jnp.sum(fresh & arrived)
         wait = jnp.max(jnp.where(fresh & other_effort.lost, other_effort.seconds, 0.0))
 
-    round = Round(
-        params=state.params,
-        times=times,
-        size=size.astype(jnp.float32),
-        correction=draw.correction(drawn.device),
-        delta=delta,
-        grad=sent.pop("grad", None),
-        gamma=sent.pop("gamma", None),
-        inner=None if draw.inner is None else draw.inner[drawn.device],
-        second=second,
-        device=drawn.device,
-        sent=sent,
-        t=jnp.asarray(t, jnp.int32),
-        N=jnp.int32(len(train.size)),
-        steps=steps,
-        lr=solver.lr,
-        own=own,
-        key=key,
-    )
-    closed = close(algorithm, state, round)
+    done = _work_and_close(problem, algorithm, state, t, draw, slots, times, here, key, second=second)
     surveyed = jnp.int32(0)
     if how.sampling.survey is not None:
         surveyed += min(how.sampling.candidates or len(train.size), len(train.size))
@@ -152,18 +143,125 @@ def play(
         replied=jnp.sum(usable),
         gradients_only=gradients_only,
         seconds=jnp.maximum(wait, jnp.max(jnp.where(drawn.times > 0, effort.seconds, 0.0))),
-        updated=closed.updated,
-        weights=closed.update.weights if "weights" in problem.record else None,
-        inner=inner_products(round._replace(grad=sources.grad))[0] if "inner" in problem.record else None,
-        gamma=_gamma(algorithm, round, sources) if "gamma" in problem.record else None,
-        work=slots.work if "work" in problem.record else None,
-        lr=jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
+        updated=done.closed.updated,
+        **done.records,
     )
-    following = closed.state
-    if jax.tree.leaves(own):
-        devices = scattered(state.devices, drawn.device, closed.updated & usable, closed.own)
+    following = done.closed.state
+    if jax.tree.leaves(done.closed.own):
+        devices = scattered(state.devices, drawn.device, done.closed.updated & usable, done.closed.own)
         following = following._replace(devices=devices)
     return following, info
+
+
+def _play_without_waiting(
+    problem: Problem,
+    algorithm: Algorithm,
+    state: State,
+    seed: Array | int,
+    t: Array | int,
+    draw: Draw,
+    model_at: Params,
+) -> tuple[State, Info]:
+    """Round t if devices do not wait for each other: the next K replies, each from the model that it started from."""
+    assert algorithm.asynchrony is not None
+    queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
+    usable = came.device != NOBODY
+    device = jnp.where(usable, came.device, 0)
+    words, effort = jax.vmap(
+        lambda k, n: managed(problem.system, algorithm.solver, problem.train.size[k][None], k[None], seed, n)
+    )(device, came.number)
+    slots = Slots(device, jnp.where(usable, effort.work[:, 0], 0), words[:, 0])
+    starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
+    staleness = jnp.where(usable, queue.steps - version, 0)
+    sized = replace(algorithm, solver=replace(algorithm.solver, lr=lr))
+    # Sketches can be compared if they have one key, and nobody knows at the start who will be in the same buffer.
+    key = shared_words(seed, 1)
+    done = _work_and_close(
+        problem, sized, state, t, draw, slots, usable.astype(jnp.float32), starts, key, staleness=staleness
+    )
+    records = {name: value for name, value in done.records.items() if value is not None}
+    if "weights" in records:
+        records["weights"] *= algorithm.asynchrony.weights(staleness)  # of the updates as they came
+
+    def with_lost(values: Array) -> Array:
+        """The values of the replies, and 0 for each device that was lost."""
+        return jnp.pad(values, (0, len(came.gone)))
+
+    info = Info(
+        device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
+        times=with_lost(usable.astype(jnp.float32)),
+        lost=jnp.concatenate([jnp.zeros_like(usable), came.gone != NOBODY]),
+        asked=came.started,
+        surveyed=jnp.int32(0),
+        replied=came.replied,
+        gradients_only=jnp.int32(0),
+        seconds=came.seconds,
+        updated=done.closed.updated,
+        **jax.tree.map(with_lost, records),
+    )
+    return done.closed.state._replace(queue=queue._replace(steps=queue.steps + done.closed.updated)), info
+
+
+class _Done(NamedTuple):
+    """A closed round, and the records of it that were asked for."""
+
+    closed: Closed
+    records: dict[str, Array | None]
+
+
+def _work_and_close(
+    problem: Problem,
+    algorithm: Algorithm,
+    state: State,
+    t: Array | int,
+    draw: Draw,
+    slots: Slots,
+    times: Array,
+    here: Params,
+    key: Array,
+    *,
+    second: Gradients | None = None,
+    staleness: Array | None = None,
+) -> _Done:
+    """The devices of the slots work, each from its own model in `here`, and the server closes the round."""
+    train, solver = problem.train, algorithm.solver
+    size = train.size[slots.device]
+    steps = steps_of(solver, slots.work, size)
+    own = _own(algorithm, state, slots.device)
+    shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
+    delta = solve.solve(problem.model, train, solver, here, slots, problem.abreast, problem.mesh, shift)
+    sources = Sources(problem, here, slots.device, times > 0, mu=solver.mu, key=key, delta=delta)
+    sent = computed(algorithm.uploads, sources)
+    round = Round(
+        params=state.params,
+        times=times,
+        size=size.astype(jnp.float32),
+        correction=draw.correction(slots.device),
+        delta=delta,
+        grad=sent.pop("grad", None),
+        gamma=sent.pop("gamma", None),
+        inner=None if draw.inner is None else draw.inner[slots.device],
+        second=second,
+        device=slots.device,
+        sent=sent,
+        t=jnp.asarray(t, jnp.int32),
+        N=jnp.int32(len(train.size)),
+        steps=steps,
+        lr=solver.lr,
+        own=own,
+        key=key,
+        staleness=staleness,
+        starts=None if staleness is None else here,
+    )
+    closed = close(algorithm, state, round)
+    records = {
+        "weights": closed.update.weights if "weights" in problem.record else None,
+        "inner": inner_products(round._replace(grad=sources.grad))[0] if "inner" in problem.record else None,
+        "gamma": _gamma(algorithm, round, sources) if "gamma" in problem.record else None,
+        "work": slots.work if "work" in problem.record else None,
+        "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
+    }
+    return _Done(closed, records)
 
 
 def _own(algorithm: Algorithm, state: State, device: Array) -> Any:

@@ -337,7 +337,9 @@ def check(
         check_whole("seeds", seed, 0, 2**32 - 1)
     for algorithm in algorithms:
         K = algorithm.selection.K
-        if algorithm.selection.distinct and K > federation.N:
+        if algorithm.asynchrony is not None:
+            _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
+        elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
             raise InputError("K", K, expected)
         if streamed and not algorithm.selection.ahead:
@@ -348,6 +350,19 @@ def check(
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
+
+
+def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
+    if M > N:
+        raise InputError("concurrency", M, f"should be at most the {N} devices: a device works once at a time")
+    if K > N:
+        raise InputError("K", K, f"should be at most the {N} devices: a round has one reply of each device at most")
+    if M + K - 1 > N:
+        reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
+        raise InputError("concurrency", M, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
+    if streamed:
+        expected = "should be None with streaming (stream=True, --stream), which draws devices some rounds ahead"
+        raise InputError("concurrency", M, expected)
 
 
 def _check_codes(federation: Federation, codes: int) -> None:

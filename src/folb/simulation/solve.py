@@ -79,21 +79,21 @@ def solve(
     model: Model,
     data: Samples,
     solver: Solver,
-    params: Params,
+    here: Params,
     slots: Slots,
     abreast: bool,
     mesh: Mesh | None = None,
     shift: Params | None = None,
 ) -> Params:
-    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`.
+    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `here`, stacked.
 
-    `shift`, stacked, adds <shift_k, w> to h_k.
+    `shift`, stacked, adds <shift_k, w> to h_k. The solver's `lr` is a number, or one for each slot.
     """
-    if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, params, slots, abreast, mesh, shift)
     K = len(slots.device)
-    alike = (params, solver.lr, solver.mu, solver.step.numbers)
-    here, lr, mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), alike)
+    lr = jnp.broadcast_to(solver.lr, (K,))
+    if solver.unit == "gradient":
+        return _gradient_descent(model, data, solver, here, lr, slots, abreast, mesh, shift)
+    mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step.numbers))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
@@ -196,7 +196,8 @@ def _gradient_descent(
     model: Model,
     data: Samples,
     solver: Solver,
-    params: Params,
+    here: Params,
+    lr: Array,
     slots: Slots,
     abreast: bool,
     mesh: Mesh | None,
@@ -206,18 +207,18 @@ def _gradient_descent(
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
-        w = jax.tree.map(lambda d, v: d + v, delta, params)
+        w = jax.tree.map(jnp.add, delta, here)
         g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
 
-        def moved(at: tuple[Params, Any], g: Params, active: Array, shift: Params | None) -> tuple[Params, Any]:
-            return _moved(solver, at, g, active, Settings(solver.lr, solver.mu, solver.step.numbers, shift))
+        def moved(
+            at: tuple[Params, Any], g: Params, active: Array, lr: Array, shift: Params | None
+        ) -> tuple[Params, Any]:
+            return _moved(solver, at, g, active, Settings(lr, solver.mu, solver.step.numbers, shift))
 
-        return jax.vmap(moved)(at, g, slots.work > s, shift)
+        return jax.vmap(moved)(at, g, slots.work > s, lr, shift)
 
-    zero = jax.tree.map(lambda v: jnp.zeros((len(slots.device), *v.shape), v.dtype), params)
-    start = jax.tree.map(lambda d, v: d + v, zero, params)  # a row for each slot
-    first = (zero, jax.vmap(solver.step.init)(start))
+    first = (jax.tree.map(jnp.zeros_like, here), jax.vmap(solver.step.init)(here))
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
 
 

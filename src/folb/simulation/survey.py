@@ -69,9 +69,7 @@ def survey_arrays(
     def some(first: Array) -> Array:
         place = first + jnp.arange(group)
         device = jnp.minimum(place, count - 1)
-        sources = uploads.Sources(
-            problem, params, stack, device if who is None else who[device], place < count, mu=mu, key=key
-        )
+        sources = uploads.Sources(problem, stack, device if who is None else who[device], place < count, mu=mu, key=key)
         return uploads.computed((upload,), sources)[upload.name]
 
     found = jax.lax.map(some, jnp.arange(0, count, group))

@@ -19,6 +19,7 @@ from folb.typing import Params
 class Sources:
     """What uploads are computed from, stacked over the slots `device`; some of them are `wanted`.
 
+    `params` is the model that each of them was sent.
     A value is traced when it is first used. The compiler drops unused values.
     """
 
@@ -26,7 +27,6 @@ class Sources:
         self,
         problem: Problem,
         params: Params,
-        stack: Params,
         device: Array,
         wanted: Array,
         *,
@@ -34,8 +34,8 @@ class Sources:
         key: Array,
         delta: Params | None = None,
     ) -> None:
-        self.problem, self.stack, self.device, self.wanted = problem, stack, device, wanted
-        self.params, self.mu, self.key, self.delta = params, mu, key, delta
+        self.problem, self.params, self.device, self.wanted = problem, params, device, wanted
+        self.mu, self.key, self.delta = mu, key, delta
 
     def gradients(self, stack: Params) -> Params:
         """grad F_k at each slot's own parameters."""
@@ -47,23 +47,23 @@ class Sources:
     @cached_property
     def grad(self) -> Params:
         """grad F_k(w^t)."""
-        return self.gradients(self.stack)
+        return self.gradients(self.params)
 
     @cached_property
     def after(self) -> Params:
         """grad F_k(w_k)."""
-        return self.gradients(jax.tree.map(jnp.add, self.stack, self.delta))
+        return self.gradients(jax.tree.map(jnp.add, self.params, self.delta))
 
     @cached_property
     def loss(self) -> Array:
         """F_k(w^t)."""
         problem = self.problem
         return solve.losses(
-            problem.model, problem.train, self.stack, self.device, self.wanted, problem.abreast, problem.mesh
+            problem.model, problem.train, self.params, self.device, self.wanted, problem.abreast, problem.mesh
         )
 
 
-ALIKE = ("params", "mu", "key")  # the same for all slots
+ALIKE = ("mu", "key")  # the same for all slots
 
 
 def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:

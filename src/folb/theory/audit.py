@@ -16,7 +16,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.round import State
 from folb.core.rules import Round, Update
 from folb.core.server_step import plain
-from folb.errors import check
+from folb.errors import InputError, check
 from folb.simulation.play import play
 from folb.simulation.problem import Problem
 from folb.theory.bounds import (
@@ -100,6 +100,9 @@ def audit(
     The step is the paper's, w^{t+1} = w^t + Delta, whatever the algorithm's server step is. If no `constants` are
     given, they are estimated at w^t; they may be too small if the Hessian changes along the way.
     """
+    if algorithm.asynchrony is not None:
+        expected = "should be None: the bounds are on rounds whose devices start from one model"
+        raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
     check("seeds", list(seeds), len(seeds) > 0, "should be at least one")
     for seed in seeds:
         check("seeds", seed, 0 <= seed < 2**32, "should be between 0 and 2^32 - 1")

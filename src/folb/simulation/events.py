@@ -1,0 +1,98 @@
+"""Who replies next, if rounds do not wait: an event queue inside the compiled program.
+
+Only devices and times are followed event by event. The devices whose replies came then work side by side, as in any
+round. A device starts at most once at a time, and not while its reply waits in the buffer: so a buffer has at most one
+reply of each device, however fast it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.core import randomness
+from folb.core.algorithm import Algorithm
+from folb.core.event_queue import NOBODY, Queue, sending
+from folb.core.round import managed
+from folb.core.selection import Draw
+from folb.errors import InputError
+from folb.simulation.problem import Problem
+from folb.typing import Params
+
+PATIENCE = 4  # times K: once so many devices of a round are lost, it ends with the replies that it has
+
+
+class Arrivals(NamedTuple):
+    """The replies of a round in the order in which they came, and what happened until then."""
+
+    device: Array  # [K], NOBODY if the round ended before
+    number: Array  # [K] the numbers of their starts
+    row: Array  # [K] the models that they started from
+    replied: Array  # how many they are
+    gone: Array  # [PATIENCE K] who was lost, or NOBODY
+    lost: Array  # how many they are
+    started: Array  # devices that were sent the model
+    seconds: Array
+
+
+def arrivals(
+    problem: Problem, algorithm: Algorithm, draw: Draw, params: Params, queue: Queue, seed: Array | int
+) -> tuple[Queue, Arrivals]:
+    """The next K replies; whoever starts meanwhile starts from `params`. The replies leave the queue."""
+    if draw.another is None:
+        raise InputError("sampling: a Draw", "without `another`", "should be an array of chances with concurrency")
+    another, K = draw.another, algorithm.selection.K
+    queue, row = sending(queue, params, algorithm.solver.lr)
+    nobody = jnp.full(K, NOBODY, jnp.int32)
+    first = Arrivals(
+        device=nobody,
+        number=jnp.zeros(K, jnp.int32),
+        row=jnp.zeros(K, jnp.int32),
+        replied=jnp.int32(0),
+        gone=jnp.full(PATIENCE * K, NOBODY, jnp.int32),
+        lost=jnp.int32(0),
+        started=jnp.int32(0),
+        seconds=jnp.float32(0),
+    )
+
+    def open_still(at: tuple[Queue, Arrivals]) -> Array:
+        _, came = at
+        return (came.replied < K) & (came.lost < PATIENCE * K)
+
+    def turn(at: tuple[Queue, Arrivals]) -> tuple[Queue, Arrivals]:
+        """One device starts; then, if all places are taken, the first one is done."""
+        queue, came = at
+        n = queue.started + 1
+        word = randomness.words(seed, n, randomness.SERVER, 1)[0]
+        k = another(word, jnp.concatenate([queue.device, came.device]))
+        _, effort = managed(problem.system, algorithm.solver, problem.train.size[k][None], k[None], seed, n)
+        place = jnp.argmax(queue.device == NOBODY)
+        device = queue.device.at[place].set(k)
+        number = queue.number.at[place].set(n)
+        left = queue.left.at[place].set(came.seconds + effort.seconds[0])
+        lost = queue.lost.at[place].set(effort.lost[0])
+        rows = queue.row.at[place].set(row)
+
+        full = jnp.all(device != NOBODY)
+        done = jnp.argmin(left)  # of two at the same time, the one in the first place
+        reply, loss = full & ~lost[done], full & lost[done]
+        to, to_gone = jnp.where(reply, came.replied, K), jnp.where(loss, came.lost, PATIENCE * K)
+        came = Arrivals(
+            device=came.device.at[to].set(device[done], mode="drop"),
+            number=came.number.at[to].set(number[done], mode="drop"),
+            row=came.row.at[to].set(rows[done], mode="drop"),
+            replied=came.replied + reply,
+            gone=came.gone.at[to_gone].set(device[done], mode="drop"),
+            lost=came.lost + loss,
+            started=came.started + 1,
+            seconds=jnp.where(full, left[done], came.seconds),
+        )
+        device = device.at[done].set(jnp.where(full, NOBODY, device[done]))
+        return queue._replace(device=device, number=number, left=left, lost=lost, row=rows, started=n), came
+
+    small = queue._replace(models=())  # the models are not part of the loop
+    after, came = jax.lax.while_loop(open_still, turn, (small, first))
+    return after._replace(models=queue.models, left=after.left - came.seconds), came
