@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.memory import empty, gathered, scattered, started
-from folb.core.round import Chosen, State, begin, close, managed, model_sent, sets, shared_words, shifts, with_step_size
+from folb.core.round import (
+    Chosen,
+    Exchange,
+    State,
+    begin,
+    close,
+    first_replies,
+    managed,
+    model_sent,
+    sets,
+    shared_words,
+    shifts,
+    with_step_size,
+)
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
-from folb.core.system import Effort
+from folb.core.system import Effort, times_bytes
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.simulation import solve
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
+from folb.simulation.timing import is_clocked, joined_late, opening, reached, timing
 from folb.simulation.uploads import Sources, computed
 from folb.typing import Params
 
@@ -49,6 +65,8 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
+    if is_clocked(problem.system):
+        state = state._replace(clock=clock.zero())
     if not jax.tree.leaves(own):
         return state
     N, how = len(problem.train.size), algorithm.selection
@@ -79,9 +97,15 @@ def play(
     how, solver = algorithm.selection, algorithm.solver
 
     model_at = model_sent(algorithm, state)
-    draw = distribution(problem, algorithm, state, seed, t, model_at)
+    opened = opening(problem, state.clock)
+    draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
     drawn, other = sets(draw, how, seed, t) if chosen is None else chosen
-    words, effort = efforts(problem, algorithm, drawn, seed, t)
+    drawn = reached(drawn, opened.online)
+    timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
+    words, effort = efforts(problem, algorithm, drawn, seed, t, None if timed is None else timed.first())
+    end = None
+    if how.wanted is not None:
+        effort, end = first_replies(drawn, effort, how.wanted, words[:, 0])
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
     slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
@@ -98,9 +122,14 @@ def play(
     sent = computed(algorithm.uploads, sources)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
-        other_words, other_effort = efforts(problem, algorithm, other, seed, t)
-        arrived = (other.times > 0) & ~other_effort.lost
+        other = reached(other, opened.online)
         upload, worked = GRAD if algorithm.gradient is None else algorithm.gradient.second, None
+        asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), "delta" in upload.needs)
+        other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
+        if end is not None:
+            again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
+            other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
+        arrived = (other.times > 0) & ~other_effort.lost
         if "delta" in upload.needs:  # it works like S_1, but for nothing else
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, model_at, there, problem.abreast, problem.mesh)
@@ -116,7 +145,8 @@ def play(
         fresh = (other.times > 0) & ~repeated
         asked = jnp.concatenate([asked, fresh])
         gradients_only = jnp.sum(fresh & arrived)
-        wait = jnp.max(jnp.where(fresh & other_effort.lost, other_effort.seconds, 0.0))
+        awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
+        wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
     round = Round(
         params=state.params,
@@ -139,7 +169,10 @@ def play(
     )
     closed = close(algorithm, state, round)
     surveyed = jnp.int32(0)
-    if how.sampling.survey is not None:
+    if how.sampling.survey is not None and opened.online is not None:
+        asked_before = candidates(how, len(train.size), seed, t, opened.online)
+        surveyed += jnp.sum(opened.online if asked_before is None else opened.online[asked_before])
+    elif how.sampling.survey is not None:
         surveyed += min(how.sampling.candidates or len(train.size), len(train.size))
     if how.sampling.first is not None:
         surveyed += jnp.where(jnp.asarray(t) == 1, len(train.size), 0)
@@ -160,10 +193,19 @@ def play(
         lr=jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
     )
     following = closed.state
+    if timed is not None:
+        info = info._replace(seconds=timed.began + info.seconds)
+    if is_clocked(problem.system):
+        following = following._replace(clock=state.clock.after(info.seconds))
     if jax.tree.leaves(own):
         devices = scattered(state.devices, drawn.device, closed.updated & usable, closed.own)
         following = following._replace(devices=devices)
     return following, info
+
+
+def _within(other: Multiset, some: Array, drawn: Multiset) -> Array:
+    """Which devices of `other` are among `some` of those drawn."""
+    return jnp.any((other.device[:, None] == drawn.device[None, :]) & some[None, :], axis=1)
 
 
 def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
@@ -190,13 +232,17 @@ def distribution(
     seed: Array | int,
     t: Array | int,
     params: Params | None = None,
+    online: Array | None = None,
 ) -> Draw:
-    """How the devices of round t are drawn; `params` is the model that they are sent.
+    """How the devices of round t are drawn, from those `online`; `params` is the model that they are sent.
 
     The state and the model may be None if the selection does not need them.
     """
     train, how, survey, memory = problem.train, algorithm.selection, None, None
-    asked, some = how.sampling.survey, candidates(how, len(train.size), seed, t)
+    asked, some = how.sampling.survey, candidates(how, len(train.size), seed, t, online)
+    if online is not None:  # the objective is then that of the devices online
+        present = jnp.where(online, problem.share, 0.0)
+        problem = replace(problem, share=present / jnp.maximum(jnp.sum(present), 1e-30))
     if asked is not None and params is not None:
         survey = (
             survey_inner_products(problem, params)
@@ -208,14 +254,28 @@ def distribution(
         if algorithm.memory is not None and algorithm.memory.sampling is not None:
             memory = memory[1]
     known = Known(
-        jnp.asarray(t, jnp.int32), how.K, how.replacement, train.start, train.size, problem.share, survey, memory, some
+        jnp.asarray(t, jnp.int32),
+        how.K,
+        how.replacement,
+        train.start,
+        train.size,
+        problem.share,
+        survey,
+        memory,
+        some,
+        online,
     )
     return drawing(how, known)
 
 
 def efforts(
-    problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, t: Array | int
+    problem: Problem,
+    algorithm: Algorithm,
+    chosen: Multiset,
+    seed: Array | int,
+    t: Array | int,
+    exchange: Exchange | None = None,
 ) -> tuple[Array, Effort]:
     """For each slot, two random words for its batches, and its device's effort in round t."""
     size = problem.train.size[chosen.device]
-    return managed(problem.system, algorithm.solver, size, chosen.device, seed, t)
+    return managed(problem.system, algorithm.solver, size, chosen.device, seed, t, exchange)
