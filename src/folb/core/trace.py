@@ -14,6 +14,8 @@ from jax import Array
 from folb.core.system import Effort, Link, exchanged
 from folb.errors import InputError
 
+ROUNDING = 4e-7  # of the clock, which has 24 bits
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -67,9 +69,8 @@ class Trace:
 
     def wait(self, now: Array) -> Array:
         """Seconds until someone is online; infinite if nobody will be."""
-        phase, begin = self._phase(now), jnp.asarray(self.begin)
+        phase, begin = self._within(now), jnp.asarray(self.begin)
         longest = jnp.min(jnp.where(begin > phase, begin - phase, begin + self.period - phase))
-        longest += 2e-7 * (now + longest)  # more than the rounding of the sum: the moment before would be too early
         return jnp.where(jnp.any(self.online(now)), 0.0, longest)
 
     def check(self, N: int) -> None:
@@ -89,8 +90,15 @@ class Trace:
             found.update(np.ascontiguousarray(numbers).tobytes())
         return found.hexdigest()
 
-    def _phase(self, now: Array) -> Array:
+    def _within(self, now: Array) -> Array:
         return jnp.where(jnp.isfinite(self.period), jnp.mod(now, self.period), now)
+
+    def _phase(self, now: Array) -> Array:
+        """The time within the period, later by a little more than its rounding.
+
+        A round often ends, or begins, when a device leaves or comes: that moment counts as past.
+        """
+        return self._within(now * (1 + ROUNDING))
 
     def _line(self, device: Array, now: Array) -> tuple[Array, Array]:
         """The device's last line that has begun, or else its first; and whether it is online."""
