@@ -26,7 +26,8 @@ LUCK = randomness.uniform(randomness.words(5, 1, jnp.arange(NUMBER), 2))
 
 @jax.jit
 def efforts(model, home, luck, cost):
-    return jax.vmap(model, in_axes=(0, 0, None))(home, luck, cost)
+    more = [{"down": 0.0, "up": 0.0, "more": home[0]}[name] for name in system.asked_for(model)]
+    return jax.vmap(lambda home, luck: model(home, luck, cost, *more))(home, luck)
 
 
 def many(model, cost=1, same_device=False):
@@ -81,7 +82,12 @@ def test_uniform_defaults_to_the_papers_1_to_20():
     assert (work.min(), work.max()) == (1, 20)
 
 
-MODELS = {"fixed": system.fixed, "uniform": system.uniform, "deadline": system.deadline}
+MODELS = {
+    "fixed": system.fixed,
+    "uniform": system.uniform,
+    "deadline": system.deadline,
+    "network": system.network,
+}
 
 
 def test_every_system_model_is_tested():

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from folb.core.server_step import ServerStep as ServerStep
     from folb.core.step_size import StepSize as StepSize
     from folb.core.upload import Upload as Upload
+    from folb.data.device_trace import trace as trace
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
     from folb.experiments.execute import execute as execute
@@ -68,6 +69,7 @@ _NAMES = {
     "plot": "report.figures",
     "resume": "experiments.execute",
     "simulate": "simulation.simulate",
+    "trace": "data.device_trace",
     "weighted": "core.rules",
 }
 _MODULES = {

@@ -56,8 +56,8 @@ def _list(options: argparse.Namespace) -> None:
 
 def _sections() -> dict[str, Section]:
     from folb.core.algorithms import ALGORITHMS, GROUPS
-    from folb.core.system import SYSTEMS
     from folb.data import DATASETS
+    from folb.experiments.systems import SYSTEMS
     from folb.models import MODELS
 
     found = {

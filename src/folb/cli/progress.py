@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from folb.cli.signals import how_to_resume
-from folb.progress import EVERY, Lines
+from folb.pace import EVERY, Lines
 
 if TYPE_CHECKING:
     from folb.results.run import Run

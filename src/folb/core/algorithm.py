@@ -83,6 +83,9 @@ class Common(TypedDict, total=False):
     """The settings that every algorithm has; `compose` holds their defaults."""
 
     K: Annotated[int, "devices per round"]
+    over_selection: Annotated[
+        float | None, "1.3 asks 30 % more devices than K, and ends the round once K have answered; by default 1"
+    ]
     replacement: Annotated[bool, "draw a multiset with replacement (Algorithm 1), or a set without"]
     lr: Annotated[float, "step size of the local solver"]
     batch: Annotated[int, "samples per mini-batch"]
@@ -163,6 +166,7 @@ def compose(
     memory_beta: Any = None,
     memory_mu: Any = None,
     K: int = 10,
+    over_selection: float | None = None,
     replacement: bool = True,
     lr: Any = 0.01,
     batch: int = 10,
@@ -194,7 +198,7 @@ def compose(
     `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
     Algorithm 2, whose devices send only their gradients.
     """
-    check_whole("K", K, 1, 10**4)  # a round has a K x K table of repeats, which would get too large
+    check_whole("K", K, 1, selection.MOST)
     check_whole("batch", batch, 1, 10**6)
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
         if not isinstance(flag, bool):
@@ -247,11 +251,13 @@ def compose(
         concurrency, staleness, mixing, power=staleness_power, slope=staleness_slope, bound=staleness_bound
     )
     if asynchronous is not None:
-        _check_asynchronous(sampling, chosen, second, memory)
+        _check_asynchronous(sampling, chosen, second, memory, over_selection)
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
     return Algorithm(
-        selection=Selection(K, replacement, replace(chosen, keeps=None), second),
+        selection=selection.over_selected(
+            Selection(K, replacement, replace(chosen, keeps=None), second), over_selection
+        ),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
         server=server_step(
@@ -274,8 +280,10 @@ def compose(
     )
 
 
-def _check_asynchronous(sampling: Any, chosen: Sampling, second: bool, memory: Any) -> None:
+def _check_asynchronous(sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any) -> None:
     """Raise an `InputError` for what needs all devices of a round at the same time."""
+    if over_selection is not None:
+        raise InputError("over_selection", over_selection, "should be None with concurrency: a round waits for nobody")
     if second:
         raise InputError("concurrency", "S_2", "should be None with a second set, which answers at the same model")
     if memory is not None:

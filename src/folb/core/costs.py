@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from folb.core.algorithm import Algorithm
 from folb.core.round import begin, upload_shape
+from folb.core.traffic import nbytes
 
 D = 9973  # parameters of the model that is measured: a prime, so that multiples of it are told from other numbers
 
@@ -27,24 +27,20 @@ def costs(algorithm: Algorithm) -> Costs:
     """What a device sends and is sent in a round, and what the server remembers. Nothing is computed."""
     params = {"w": jax.ShapeDtypeStruct((D,), jnp.float32)}
     state, own = jax.eval_shape(lambda w: begin(algorithm, w), params)
-    uploads = [(upload.name, _nbytes(upload_shape(upload, params))) for upload in algorithm.uploads]
+    uploads = [(upload.name, nbytes(upload_shape(upload, params))) for upload in algorithm.uploads]
     up = " + ".join(["d", *(f"{_size(size)} ({name})" for name, size in uploads)])
     how, memory = algorithm.selection.sampling, algorithm.memory
     asked = how.survey if how.first is None else how.first.upload
     if asked is not None:
         who = "each of N" if how.candidates is None else f"each of {how.candidates} candidates"
         once = " once" if how.first is not None else ""
-        up += f", and {_size(_nbytes(upload_shape(asked, params)))} ({asked.name}) from {who}{once}"
+        up += f", and {_size(nbytes(upload_shape(asked, params)))} ({asked.name}) from {who}{once}"
     down = "d + d (shift)" if memory is not None and memory.shift is not None else "d"
     server = (state.memory, state.shared, state.average, state.step_size, state.queue)
-    return Costs(up, down, _size(_nbytes(server)), _size(_nbytes(own)))
+    return Costs(up, down, _size(nbytes(server)), _size(nbytes(own)))
 
 
-def _nbytes(tree: Any) -> int:
-    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _size(nbytes: int) -> str:
-    models, rest = divmod(nbytes, 4 * D)
+def _size(size: int) -> str:
+    models, rest = divmod(size, 4 * D)
     parts = ([] if not models else ["d" if models == 1 else f"{models} d"]) + ([f"{rest} B"] if rest else [])
     return " + ".join(parts) or "nothing"

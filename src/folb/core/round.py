@@ -19,7 +19,7 @@ from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
 from folb.core.selection import Draw, Multiset, Selection
 from folb.core.solver import Solver, unit_cost
-from folb.core.system import Effort, System
+from folb.core.system import Effort, System, asked_for
 from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params
@@ -37,6 +37,7 @@ class State(NamedTuple):
     step_size: Any = ()  # what the step size is set by
     devices: Any = ()  # the memory of devices, as the carrier keeps it
     queue: Any = ()  # the devices at work, if rounds do not wait
+    clock: Any = ()  # when the next round begins, if the system model asks for that
 
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
@@ -118,8 +119,11 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
-    following = tree.where(weighty, State(params, memory, shared, average, size), state._replace(devices=(), queue=()))
-    return Closed(following._replace(devices=state.devices, queue=state.queue), update, weighty, own)
+    kept = {"devices": state.devices, "queue": state.queue, "clock": state.clock}  # by whoever plays the round
+    following = tree.where(
+        weighty, State(params, memory, shared, average, size), state._replace(**dict.fromkeys(kept, ()))
+    )
+    return Closed(following._replace(**kept), update, weighty, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:
@@ -187,10 +191,51 @@ def shared_words(seed: Any, t: Any) -> Array:
     return randomness.words(seed, t, randomness.ROUND, 2)
 
 
+class Exchange(NamedTuple):
+    """What devices are asked, as a system model may see it. Bytes and `works` are for all devices, or for each."""
+
+    down: Any = 0.0  # bytes
+    up: Any = 0.0
+    now: Any = 0.0  # on the clock of the run
+    works: Any = True  # without work, a unit costs nothing
+
+
 def managed(
-    system: System, solver: Solver, size: Array, who: Array, seed: Array | int, t: Array | int
+    system: System,
+    solver: Solver,
+    size: Array,
+    who: Array,
+    seed: Array | int,
+    t: Array | int,
+    exchange: Exchange | None = None,
 ) -> tuple[Array, Effort]:
     """For devices `who` with `size` samples: random words for their batches, and their effort in round t."""
     home = randomness.uniform(randomness.words(seed, randomness.HOME, who, 2))
     words = randomness.words(seed, t, who, 4)
-    return words[:, :2], jax.vmap(system)(home, randomness.uniform(words[:, 2:]), unit_cost(solver, size))
+    batches, luck, cost = words[:, :2], randomness.uniform(words[:, 2:]), unit_cost(solver, size)
+    more = asked_for(system)
+    if not more:
+        return batches, jax.vmap(system)(home, luck, cost)
+    exchange = Exchange() if exchange is None else exchange
+    each = {name: jnp.broadcast_to(jnp.float32(getattr(exchange, name)), who.shape) for name in ("down", "up")}
+    # the first two of four words are those of `home`
+    kept = randomness.uniform(randomness.words(seed, randomness.HOME, who, 4)[:, 2:])
+    known = {**each, "now": jnp.float32(exchange.now), "device": who, "more": kept}
+    axes = (0, 0, 0, *(None if name == "now" else 0 for name in more))
+    cost = jnp.where(exchange.works, cost, 0)
+    return batches, jax.vmap(system, in_axes=axes)(home, luck, cost, *(known[name] for name in more))
+
+
+def first_replies(drawn: Multiset, effort: Effort, wanted: int, luck: Array) -> tuple[Effort, Array]:
+    """Over-selection: the round ends with the first `wanted` usable replies, each counted as often as it was drawn.
+
+    Later replies are lost. Replies that come at the same moment are in the order of `luck`. The second result is the
+    moment of the last reply that counts; if fewer come, there is none.
+    """
+    usable = (drawn.times > 0) & ~effort.lost
+    order = jnp.lexsort((luck, jnp.where(usable, effort.seconds, jnp.inf)))
+    counted = jnp.cumsum(jnp.where(usable, drawn.times, 0.0)[order])
+    late = jnp.zeros_like(usable).at[order].set(jnp.concatenate([jnp.zeros(1), counted[:-1]]) >= wanted)
+    last = jnp.max(jnp.where(usable & ~late, effort.seconds, 0.0))
+    end = jnp.where(counted[-1] >= wanted, last, jnp.inf)
+    return effort._replace(seconds=jnp.minimum(effort.seconds, end), lost=effort.lost | late), end

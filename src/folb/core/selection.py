@@ -5,6 +5,7 @@ A sampling is a function of what the server knows: it returns the distribution P
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from folb.core.rules import Round
 from folb.core.shuffle import shuffled
 from folb.core.tree import compiled
 from folb.core.upload import BEFORE_WORK, GRAD, LOSS, NORM, Upload, sketch, upload
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.typing import Params
 
 jax.tree_util.register_dataclass(
@@ -43,6 +44,7 @@ class Known(NamedTuple):
     survey: Array | None = None  # the answers to the survey; for gradients, <grad f, grad F_k>
     memory: Any = None  # of the devices, [N, ...] each, if the sampling asks for it
     candidates: Array | None = None  # [d] devices in ascending order: then `survey` and `memory` are theirs alone
+    online: Array | None = None  # [N] whether a device can be reached; None: all can
 
 
 class Draw(NamedTuple):
@@ -85,12 +87,21 @@ class First(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Selection:
-    """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2."""
+    """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2.
+
+    With over-selection a round ends when `wanted` of the K have answered.
+    """
 
     K: int = field(metadata={"static": True})
     replacement: bool = field(metadata={"static": True})
     sampling: Sampling
     second: bool = field(default=False, metadata={"static": True})
+    wanted: int | None = field(default=None, metadata={"static": True})
+
+    @property
+    def enough(self) -> int:
+        """The replies that a round needs."""
+        return self.K if self.wanted is None else self.wanted
 
     @property
     def ahead(self) -> bool:
@@ -101,6 +112,23 @@ class Selection:
     def distinct(self) -> bool:
         """Whether the K devices of a round must all be different."""
         return not self.replacement or self.sampling.candidates is not None or self.sampling.first is not None
+
+
+MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would get too large
+
+
+def over_selected(how: Selection, factor: float | None) -> Selection:
+    """The selection with `factor` times as many devices, and candidates, of which the first K replies are enough."""
+    if factor is None:
+        return how
+    check("over_selection", factor, lambda factor: 1 <= factor <= 10, "should be from 1 to 10")
+    K, sampling = math.ceil(how.K * factor - 1e-9), how.sampling
+    check("over_selection", factor, MOST >= K, f"times K = {how.K} should be at most {MOST} devices")
+    if how.K == K:
+        return how
+    if sampling.candidates is not None:
+        sampling = replace(sampling, candidates=math.ceil(sampling.candidates * K / how.K))
+    return replace(how, K=K, sampling=sampling, wanted=how.K)
 
 
 class Multiset(NamedTuple):
@@ -147,7 +175,7 @@ def drawing(how: Selection, known: Known) -> Draw:
     chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)
     if known.candidates is None:
         return from_distribution(_proportional(chances), known)
-    P, some = _proportional(chances), known.candidates
+    P, some = _reachable(_proportional(chances), known), known.candidates
     return Draw(
         known.K if known.replacement else who,
         lambda words: _multiset(some[_drawn(randomness.uniform(words), P, known.K, known.replacement)]),
@@ -155,8 +183,18 @@ def drawing(how: Selection, known: Known) -> Draw:
     )
 
 
+def _reachable(P: Array, known: Known) -> Array:
+    """The chances P, without those of devices that are offline; if nothing is left, equal ones for the others."""
+    if known.online is None:
+        return P
+    online = known.online if known.candidates is None else known.online[known.candidates]
+    left = jnp.where(online, P, 0.0)
+    return _proportional(jnp.where(jnp.sum(left) > 0, left, online.astype(P.dtype)))
+
+
 def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Draw:
     """A draw from P [N]."""
+    P = _reachable(P, known)
     K, replacement = known.K, known.replacement
     return Draw(
         K if replacement else len(P),
@@ -181,6 +219,8 @@ def _another_from(P: Array, word: Array, others: Array) -> Array:
 def _uniform(known: Known) -> Draw:
     """P_k = 1/N, without an array of N chances: N may be a million."""
     N, K, replacement = len(known.size), known.K, known.replacement
+    if known.online is not None:
+        return from_distribution(jnp.full(N, 1 / N), known)
     return Draw(
         K if replacement else 2,
         lambda words: draw_uniform(words, N, K, replacement),
@@ -193,7 +233,7 @@ def _by_samples(known: Known) -> Draw:
     """P_k = n_k / n."""
     samples = known.start[-1] + known.size[-1]  # of all devices, even if y holds only a window
     another = partial(another_by_samples, start=known.start, size=known.size)
-    if not known.replacement:
+    if not known.replacement or known.online is not None:
         return from_distribution(known.size / samples, known)._replace(another=another)
     return Draw(
         known.K,
@@ -223,6 +263,8 @@ def _chosen(device: Array) -> Draw:
 def _largest(known: Known, values: Array) -> Draw:
     """The K candidates with the largest values."""
     assert known.candidates is not None
+    if known.online is not None:
+        values = jnp.where(known.online[known.candidates], values, -jnp.inf)
     return _chosen(known.candidates[jax.lax.top_k(jnp.nan_to_num(values, nan=-jnp.inf), known.K)[1]])
 
 
@@ -361,11 +403,14 @@ def sampling(wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candi
     return replace(made, weigh=compiled(made.weigh), survey=survey, keeps=keeps)
 
 
-def candidates(how: Selection, N: int, seed: Array | int, t: Array | int) -> Array | None:
-    """The candidates of round t, in ascending order, if the sampling wants some."""
+def candidates(how: Selection, N: int, seed: Array | int, t: Array | int, online: Array | None = None) -> Array | None:
+    """The candidates of round t, in ascending order, if the sampling wants some: online, if so many are."""
     wanted = how.sampling.candidates
     if wanted is None:
         return None
+    if online is not None:
+        luck = randomness.uniform(randomness.words(seed, t, randomness.CANDIDATES, N))
+        return draw(luck, _proportional(online.astype(jnp.float32)), min(wanted, N), replacement=False).device
     words = randomness.words(seed, t, randomness.CANDIDATES, 2)
     return draw_uniform(words, N, min(wanted, N), replacement=False).device
 

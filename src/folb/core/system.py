@@ -4,10 +4,16 @@ A system model is a function (home, luck, cost) -> Effort for one device in one 
 numbers each, between 0 and 1. `home` depends on (seed, device) and is for what a device keeps for good, such as its
 speed; `luck` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm gets the same
 draws. `cost` is the number of mini-batch steps in one unit of work.
+
+The function may have further arguments, by name (KNOWN): the bytes of the device's messages, the clock, its number. A
+model that asks for bytes is also asked about exchanges without work: a survey, and the gradients of S_2. `cost` is then
+0.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from folb.errors import check
+from folb.errors import check, choose
 
 
 class Effort(NamedTuple):
@@ -27,10 +33,36 @@ class Effort(NamedTuple):
     lost: Array  # no usable reply
 
 
-System = Callable[[Array, Array, Array], Effort]
+System = Callable[..., Effort]
+
+KNOWN = {
+    "down": "bytes that the device is sent",
+    "up": "bytes that it sends",
+    "now": "seconds on the clock of the run when it is asked",
+    "device": "its number, 0 to N - 1",
+    "more": "two more random numbers, of the kind of `home`",
+}
+
+
+def asked_for(system: System) -> tuple[str, ...]:
+    """What a system model needs besides (home, luck, cost): its further arguments that have no value yet."""
+    try:
+        parameters = list(inspect.signature(system).parameters.values())[3:]
+    except ValueError:  # a function without a signature
+        return ()
+    found = (p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
+    return tuple(choose("what a system model needs", p.name, KNOWN) for p in found)
+
+
+def times_bytes(system: System) -> bool:
+    """Whether its seconds depend on the bytes of messages."""
+    return not {"down", "up"}.isdisjoint(asked_for(system))
+
 
 MOST = 10**6  # units of work: more would take far too long, and overflow 32 bits in mini-batch steps
 
+Low = Annotated[int, "least work"]
+High = Annotated[int, "most work"]
 Rate = Annotated[float, "chance that a device drops out of a round"]
 
 
@@ -47,8 +79,8 @@ def _fixed(home: Array, luck: Array, cost: Array, *, work: Array, dropout: Array
 
 def uniform(
     *,
-    low: Annotated[int, "least work"] = 1,
-    high: Annotated[int, "most work"] = 20,
+    low: Low = 1,
+    high: High = 20,
     dropout: Rate = 0.0,
 ) -> System:
     """Sec. VI: work uniform in low .. high for each device and round; a mini-batch step takes a second."""
@@ -59,8 +91,12 @@ def uniform(
 
 
 def _uniform(home: Array, luck: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
-    work = jnp.minimum(low + jnp.floor(luck[0] * (high - low + 1)).astype(jnp.int32), high)
+    work = _work(luck, low, high)
     return Effort(work, (work * cost).astype(jnp.float32), luck[1] < dropout)
+
+
+def _work(luck: Array, low: Array, high: Array) -> Array:
+    return jnp.minimum(low + jnp.floor(luck[0] * (high - low + 1)).astype(jnp.int32), high)
 
 
 def deadline(
@@ -114,6 +150,122 @@ def _deadline(
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
 
 
+class Link(NamedTuple):
+    """How fast a device works, and what connects it."""
+
+    speed: Any  # mini-batch steps per second
+    up: Any  # Mbit/s
+    down: Any  # Mbit/s
+    latency: Any  # seconds of an exchange besides its bytes and the work
+
+
+Tau = Annotated[float | None, "length of a round, in seconds; by default a round waits for its devices"]
+
+
+def network(
+    *,
+    low: Low = 1,
+    high: High = 20,
+    speed: Annotated[float, "median device's mini-batch steps per second"] = 10.0,
+    speed_spread: Annotated[float, "sd of log speed over the devices"] = 0.5,
+    up_mbit: Annotated[float, "median device's bandwidth up, in Mbit/s"] = 5.0,
+    up_spread: Annotated[float, "sd of log bandwidth up over the devices"] = 1.0,
+    down_mbit: Annotated[float, "median device's bandwidth down, in Mbit/s"] = 20.0,
+    down_spread: Annotated[float, "sd of log bandwidth down over the devices"] = 1.0,
+    latency: Annotated[float, "median device's seconds of an exchange besides its bytes and the work"] = 0.1,
+    latency_spread: Annotated[float, "sd of log latency over the devices"] = 0.5,
+    tau: Tau = None,
+    dropout: Rate = 0.0,
+) -> System:
+    """Bytes cost seconds: latency + bytes down / bandwidth + work / speed + bytes up / bandwidth.
+
+    Work is uniform in low .. high. With tau a device does no more of it than it can send in time; if that is not one
+    unit, its reply is lost.
+    """
+    for name, value in (("speed", speed), ("up_mbit", up_mbit), ("down_mbit", down_mbit)):
+        check(name, value, lambda value: value > 0, "should be more than 0")
+    spreads = {"speed": speed_spread, "up": up_spread, "down": down_spread, "latency": latency_spread}
+    for name, value in {"latency": latency, **{f"{part}_spread": spread for part, spread in spreads.items()}}.items():
+        check(name, value, lambda value: value >= 0, "should be at least 0")
+    return Partial(
+        _network,
+        speed=speed,
+        speed_spread=speed_spread,
+        up_mbit=up_mbit,
+        up_spread=up_spread,
+        down_mbit=down_mbit,
+        down_spread=down_spread,
+        latency=latency,
+        latency_spread=latency_spread,
+        **rounds(low, high, tau, dropout),
+    )
+
+
+def _network(
+    home: Array,
+    luck: Array,
+    cost: Array,
+    down: Array,
+    up: Array,
+    more: Array,
+    *,
+    speed: Array,
+    speed_spread: Array,
+    up_mbit: Array,
+    up_spread: Array,
+    down_mbit: Array,
+    down_spread: Array,
+    latency: Array,
+    latency_spread: Array,
+    **round: Array,
+) -> Effort:
+    own, messages = jax.scipy.special.ndtri(home), jax.scipy.special.ndtri(more)  # normal
+    link = Link(
+        speed * jnp.exp(speed_spread * own[0]),
+        up_mbit * jnp.exp(up_spread * messages[0]),
+        down_mbit * jnp.exp(down_spread * messages[1]),
+        latency * jnp.exp(latency_spread * own[1]),
+    )
+    return exchanged(link, luck, cost, down, up, **round)
+
+
+def rounds(low: int, high: int, tau: float | None, dropout: float) -> dict[str, Any]:
+    """The numbers of `exchanged`, checked."""
+    _check_work("low", low, 1)
+    _check_work("high", high, low)
+    if tau is not None:
+        check("tau", tau, lambda value: value > 0, "should be more than 0")
+    _check_dropout(dropout)
+    return {"low": low, "high": high, "tau": math.inf if tau is None else tau, "dropout": dropout}
+
+
+def exchanged(
+    link: Link,
+    luck: Array,
+    cost: Array,
+    down: Array,
+    up: Array,
+    *,
+    low: Array,
+    high: Array,
+    tau: Array,
+    dropout: Array,
+) -> Effort:
+    """One exchange with a device: it is sent `down` bytes, works, and sends `up` bytes.
+
+    Without tau, the server stops waiting for a lost reply when it would have come.
+    """
+    messages = link.latency + 8e-6 * (down / link.down + up / link.up)  # bytes over Mbit/s
+    unit = cost / link.speed
+    late = messages + unit > tau
+    fitting = jnp.where(unit > 0, (tau - messages) / jnp.where(unit > 0, unit, 1.0), MOST)
+    work = jnp.clip(jnp.minimum(fitting, MOST).astype(jnp.int32), 1, _work(luck, low, high))
+    arrival = jnp.minimum(messages + work * unit, tau)
+    lost = late | (luck[1] < dropout)
+    waiting = jnp.where(jnp.isfinite(tau), tau, arrival)
+    return Effort(jnp.where(lost, 0, work), jnp.where(lost, waiting, arrival), lost)
+
+
 def _check_work(field: str, work: Any, least: Any) -> None:
     def whole(work: Any) -> Any:
         return (work >= least) & (work <= MOST) & (work == work // 1)
@@ -125,4 +277,9 @@ def _check_dropout(dropout: float) -> None:
     check("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
 
 
-SYSTEMS: dict[str, Callable[..., System]] = {"fixed": fixed, "uniform": uniform, "deadline": deadline}
+SYSTEMS: dict[str, Callable[..., System]] = {
+    "fixed": fixed,
+    "uniform": uniform,
+    "deadline": deadline,
+    "network": network,
+}

@@ -16,12 +16,14 @@ from jax.tree_util import Partial
 from folb import data
 from folb.core.algorithm import Algorithm, Common, compose, named
 from folb.core.algorithms import ALGORITHMS
-from folb.core.system import SYSTEMS
+from folb.core.trace import Trace
+from folb.data.device_trace import trace
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.settings import OWN, Setting, from_file, read, setting, settings
+from folb.experiments.systems import SYSTEMS
 from folb.models import MODELS, Model
 from folb.simulation.simulate import check, streams
 
@@ -114,6 +116,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True)), **point))
         values |= swept
 
+    if system.constructor is trace and given[2].get("file"):  # it is found from any directory
+        given[2]["file"] = os.path.abspath(given[2]["file"])
     built_system = system.make(Callable, **given[2])
     if inspect.isfunction(built_system):  # a user's own: jax then sees a tree without arrays
         built_system = Partial(built_system)
@@ -122,7 +126,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     streamed = streams(federation, stream)
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
-    return Plan(whole, federation, built_model, built_system, variants, _identity(whole, federation), streamed)
+    identity = _identity(whole, federation, built_system)
+    return Plan(whole, federation, built_model, built_system, variants, identity, streamed)
 
 
 # settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
@@ -193,7 +198,7 @@ def _anywhere(experiment: Experiment) -> Experiment:
 RENEWED = ("adam", "yogi", "fedexp")  # their defaults have changed: older results are not theirs
 
 
-def _identity(experiment: Experiment, federation: Federation) -> str:
+def _identity(experiment: Experiment, federation: Federation, system: Any) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
     servers = [table.get("server") for table in experiment.set.values() if isinstance(table, Mapping)]
     if any(name in RENEWED for one in servers for name in (one if isinstance(one, list) else [one])):
@@ -201,6 +206,8 @@ def _identity(experiment: Experiment, federation: Federation) -> str:
     for name in (experiment.model, experiment.system, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
+    if isinstance(system, Trace):
+        digest.update(system.digest.encode())
     digest.update(federation.digest.encode())
     return digest.hexdigest()
 

@@ -77,7 +77,7 @@ class FederatedStrategy(Strategy):
         wait: float = 60.0,
         min_replies: int = 1,
         max_abandoned: int = 10,
-        over_selection: float = 1.0,
+        over_selection: float | None = None,
         fraction_train: float | None = None,
         min_train_nodes: int = 1,
         fraction_evaluate: float = 0.0,
@@ -101,13 +101,15 @@ class FederatedStrategy(Strategy):
         _check_number("wait", wait, lambda value: 0 <= value < math.inf, "at least 0 seconds")
         check_whole("min_replies", min_replies, 1)
         check_whole("max_abandoned", max_abandoned, 1)
+        if over_selection is None:
+            over_selection = algorithm.selection.K / algorithm.selection.enough
         _check_number("over_selection", over_selection, lambda value: 1 <= value <= 10, "from 1 to 10")
         for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
         _check_number("target", target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
-        if fraction_train is None and min_replies > algorithm.selection.K:
-            raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.K}")
+        if fraction_train is None and min_replies > algorithm.selection.enough:
+            raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.enough}")
         for name, number in (
             ("min_train_nodes", min_train_nodes),
             ("min_evaluate_nodes", min_evaluate_nodes),
@@ -123,6 +125,9 @@ class FederatedStrategy(Strategy):
         self.system = systems.uniform() if system is None else system
         if not callable(self.system):
             raise InputError("system", system, "should be a system model, such as system.uniform()")
+        if needs := systems.asked_for(self.system):
+            expected = f"should not need {', '.join(needs)}: on Flower bytes and seconds are real"
+            raise InputError("system", getattr(self.system, "func", self.system), expected)
         self.deadline, self.wait = float(deadline), float(wait)
         self.min_replies, self.max_abandoned = min_replies, max_abandoned
         self.over_selection = float(over_selection)
@@ -398,7 +403,7 @@ class FederatedStrategy(Strategy):
     def _sized(self, N: int) -> tuple[int, Algorithm]:
         """How many replies the round needs, and the algorithm with the K that it asks."""
         how = self.algorithm.selection
-        K = how.K if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
+        K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
         most = N if how.distinct else math.inf
         asked = int(min(math.ceil(K * self.over_selection - 1e-9), most))
         sampling = how.sampling

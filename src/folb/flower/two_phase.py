@@ -65,8 +65,8 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("cap", settings["cap"], "belongs to the guard, which is not possible with sums only")
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
-        if self.fraction_train is None and min_devices > algorithm.selection.K:
-            raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.K}")
+        if self.fraction_train is None and min_devices > algorithm.selection.enough:
+            raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.enough}")
         survey = algorithm.selection.sampling.survey
         if survey is not None:
             raise InputError("sampling", algorithm.name, f"should not ask a device for its own {survey.name}, but does")

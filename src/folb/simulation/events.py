@@ -16,8 +16,10 @@ from jax import Array
 from folb.core import randomness
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY, Queue, sending
-from folb.core.round import managed
+from folb.core.round import Exchange, managed
 from folb.core.selection import Draw
+from folb.core.system import Effort
+from folb.core.traffic import sizes
 from folb.errors import InputError
 from folb.simulation.problem import Problem
 from folb.typing import Params
@@ -68,12 +70,12 @@ def arrivals(
         n = queue.started + 1
         word = randomness.words(seed, n, randomness.SERVER, 1)[0]
         k = another(word, jnp.concatenate([queue.device, came.device]))
-        _, effort = managed(problem.system, algorithm.solver, problem.train.size[k][None], k[None], seed, n)
+        _, effort = start_of(problem, algorithm, params, k, seed, n)
         place = jnp.argmax(queue.device == NOBODY)
         device = queue.device.at[place].set(k)
         number = queue.number.at[place].set(n)
-        left = queue.left.at[place].set(came.seconds + effort.seconds[0])
-        lost = queue.lost.at[place].set(effort.lost[0])
+        left = queue.left.at[place].set(came.seconds + effort.seconds)
+        lost = queue.lost.at[place].set(effort.lost)
         rows = queue.row.at[place].set(row)
 
         full = jnp.all(device != NOBODY)
@@ -96,3 +98,13 @@ def arrivals(
     small = queue._replace(models=())  # the models are not part of the loop
     after, came = jax.lax.while_loop(open_still, turn, (small, first))
     return after._replace(models=queue.models, left=after.left - came.seconds), came
+
+
+def start_of(
+    problem: Problem, algorithm: Algorithm, params: Params, device: Array, seed: Array | int, n: Array
+) -> tuple[Array, Effort]:
+    """For a device that is the n-th to start: two random words for its batches, and its effort."""
+    size = sizes(algorithm, params)
+    asked = Exchange(size.model, size.reply)
+    found = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
+    return jax.tree.map(lambda leaf: leaf[0], found)

@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY
 from folb.core.memory import empty, gathered, scattered, started
 from folb.core.round import (
     Chosen,
     Closed,
+    Exchange,
     State,
     begin,
     close,
+    first_replies,
     managed,
     model_sent,
     sets,
@@ -28,13 +31,14 @@ from folb.core.round import (
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
-from folb.core.system import Effort
+from folb.core.system import Effort, times_bytes
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.simulation import solve
-from folb.simulation.events import arrivals
+from folb.simulation.events import arrivals, start_of
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
+from folb.simulation.timing import is_clocked, joined_late, opening, reached, timing
 from folb.simulation.uploads import Sources, computed
 from folb.typing import Params
 
@@ -64,6 +68,8 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
+    if is_clocked(problem.system):
+        state = state._replace(clock=clock.zero())
     if not jax.tree.leaves(own):
         return state
     N, how = len(problem.train.size), algorithm.selection
@@ -94,11 +100,17 @@ def play(
     how, solver = algorithm.selection, algorithm.solver
 
     model_at = model_sent(algorithm, state)
-    draw = distribution(problem, algorithm, state, seed, t, model_at)
+    opened = opening(problem, state.clock)
+    draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
     if algorithm.asynchrony is not None:
         return _play_without_waiting(problem, algorithm, state, seed, t, draw, model_at)
     drawn, other = sets(draw, how, seed, t) if chosen is None else chosen
-    words, effort = efforts(problem, algorithm, drawn, seed, t)
+    drawn = reached(drawn, opened.online)
+    timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
+    words, effort = efforts(problem, algorithm, drawn, seed, t, None if timed is None else timed.first())
+    end = None
+    if how.wanted is not None:
+        effort, end = first_replies(drawn, effort, how.wanted, words[:, 0])
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
     slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
@@ -108,9 +120,14 @@ def play(
     key = shared_words(seed, t)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
-        other_words, other_effort = efforts(problem, algorithm, other, seed, t)
-        arrived = (other.times > 0) & ~other_effort.lost
+        other = reached(other, opened.online)
         upload, worked = GRAD if algorithm.gradient is None else algorithm.gradient.second, None
+        asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), "delta" in upload.needs)
+        other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
+        if end is not None:
+            again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
+            other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
+        arrived = (other.times > 0) & ~other_effort.lost
         if "delta" in upload.needs:  # it works like S_1, but for nothing else
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
@@ -126,11 +143,15 @@ def play(
         fresh = (other.times > 0) & ~repeated
         asked = jnp.concatenate([asked, fresh])
         gradients_only = jnp.sum(fresh & arrived)
-        wait = jnp.max(jnp.where(fresh & other_effort.lost, other_effort.seconds, 0.0))
+        awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
+        wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
     done = _work_and_close(problem, algorithm, state, t, draw, slots, times, here, key, second=second)
     surveyed = jnp.int32(0)
-    if how.sampling.survey is not None:
+    if how.sampling.survey is not None and opened.online is not None:
+        asked_before = candidates(how, len(train.size), seed, t, opened.online)
+        surveyed += jnp.sum(opened.online if asked_before is None else opened.online[asked_before])
+    elif how.sampling.survey is not None:
         surveyed += min(how.sampling.candidates or len(train.size), len(train.size))
     if how.sampling.first is not None:
         surveyed += jnp.where(jnp.asarray(t) == 1, len(train.size), 0)
@@ -147,6 +168,10 @@ def play(
         **done.records,
     )
     following = done.closed.state
+    if timed is not None:
+        info = info._replace(seconds=timed.began + info.seconds)
+    if is_clocked(problem.system):
+        following = following._replace(clock=state.clock.after(info.seconds))
     if jax.tree.leaves(done.closed.own):
         devices = scattered(state.devices, drawn.device, done.closed.updated & usable, done.closed.own)
         following = following._replace(devices=devices)
@@ -167,10 +192,8 @@ def _play_without_waiting(
     queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
     usable = came.device != NOBODY
     device = jnp.where(usable, came.device, 0)
-    words, effort = jax.vmap(
-        lambda k, n: managed(problem.system, algorithm.solver, problem.train.size[k][None], k[None], seed, n)
-    )(device, came.number)
-    slots = Slots(device, jnp.where(usable, effort.work[:, 0], 0), words[:, 0])
+    words, effort = jax.vmap(lambda k, n: start_of(problem, algorithm, model_at, k, seed, n))(device, came.number)
+    slots = Slots(device, jnp.where(usable, effort.work, 0), words)
     starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
     staleness = jnp.where(usable, queue.steps - version, 0)
     sized = replace(algorithm, solver=replace(algorithm.solver, lr=lr))
@@ -264,6 +287,11 @@ def _work_and_close(
     return _Done(closed, records)
 
 
+def _within(other: Multiset, some: Array, drawn: Multiset) -> Array:
+    """Which devices of `other` are among `some` of those drawn."""
+    return jnp.any((other.device[:, None] == drawn.device[None, :]) & some[None, :], axis=1)
+
+
 def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
     """The memory of some devices, stacked; () if the algorithm has no memory."""
     if algorithm.memory is None:
@@ -288,13 +316,17 @@ def distribution(
     seed: Array | int,
     t: Array | int,
     params: Params | None = None,
+    online: Array | None = None,
 ) -> Draw:
-    """How the devices of round t are drawn; `params` is the model that they are sent.
+    """How the devices of round t are drawn, from those `online`; `params` is the model that they are sent.
 
     The state and the model may be None if the selection does not need them.
     """
     train, how, survey, memory = problem.train, algorithm.selection, None, None
-    asked, some = how.sampling.survey, candidates(how, len(train.size), seed, t)
+    asked, some = how.sampling.survey, candidates(how, len(train.size), seed, t, online)
+    if online is not None:  # the objective is then that of the devices online
+        present = jnp.where(online, problem.share, 0.0)
+        problem = replace(problem, share=present / jnp.maximum(jnp.sum(present), 1e-30))
     if asked is not None and params is not None:
         survey = (
             survey_inner_products(problem, params)
@@ -306,14 +338,28 @@ def distribution(
         if algorithm.memory is not None and algorithm.memory.sampling is not None:
             memory = memory[1]
     known = Known(
-        jnp.asarray(t, jnp.int32), how.K, how.replacement, train.start, train.size, problem.share, survey, memory, some
+        jnp.asarray(t, jnp.int32),
+        how.K,
+        how.replacement,
+        train.start,
+        train.size,
+        problem.share,
+        survey,
+        memory,
+        some,
+        online,
     )
     return drawing(how, known)
 
 
 def efforts(
-    problem: Problem, algorithm: Algorithm, chosen: Multiset, seed: Array | int, t: Array | int
+    problem: Problem,
+    algorithm: Algorithm,
+    chosen: Multiset,
+    seed: Array | int,
+    t: Array | int,
+    exchange: Exchange | None = None,
 ) -> tuple[Array, Effort]:
     """For each slot, two random words for its batches, and its device's effort in round t."""
     size = problem.train.size[chosen.device]
-    return managed(problem.system, algorithm.solver, size, chosen.device, seed, t)
+    return managed(problem.system, algorithm.solver, size, chosen.device, seed, t, exchange)

@@ -11,6 +11,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from folb.core.system import System, uniform
+from folb.core.trace import Trace
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.models import Model
@@ -63,6 +64,10 @@ def problem(
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
         raise InputError("system", system, "should be made by a function of folb.system, such as deadline()")
+    if isinstance(system, Trace):
+        system.check(federation.N)
+        if streamed:
+            raise InputError("stream", True, "should be false: who is online decides which samples are needed")
     if not isinstance(model, Model):
         raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
     if model.block is not None:

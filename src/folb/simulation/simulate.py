@@ -25,10 +25,12 @@ from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.round import State, upload_shape
 from folb.core.system import System
+from folb.core.trace import Trace
+from folb.core.traffic import nbytes, sizes
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.models import Model
-from folb.progress import Lines, to_stderr
+from folb.pace import Lines, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
 from folb.simulation.evaluate import evaluation_block
@@ -44,6 +46,7 @@ from folb.simulation.program import (
     models_kept,
     one_round,
 )
+from folb.simulation.timing import is_clocked
 from folb.store import checkpoint
 from folb.store.environment import cores, memory
 from folb.typing import Params
@@ -203,6 +206,16 @@ def simulation(
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
     )
+    if isinstance(shared.system, Trace):
+        for algorithm in algorithms:
+            if algorithm.selection.sampling.first is not None:
+                expected = "should be an algorithm that does not ask all devices at once: not all are online"
+                raise InputError("algorithms", algorithm.name, expected)
+    if is_clocked(shared.system):
+        for algorithm in algorithms:
+            if algorithm.asynchrony is not None:
+                expected = "should be a system model without a clock, such as network: these devices start one by one"
+                raise InputError("system", f"with {algorithm.name}", expected)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:
@@ -298,18 +311,14 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
         x, y = train.take(rows)
         return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
 
-    needed = 4 * _nbytes(state)
+    needed = 4 * nbytes(state)
     if problem.streamed:
         chosen = K * (2 if algorithm.selection.second else 1)
-        needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (_nbytes((train.x, train.y)) // len(train.y))
+        needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
     if problem.abreast:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
-        needed += 8 * K * _nbytes(state.params) + 2 * _nbytes(held)
+        needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
     return max(1, memory // 2 // needed)
-
-
-def _nbytes(shapes: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def check(
@@ -341,7 +350,7 @@ def check(
             _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
-            raise InputError("K", K, expected)
+            raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
@@ -495,16 +504,10 @@ def traffic(algorithm: Algorithm, info: Info, params: Params) -> tuple[Any, Any]
     its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
     Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
-    model, survey = _nbytes(params), algorithm.selection.sampling.survey
-    asked, replied, gradients_only = (
-        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only)
+    size = sizes(algorithm, params)
+    asked, replied, gradients_only, surveyed = (
+        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
     )
-    sent = sum(_nbytes(upload_shape(upload, params)) for upload in algorithm.uploads)
-    first, second = algorithm.selection.sampling.first, algorithm.gradient
-    alone = model if second is None else _nbytes(upload_shape(second.second, params))
-    asks = survey if first is None else first.upload
-    answers = 0 if asks is None else np.asarray(info.surveyed, np.int64) * _nbytes(upload_shape(asks, params))
-    up = replied * (model + sent) + gradients_only * alone + answers
-    shifted = algorithm.memory is not None and algorithm.memory.shift is not None
     working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
-    return up, asked * model + (working * model if shifted else 0)
+    up = replied * size.reply + gradients_only * size.gradient + surveyed * size.answer
+    return up, asked * size.model + working * size.shift

@@ -60,5 +60,6 @@ def clock(seconds: float) -> str:
 
 
 def to_stderr(line: str) -> None:
-    """Print a line on standard error."""
-    print(f"folb: {line}", file=sys.stderr, flush=True)
+    """Write a line to standard error, where someone asked for it."""
+    sys.stderr.write(f"folb: {line}\n")
+    sys.stderr.flush()

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import folb
-from folb import data, models, progress
+from folb import data, models, pace
 from folb.core import algorithms
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
     return now
 
 
 def test_lines_come_now_and_then_and_estimate_the_rest_without_the_compilation(clock):
     told = []
-    lines = progress.Lines(100, told.append, every=10)
+    lines = pace.Lines(100, told.append, every=10)
     for at, rounds in ((30, 10), (31, 10), (35, 10), (41, 10), (90, 60)):
         clock[0] = at
         lines.advance(rounds)
@@ -33,7 +33,7 @@ def test_lines_come_now_and_then_and_estimate_the_rest_without_the_compilation(c
 
 def test_a_long_run_is_announced_once_also_beside_a_bar(clock):
     told = []
-    lines = progress.Lines(1000, told.append, every=math.inf)
+    lines = pace.Lines(1000, told.append, every=math.inf)
     for at in range(10):
         clock[0] = 4.0 * at
         lines.advance(1)
@@ -45,7 +45,7 @@ def test_a_long_run_is_announced_once_also_beside_a_bar(clock):
     [(1, "1 second"), (3, "3 seconds"), (99, "99 seconds"), (100, "2 minutes"), (8000, "2.2 hours")],
 )
 def test_times_in_words(seconds, words):
-    assert progress.clock(seconds) == words
+    assert pace.clock(seconds) == words
 
 
 def test_simulate_tells_it_and_still_calls_observe(capfd):

@@ -1,0 +1,233 @@
+"""A trace of devices from a table, csv (gz or plain) or parquet: their speed and connection, and when they are online.
+
+Columns: device (0 to N - 1), speed (mini-batch steps per second), up and down (Mbit/s); if you like, latency (seconds),
+and from and until (seconds): a stay online. A device with several stays has several lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple, NoReturn
+
+import numpy as np
+
+from folb.core.system import High, Link, Low, Rate, System, Tau, rounds
+from folb.core.trace import Source, Trace
+from folb.data import source_files
+from folb.data.tabular import parquet_batches
+from folb.errors import InputError, check, choose
+from folb.typing import NDArray
+
+NEEDED = ("device", "speed", "up", "down")
+STAY = ("from", "until")
+COLUMNS = (*NEEDED, "latency", *STAY)
+LEAST, MOST = 1e-9, 1e9  # of a speed or a bandwidth; more of a time would be too coarse in 32 bits
+LINES = 5 * 10**6  # in a file
+
+
+class Table(NamedTuple):
+    """The columns of a trace, as they are in its file."""
+
+    path: Path
+    columns: dict[str, NDArray]
+
+    def wrong(self, name: str, row: int, expected: str) -> NoReturn:
+        """Raise the error about one value."""
+        value = self.columns[name][row].item()
+        raise InputError(f"{self.path}, {self.place(row)}: {name}", value, expected)
+
+    def place(self, row: int) -> str:
+        """Where a row is in the file."""
+        return f"row {row + 1}" if _is_parquet(self.path) else f"line {_line(self.path, row)}"
+
+
+def trace(
+    *,
+    file: Annotated[
+        str, "csv or parquet: device, speed (steps/s), up, down (Mbit/s), and if you like latency, from, until (s)"
+    ] = "",
+    period: Annotated[float | None, "seconds after which from and until repeat; by default never"] = None,
+    low: Low = 1,
+    high: High = 20,
+    tau: Tau = None,
+    dropout: Rate = 0.0,
+) -> System:
+    """As network, but speeds, bandwidths, latencies and who is online when are from a file."""
+    numbers = rounds(low, high, tau, dropout)
+    if period is not None:
+        check(
+            "period", period, lambda period: (period > 0) & (period <= MOST), f"should be more than 0, up to {MOST:g}"
+        )
+    if not Path(file).is_file():
+        raise InputError("file", file, "should be a csv or parquet file with a line for each device")
+    table = _read(Path(file))
+    _check(table, math.inf if period is None else period)
+    return _sorted(table, math.inf if period is None else float(period), numbers)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _read(path: Path) -> Table:
+    found = _parquet(path) if _is_parquet(path) else _csv(path)
+    count = len(found["device"])
+    if not 0 < count <= LINES:
+        raise InputError(f"{path}: lines", count, f"should be from 1 to {LINES}, besides the header")
+    return Table(path, found)
+
+
+def _check_header(path: Path, names: list[str]) -> None:
+    where = f"{path}: column"
+    for name in names:
+        choose(where, name, COLUMNS)
+    for name in NEEDED:
+        if name not in names:
+            raise InputError(where, name, f"is missing; the header should name {', '.join(NEEDED)}")
+    if len(set(names)) < len(names):
+        raise InputError(where, names, "should be different names")
+    for one, other in (STAY, STAY[::-1]):
+        if one in names and other not in names:
+            raise InputError(where, one, f"should come with {other}")
+
+
+def _parquet(path: Path) -> dict[str, NDArray]:
+    parts: list[dict[str, NDArray]] = []
+    left = LINES + 1
+    for batch in parquet_batches(path, NEEDED, only=False):
+        _check_header(path, batch.schema.names)
+        part = {}
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            values = column.to_numpy(zero_copy_only=False)
+            if values.dtype.kind not in "iuf":
+                raise InputError(f"{path}: {name}", str(column.type), "should be a column of numbers")
+            part[name] = values.astype(np.float64)
+        parts.append(part)
+        left -= len(batch)
+        if left <= 0:
+            break
+    if not parts:
+        return {"device": np.zeros(0)}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _csv(path: Path) -> dict[str, NDArray]:
+    with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
+        names = [name.strip() for name in next(csv.reader(lines), [])]
+        _check_header(path, names)
+        try:
+            with warnings.catch_warnings(action="ignore"):  # `_read` reports that there are no lines
+                rows = np.loadtxt(lines, delimiter=",", quotechar='"', comments=None, ndmin=2, max_rows=LINES + 1)
+        except UnicodeDecodeError:
+            raise
+        except ValueError:
+            _find_text(path, names)
+    if len(rows) and rows.shape[1] != len(names):
+        _find_text(path, names)
+    return dict(zip(names, rows.T.reshape(len(names), -1), strict=True))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a csv file, with their numbers, without the header and empty lines."""
+    with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines)
+        next(reader)
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+
+
+def _line(path: Path, row: int) -> int:
+    return next(number for i, (number, _) in enumerate(_rows(path)) if i == row)
+
+
+def _find_text(path: Path, names: list[str]) -> NoReturn:
+    """Raise the error about the first line that is not as many numbers as there are names."""
+    for number, cells in _rows(path):
+        if len(cells) != len(names):
+            raise InputError(f"{path}, line {number}", ",".join(cells), f"should have {len(names)} values")
+        for name, cell in zip(names, cells, strict=True):
+            try:
+                float(cell)
+            except ValueError:
+                raise InputError(f"{path}, line {number}: {name}", cell, "should be a number") from None
+    raise InputError(str(path), ",".join(names), "cannot be read as csv")
+
+
+def _check(table: Table, period: float) -> None:
+    """Raise an error that names the first line with a wrong value."""
+    bounds = {"speed": (LEAST, MOST), "up": (LEAST, MOST), "down": (LEAST, MOST), "latency": (0, MOST)}
+    bounds |= {"device": (0, 2**31 - 2), "from": (0, MOST)}
+    for name, (least, most) in bounds.items():
+        if name in table.columns:
+            values = table.columns[name]
+            _all(table, name, (values >= least) & (values <= most), f"should be a number from {least:g} to {most:g}")
+    device = table.columns["device"]
+    _all(table, "device", device == np.floor(device), "should be a whole number")
+    if STAY[0] in table.columns:
+        begin, end = (table.columns[name] for name in STAY)
+        _all(table, "until", end > begin, "should be more than from")
+        _all(table, "until", end <= period, f"should be at most period = {period:g}")
+    elif math.isfinite(period):
+        raise InputError("period", period, f"needs the columns from and until, which {table.path} does not have")
+    present = np.unique(device)
+    absent = np.flatnonzero(present != np.arange(len(present)))
+    if len(absent):
+        largest = int(present[-1])
+        raise InputError(f"{table.path}: device", int(absent[0]), f"has no line; there are devices up to {largest}")
+
+
+def _all(table: Table, name: str, right: NDArray, expected: str) -> None:
+    wrong = np.flatnonzero(~right)
+    if len(wrong):
+        table.wrong(name, int(wrong[0]), expected)
+
+
+def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
+    """The trace of a table that was checked, but for stays that overlap."""
+    count = len(table.columns["device"])
+    begin = table.columns.get("from", np.zeros(count)).astype(np.float32)
+    end = table.columns.get("until", np.full(count, math.inf)).astype(np.float32)
+    device = table.columns["device"].astype(np.int32)
+    order = np.lexsort((begin, device))
+    device, begin, end = device[order], begin[order], end[order]
+    same = device[1:] == device[:-1]
+    overlapping = np.flatnonzero(same & (begin[1:] < end[:-1]))
+    if len(overlapping):
+        before, row = (int(order[overlapping[0] + i]) for i in (0, 1))
+        if "from" not in table.columns:
+            table.wrong("device", row, f"has a line already, {table.place(before)}; for several, add from and until")
+        table.wrong("from", row, f"should not be before the end of {table.place(before)}, of the same device")
+    first = np.searchsorted(device, np.arange(device[-1] + 2)).astype(np.int32)
+    link = Link(*(table.columns.get(name, np.zeros(count))[order].astype(np.float32) for name in Link._fields))
+    return Trace(
+        first=first,
+        begin=begin,
+        end=end,
+        leaves=_leaves(first, begin, end, same & (begin[1:] == end[:-1]), np.float32(period)),
+        link=link,
+        period=period,
+        round=numbers,
+        halvings=int(np.max(np.diff(first))).bit_length(),
+        source=Source(str(table.path), 0 if _is_parquet(table.path) else _line(table.path, int(order[-1]))),
+    )
+
+
+def _leaves(first: NDArray, begin: NDArray, end: NDArray, touching: NDArray, period: np.float32) -> NDArray:
+    """When the device of each line goes offline: `touching` lines are one stay, also from one period to the next."""
+    last = np.where(np.append(touching, False), len(begin), np.arange(len(begin)))  # the last line of each stay
+    last = np.minimum.accumulate(last[::-1])[::-1]
+    leaves = end[last].copy()
+    if not np.isfinite(period):
+        return leaves
+    opens, closes = first[:-1], first[1:] - 1  # of each device: its first and its last line
+    goes_on = (begin[opens] == 0) & (end[closes] == period)
+    beyond = np.where(last[opens] == closes, np.float32(np.inf), period + leaves[opens])
+    owner = np.repeat(np.arange(len(opens)), np.diff(first))
+    at_the_end = goes_on[owner] & (last == closes[owner])
+    return np.where(at_the_end, beyond[owner], leaves)
