@@ -119,6 +119,7 @@ def _common() -> None:
 def _parts() -> None:
     """What algorithms are made of, kind by kind."""
     from folb.cli import tables
+    from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
     from folb.core.local_step import LOCAL_STEPS
@@ -134,6 +135,7 @@ def _parts() -> None:
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.items()},
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
+        "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
     }
     console = tables.console()
     for title, parts in kinds.items():

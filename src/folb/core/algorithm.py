@@ -19,6 +19,7 @@ from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
 from folb.core import step_size as step_sizes
 from folb.core.average import Average, server_model
+from folb.core.codec import Compression, compression
 from folb.core.gradient import Source
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
@@ -63,6 +64,7 @@ class Algorithm:
     gradient: Source | None = None  # where a rule that weighs by gradients gets them from
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
+    compression: Compression = field(default=Compression(), metadata={"static": True})  # of what crosses the wire
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
@@ -128,6 +130,16 @@ class Common(TypedDict, total=False):
         "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
     ]
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.7"]
+    compress_up: Annotated[
+        Literal["int8", "int4", "top_k", "random_k", "sign"] | None,
+        "the codec of updates, and of gradients beside them; by default none",
+    ]
+    compress_down: Annotated[Literal["int8", "int4"] | None, "the codec of the model; by default none"]
+    keep: Annotated[float | None, "of top_k and random_k: the share of the numbers that is sent; by default 0.1"]
+    error_feedback: Annotated[
+        bool | None,
+        "send what a codec left out with the next message; by default with top_k, random_k and sign",
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -167,6 +179,10 @@ def compose(
     step_goal: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
+    compress_up: str | None = None,
+    compress_down: str | None = None,
+    keep: float | None = None,
+    error_feedback: bool | None = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -221,6 +237,9 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
+    codecs = compression(compress_up, compress_down, keep, error_feedback)
+    if second and gradient is not None and gradient.works and codecs.up is not None:
+        raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
@@ -245,6 +264,7 @@ def compose(
         gradient=gradient,
         step_size=step_sizes.step_size(step_size, gain=step_gain, goal=step_goal),
         average=averages.average(average, average_rate),
+        compression=codecs,
         clamp_gamma=clamp_gamma,
     )
 

@@ -114,6 +114,7 @@ GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
 NORM = Upload("norm", _norm, least=0.0)
 LOSS = Upload("loss", _loss)
+ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uploads of the model's shape
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight
 TAKEN = (

@@ -16,7 +16,7 @@ from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import solve
+from folb.simulation import lossy, solve
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
@@ -49,13 +49,16 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
+    N, how, codecs = len(problem.train.size), algorithm.selection, algorithm.compression
+    if codecs.remembers:
+        state = state._replace(residuals=lossy.no_residuals(state.params, N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
-    N, how = len(problem.train.size), algorithm.selection
     first = how.sampling.first
     if first is None:
         return state._replace(devices=empty(own, N, rounds * how.K))
-    model, key = model_sent(algorithm, state), shared_words(seed, 1)
+    key = shared_words(seed, 1)
+    model = model_sent(algorithm, state, key)
     answers = survey_arrays(problem, first.upload, model, algorithm.solver.mu, min(how.K, N), key)
     rows = empty(own, N, N)
     known = first.remember(answers, how.K)
@@ -78,7 +81,8 @@ def play(
     model, train = problem.model, problem.train
     how, solver = algorithm.selection, algorithm.solver
 
-    model_at = model_sent(algorithm, state)
+    key = shared_words(seed, t)
+    model_at = model_sent(algorithm, state, key)
     draw = distribution(problem, algorithm, state, seed, t, model_at)
     drawn, other = sets(draw, how, seed, t) if chosen is None else chosen
     words, effort = efforts(problem, algorithm, drawn, seed, t)
@@ -91,11 +95,18 @@ def play(
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), model_at)
     size = train.size[drawn.device]
     steps = steps_of(solver, slots.work, size)
-    key = shared_words(seed, t)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
     delta = solve.solve(model, train, solver, model_at, slots, problem.abreast, problem.mesh, shift)
     sources = Sources(problem, model_at, here, drawn.device, usable, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
+    codecs, residuals = algorithm.compression, state.residuals
+    if codecs.up is not None:
+        if codecs.feedback:
+            delta, residuals = lossy.with_feedback(codecs.up, delta, words, drawn.device, usable, residuals)
+        else:
+            delta = lossy.arrived(codecs.up, delta, words)
+        if GRAD.name in sent:
+            sent[GRAD.name] = lossy.arrived(codecs.up, sent[GRAD.name], words)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
         other_words, other_effort = efforts(problem, algorithm, other, seed, t)
@@ -105,8 +116,11 @@ def play(
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, model_at, there, problem.abreast, problem.mesh)
         theirs = Sources(problem, model_at, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
+        answers = computed((upload,), theirs)[upload.name]
+        if codecs.up is not None and upload == GRAD:
+            answers = lossy.arrived(codecs.up, answers, other_words)
         second = Gradients(
-            computed((upload,), theirs)[upload.name],
+            answers,
             jnp.where(arrived, other.times, 0.0),
             draw.correction(other.device),
             other.device,
@@ -159,7 +173,7 @@ def play(
         work=slots.work if "work" in problem.record else None,
         lr=jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
     )
-    following = closed.state
+    following = closed.state._replace(residuals=residuals)
     if jax.tree.leaves(own):
         devices = scattered(state.devices, drawn.device, closed.updated & usable, closed.own)
         following = following._replace(devices=devices)

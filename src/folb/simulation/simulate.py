@@ -23,6 +23,7 @@ from jax import Array
 
 from folb import atomic
 from folb.core.algorithm import Algorithm
+from folb.core.costs import sizes
 from folb.core.round import State, upload_shape
 from folb.core.system import System
 from folb.data.federation import Federation
@@ -236,7 +237,8 @@ def _one_model(states: State) -> Params:
 
 def _remembered(jobs: list[Job], rounds: int) -> int:
     """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
-    return rounds if jobs[0].algorithm.memory is not None else ENDLESS
+    first = jobs[0].algorithm
+    return rounds if first.memory is not None or first.compression.remembers else ENDLESS
 
 
 def compile_ahead(problem: Problem, jobs: list[Job], rounds: int, every: int) -> None:
@@ -352,7 +354,7 @@ def _chunk_seconds(states: State) -> float:
 
     The memory of before is kept until the chunk is there, so that an interruption loses no round.
     """
-    copied = sum(leaf.nbytes for leaf in jax.tree.leaves(states.devices)) / COPIED
+    copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
     return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
 
 
@@ -468,16 +470,10 @@ def traffic(algorithm: Algorithm, info: Info, params: Params) -> tuple[Any, Any]
     its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
     Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
-    model, survey = _nbytes(params), algorithm.selection.sampling.survey
-    asked, replied, gradients_only = (
-        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only)
+    asked, replied, gradients_only, surveyed = (
+        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
     )
-    sent = sum(_nbytes(upload_shape(upload, params)) for upload in algorithm.uploads)
-    first, second = algorithm.selection.sampling.first, algorithm.gradient
-    alone = model if second is None else _nbytes(upload_shape(second.second, params))
-    asks = survey if first is None else first.upload
-    answers = 0 if asks is None else np.asarray(info.surveyed, np.int64) * _nbytes(upload_shape(asks, params))
-    up = replied * (model + sent) + gradients_only * alone + answers
-    shifted = algorithm.memory is not None and algorithm.memory.shift is not None
+    size = sizes(algorithm, params)
+    up = replied * size.up + gradients_only * size.second + surveyed * size.answer
     working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
-    return up, asked * model + (working * model if shifted else 0)
+    return up, asked * size.model + working * size.shift
