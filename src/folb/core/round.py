@@ -100,7 +100,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     A round without a usable reply changes neither the model nor any memory.
     """
     remembers = algorithm.memory
-    start = model_sent(algorithm, state, round.key)
+    start = model_sent(algorithm, state, round.key) if round.start is None else round.start
     round = round._replace(shared=state.shared, start=start)
     if (
         remembers is not None

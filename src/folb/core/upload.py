@@ -118,7 +118,7 @@ ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uplo
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight
 TAKEN = (
-    *(DELTA.name, "second", "step", "arrays", "task", "shift", "mean", "metrics", "round", "identity"),
+    *(DELTA.name, "second", "step", "arrays", "task", "shift", "mean", "metrics", "round", "identity", "codec"),
     *("scaled_grad", "weighted", "importance", "hetero_weighted", "hetero_importance"),
 )
 

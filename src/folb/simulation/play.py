@@ -150,6 +150,7 @@ def play(
         lr=solver.lr,
         own=own,
         key=key,
+        start=model_at,
     )
     closed = close(algorithm, state, round)
     surveyed = jnp.int32(0)
