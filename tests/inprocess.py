@@ -22,6 +22,7 @@ class InProcessGrid(Grid):
         self.nodes = {rng.getrandbits(60): k for k in self.apps}
         self.tamper, self.shuffle = tamper, shuffle
         self.mailbox, self.sent, self.count, self.of_run = {}, [], 0, None
+        self.states = {}  # what each node keeps between messages
 
     def node(self, partition):
         return next(node for node, k in self.nodes.items() if k == partition)
@@ -54,7 +55,8 @@ class InProcessGrid(Grid):
         partition = self.nodes.get(message.metadata.dst_node_id)
         if partition is None:
             return [Message(Error(3, "node unavailable"), reply_to=message)]
-        context = Context(1, message.metadata.dst_node_id, {"partition-id": partition}, RecordDict(), {})
+        state = self.states.setdefault(message.metadata.dst_node_id, RecordDict())
+        context = Context(1, message.metadata.dst_node_id, {"partition-id": partition}, state, {})
         try:
             reply = self.apps[partition](copy.copy(message), context)
         except Exception as error:

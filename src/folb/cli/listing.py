@@ -119,6 +119,7 @@ def _common() -> None:
 def _parts() -> None:
     """What algorithms are made of, kind by kind."""
     from folb.cli import tables
+    from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
     from folb.core.local_step import LOCAL_STEPS
@@ -138,6 +139,7 @@ def _parts() -> None:
         "staleness: what an old update counts, with concurrency": {
             name: first_line(one) for name, one in STALENESS.items()
         },
+        "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
     }
     console = tables.console()
     for title, parts in kinds.items():

@@ -20,6 +20,7 @@ from folb.core import local_step as local_steps
 from folb.core import staleness as staleness_of
 from folb.core import step_size as step_sizes
 from folb.core.average import Average, server_model
+from folb.core.codec import Compression, compression
 from folb.core.gradient import Source
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
@@ -66,6 +67,7 @@ class Algorithm:
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
+    compression: Compression = field(default=Compression(), metadata={"static": True})  # of what crosses the wire
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
@@ -144,6 +146,16 @@ class Common(TypedDict, total=False):
     staleness_power: Annotated[float | None, "a of staleness=polynomial, (1 + tau)^-a; by default 0.5"]
     staleness_slope: Annotated[float | None, "a of staleness=hinge, 1 / (1 + a (tau - b)); by default 10"]
     staleness_bound: Annotated[float | None, "b of staleness=hinge: s(tau) is 1 up to it; by default 4"]
+    compress_up: Annotated[
+        Literal["int8", "int4", "top_k", "random_k", "sign"] | None,
+        "the codec of updates, and of gradients beside them; by default none",
+    ]
+    compress_down: Annotated[Literal["int8", "int4"] | None, "the codec of the model; by default none"]
+    keep: Annotated[float | None, "of top_k and random_k: the share of the numbers that is sent; by default 0.1"]
+    error_feedback: Annotated[
+        bool | None,
+        "send what a codec left out with the next message; by default with top_k, random_k and sign",
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -190,6 +202,10 @@ def compose(
     staleness_slope: Any = None,
     staleness_bound: Any = None,
     mixing: bool = False,
+    compress_up: str | None = None,
+    compress_down: str | None = None,
+    keep: float | None = None,
+    error_feedback: bool | None = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -244,6 +260,9 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
+    codecs = compression(compress_up, compress_down, keep, error_feedback)
+    if second and gradient is not None and gradient.works and codecs.up is not None:
+        raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
@@ -276,6 +295,7 @@ def compose(
         step_size=step_sizes.step_size(step_size, gain=step_gain, goal=step_goal),
         asynchrony=asynchronous,
         average=averages.average(average, average_rate),
+        compression=codecs,
         clamp_gamma=clamp_gamma,
     )
 

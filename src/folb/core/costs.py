@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from folb.core.algorithm import Algorithm
-from folb.core.round import begin, upload_shape
-from folb.core.traffic import nbytes
+from folb.core.round import begin
+from folb.core.traffic import nbytes, sizes, upload_size
+from folb.core.upload import DELTA
 
 D = 9973  # parameters of the model that is measured: a prime, so that multiples of it are told from other numbers
 
@@ -26,21 +27,25 @@ class Costs(NamedTuple):
 def costs(algorithm: Algorithm) -> Costs:
     """What a device sends and is sent in a round, and what the server remembers. Nothing is computed."""
     params = {"w": jax.ShapeDtypeStruct((D,), jnp.float32)}
+    found = sizes(algorithm, params)
     state, own = jax.eval_shape(lambda w: begin(algorithm, w), params)
-    uploads = [(upload.name, nbytes(upload_shape(upload, params))) for upload in algorithm.uploads]
-    up = " + ".join(["d", *(f"{_size(size)} ({name})" for name, size in uploads)])
-    how, memory = algorithm.selection.sampling, algorithm.memory
+    uploads = [(upload.name, upload_size(algorithm, upload, params)) for upload in algorithm.uploads]
+    update = upload_size(algorithm, DELTA, params)
+    up = " + ".join([_size(update), *(f"{_size(size)} ({name})" for name, size in uploads)])
+    how = algorithm.selection.sampling
     asked = how.survey if how.first is None else how.first.upload
     if asked is not None:
         who = "each of N" if how.candidates is None else f"each of {how.candidates} candidates"
         once = " once" if how.first is not None else ""
-        up += f", and {_size(nbytes(upload_shape(asked, params)))} ({asked.name}) from {who}{once}"
-    down = "d + d (shift)" if memory is not None and memory.shift is not None else "d"
-    server = (state.memory, state.shared, state.average, state.step_size, state.queue)
+        up += f", and {_size(found.answer)} ({asked.name}) from {who}{once}"
+    down = _size(found.model) + (f" + {_size(found.shift)} (shift)" if found.shift else "")
+    server = (state.memory, state.shared, state.average, state.step_size, state.residual, state.queue)
     return Costs(up, down, _size(nbytes(server)), _size(nbytes(own)))
 
 
 def _size(size: int) -> str:
     models, rest = divmod(size, 4 * D)
+    if rest > D // 10:  # through a codec
+        return f"{size / (4 * D):.3g} d"
     parts = ([] if not models else ["d" if models == 1 else f"{models} d"]) + ([f"{rest} B"] if rest else [])
     return " + ".join(parts) or "nothing"

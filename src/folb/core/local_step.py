@@ -2,7 +2,7 @@
 
 A step is a function (g, state, lr, *, numbers) -> (move, state). `g` is the gradient of h_k at the device's model, with
 the proximal term and the server's shift. The device adds `move` to its model. `state` starts as init(params) in every
-round: a device keeps nothing between rounds. A step that is written with `folb.core.vector` runs both in the simulator
+round: a step keeps nothing between rounds. A step that is written with `folb.core.vector` runs both in the simulator
 and on a real device.
 """
 

@@ -1,6 +1,6 @@
 """What the server remembers about each device.
 
-Devices keep nothing between rounds. The server gathers the memory of a round's devices, sends each of them a linear
+Devices keep nothing of it. The server gathers the memory of a round's devices, sends each of them a linear
 term computed from it, h_k(w) + <shift_k, w>, and updates the memory when the round closes. If a reply is lost or
 rejected, the memory of its device does not change.
 """

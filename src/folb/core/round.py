@@ -21,6 +21,7 @@ from folb.core.selection import Draw, Multiset, Selection
 from folb.core.solver import Solver, unit_cost
 from folb.core.system import Effort, System, asked_for
 from folb.core.upload import Upload
+from folb.core.vector import zeros
 from folb.errors import InputError
 from folb.typing import Params
 
@@ -38,15 +39,19 @@ class State(NamedTuple):
     devices: Any = ()  # the memory of devices, as the carrier keeps it
     queue: Any = ()  # the devices at work, if rounds do not wait
     clock: Any = ()  # when the next round begins, if the system model asks for that
+    residual: Any = ()  # what the codec of the model left out, for the next model
+    residuals: Any = ()  # what each device's codec left out, in the simulator: a real device keeps its own
 
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     """The state before the first round, and the first memory of a device. The carrier stores the devices' memory."""
     shared, own = started(algorithm.memory, params)
     size = () if algorithm.step_size is None else algorithm.step_size.init(params)
-    state = State(params, algorithm.server.init(params), shared, algorithm.average.init(params), size)
-    if algorithm.asynchrony is not None:
-        state = state._replace(queue=nobody_yet(algorithm.asynchrony.concurrency, params))
+    codecs = algorithm.compression
+    residual = zeros(params) if codecs.down is not None and codecs.feedback else ()
+    average, plan = algorithm.average.init(params), algorithm.asynchrony
+    queue = () if plan is None else nobody_yet(plan.concurrency, params)
+    state = State(params, algorithm.server.init(params), shared, average, size, residual=residual, queue=queue)
     return state, own
 
 
@@ -64,14 +69,25 @@ def kept(algorithm: Algorithm, state: State) -> Params:
     return algorithm.average.model(state.average, state.params)
 
 
-def model_sent(algorithm: Algorithm, state: State) -> Params:
-    """The model that devices start from."""
-    send = algorithm.server.send
-    if send is None:
-        return state.params
-    found = send(state.memory, state.params)
-    tree.check_like("server: what send(memory, params) returns", found, state.params)
-    return found
+def _model(algorithm: Algorithm, state: State) -> Params:
+    """The model that devices should start from, before any codec; with what the codec left out so far."""
+    send, found = algorithm.server.send, state.params
+    if send is not None:
+        found = send(state.memory, state.params)
+        tree.check_like("server: what send(memory, params) returns", found, state.params)
+    return tree.add(found, state.residual) if jax.tree.leaves(state.residual) else found
+
+
+def model_encoded(algorithm: Algorithm, state: State, key: Any) -> Any:
+    """The model as it is sent; `key` are the two random words that all devices of the round share."""
+    codec, found = algorithm.compression.down, _model(algorithm, state)
+    return found if codec is None else codec.encoded(found, key)
+
+
+def model_sent(algorithm: Algorithm, state: State, key: Any = None) -> Params:
+    """The model that devices start from: as they decode it, if there is a codec."""
+    codec, found = algorithm.compression.down, _model(algorithm, state)
+    return found if codec is None else codec.decoded(codec.encoded(found, key), key, found)
 
 
 class Closed(NamedTuple):
@@ -89,7 +105,8 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     A round without a usable reply changes neither the model nor any memory.
     """
     remembers = algorithm.memory
-    round = round._replace(shared=state.shared, start=model_sent(algorithm, state))
+    start = model_sent(algorithm, state, round.key) if round.start is None else round.start
+    round = round._replace(shared=state.shared, start=start)
     if (
         remembers is not None
         and remembers.shift is not None
@@ -119,11 +136,12 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
-    kept = {"devices": state.devices, "queue": state.queue, "clock": state.clock}  # by whoever plays the round
-    following = tree.where(
-        weighty, State(params, memory, shared, average, size), state._replace(**dict.fromkeys(kept, ()))
-    )
-    return Closed(following._replace(**kept), update, weighty, own)
+    residual = tree.sub(_model(algorithm, state), start) if jax.tree.leaves(state.residual) else ()
+    changed = State(params, memory, shared, average, size, residual=residual)
+    # whoever plays the round keeps these
+    others = {name: getattr(state, name) for name in ("devices", "residuals", "queue", "clock")}
+    following = tree.where(weighty, changed, state._replace(**dict.fromkeys(others, ())))
+    return Closed(following._replace(**others), update, weighty, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:

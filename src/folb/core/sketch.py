@@ -11,22 +11,14 @@ largest number, or the size that keeps the norm.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from folb.core.shuffle import mixed, shuffled
-from folb.core.vector import namespace
+from folb.core.vector import flat, namespace
 from folb.typing import Params
 
 BITS = (1, 2, 4, 8, 32)
 MOST = 2**16  # numbers of a sketch
-
-
-def flat(a: Params) -> Any:
-    """All numbers of a tree, in one row; arrays by name in the order of their names."""
-    jax = sys.modules.get("jax")
-    parts = jax.tree.leaves(a) if jax is not None else [a[name] for name in sorted(a)]
-    return namespace(parts[0]).concat([part.reshape(-1) for part in parts])
 
 
 def sketched(a: Params, key: Any, m: int) -> Any:
@@ -43,16 +35,29 @@ def packed(s: Any, bits: int) -> Any:
     """A sketch as it is sent: m numbers or, with fewer than 32 bits, their levels in bytes and one scale."""
     if bits == 32:
         return s
-    xp, each, top = namespace(s), 8 // bits, 2**bits - 1
+    xp, top = namespace(s), 2**bits - 1
     if bits == 1:
         scale, level = xp.sqrt(xp.sum(s * s) / s.shape[0]), (s > 0).astype(xp.uint32)
     else:
         scale = xp.max(xp.abs(s))
         unit = s / xp.where(scale > 0, scale, xp.float32(1))
         level = xp.round((unit + 1) * xp.float32(top / 2)).astype(xp.uint32)
-    padded = xp.concat([level, xp.zeros(-s.shape[0] % each, dtype=xp.uint32)]).reshape(-1, each)
+    return {"codes": to_bytes(level, bits), "scale": scale.reshape(1)}
+
+
+def to_bytes(level: Any, bits: int) -> Any:
+    """Whole numbers of so many bits, in as few bytes as hold them."""
+    xp, each = namespace(level), 8 // bits
+    padded = xp.concat([level, xp.zeros(-level.shape[0] % each, dtype=xp.uint32)]).reshape(-1, each)
     shift = xp.arange(each, dtype=xp.uint32) * xp.uint32(bits)
-    return {"codes": xp.sum(padded << shift, axis=1).astype(xp.uint8), "scale": scale.reshape(1)}
+    return xp.sum(padded << shift, axis=1).astype(xp.uint8)
+
+
+def from_bytes(codes: Any, bits: int, m: int) -> Any:
+    """The m whole numbers again."""
+    xp = namespace(codes)
+    shift = xp.arange(8 // bits, dtype=xp.uint32) * xp.uint32(bits)
+    return ((codes.astype(xp.uint32)[:, None] >> shift) & xp.uint32(2**bits - 1)).reshape(-1)[:m]
 
 
 def unpacked(sent: Any, m: int, bits: int) -> Any:
@@ -60,7 +65,5 @@ def unpacked(sent: Any, m: int, bits: int) -> Any:
     if bits == 32:
         return sent
     codes, scale = sent["codes"], sent["scale"][0]
-    xp, each, top = namespace(codes), 8 // bits, 2**bits - 1
-    shift = xp.arange(each, dtype=xp.uint32) * xp.uint32(bits)
-    level = ((codes.astype(xp.uint32)[:, None] >> shift) & xp.uint32(top)).reshape(-1)[:m]
-    return scale * (level.astype(xp.float32) * xp.float32(2 / top) - 1)
+    xp, top = namespace(codes), 2**bits - 1
+    return scale * (from_bytes(codes, bits, m).astype(xp.float32) * xp.float32(2 / top) - 1)

@@ -9,6 +9,8 @@ import numpy as np
 
 from folb.core.algorithm import Algorithm
 from folb.core.round import upload_shape
+from folb.core.tree import size
+from folb.core.upload import DELTA, ENCODED, GRAD, Upload
 from folb.typing import Params
 
 
@@ -23,17 +25,26 @@ class Sizes(NamedTuple):
 
 
 def sizes(algorithm: Algorithm, params: Params) -> Sizes:
-    """The bytes of the messages of an algorithm, for a model like `params`."""
-    how, second = algorithm.selection.sampling, algorithm.gradient
+    """The bytes of the messages of an algorithm as they are sent, for a model like `params`."""
+    codecs, how, memory = algorithm.compression, algorithm.selection.sampling, algorithm.memory
+    model, d = nbytes(params), size(params)
+    second = GRAD if algorithm.gradient is None else algorithm.gradient.second
     asks = how.survey if how.first is None else how.first.upload
-    model = nbytes(params)
     return Sizes(
-        model=model,
-        shift=model if algorithm.memory is not None and algorithm.memory.shift is not None else 0,
-        reply=model + sum(nbytes(upload_shape(upload, params)) for upload in algorithm.uploads),
-        gradient=model if second is None else nbytes(upload_shape(second.second, params)),
+        model=model if codecs.down is None else codecs.down.nbytes(d),
+        shift=model if memory is not None and memory.shift is not None else 0,
+        reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
+        gradient=upload_size(algorithm, second, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),
     )
+
+
+def upload_size(algorithm: Algorithm, upload: Upload, params: Params) -> int:
+    """The bytes of one upload: through the codec, if it goes through one."""
+    codec = algorithm.compression.up
+    if codec is not None and upload in ENCODED:
+        return codec.nbytes(size(params))
+    return nbytes(upload_shape(upload, params))
 
 
 def nbytes(tree: Any) -> int:

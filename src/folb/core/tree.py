@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
+from folb.core.vector import size as size
 from folb.errors import InputError
 from folb.typing import Params
 
@@ -81,8 +82,3 @@ def check_like(field: str, found: Params, wanted: Params) -> None:
     kinds, expected = (jax.tree.map(kind, tree) for tree in (found, wanted))
     if kinds != expected:
         raise InputError(field, kinds, f"should be {expected}")
-
-
-def size(a: Params) -> int:
-    """The number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(a))

@@ -114,10 +114,11 @@ GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
 NORM = Upload("norm", _norm, least=0.0)
 LOSS = Upload("loss", _loss)
+ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uploads of the model's shape
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight
 TAKEN = (
-    *(DELTA.name, "second", "step", "arrays", "task", "shift", "mean", "metrics", "round", "identity"),
+    *(DELTA.name, "second", "step", "arrays", "task", "shift", "mean", "metrics", "round", "identity", "codec"),
     *("scaled_grad", "weighted", "importance", "hetero_weighted", "hetero_importance"),
 )
 

@@ -6,6 +6,7 @@ written with these functions runs on both, and the device does not need jax.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ def each(f: Callable[..., Any], *trees: Params) -> Params:
 
 def dot(a: Params, b: Params) -> Any:
     """<a, b> over all arrays."""
-    return sum(_arrays(each(lambda u, v: namespace(u).vdot(u, v), a, b)))
+    return sum(leaves(each(lambda u, v: namespace(u).vdot(u, v), a, b)))
 
 
 def norm(a: Params) -> Any:
@@ -47,11 +48,36 @@ def zeros(a: Params) -> Params:
     return each(lambda value: namespace(value).zeros_like(value), a)
 
 
+def flat(a: Params) -> Any:
+    """All numbers of a tree, in one row; arrays by name in the order of their names."""
+    parts = leaves(a)
+    return namespace(parts[0]).concat([part.reshape(-1) for part in parts])
+
+
+def shaped(row: Any, like: Params) -> Params:
+    """The tree of which `row` has all numbers: the inverse of `flat`. `like` has its shapes."""
+    found, first = [], 0
+    for part in leaves(like):
+        size = math.prod(part.shape)
+        found.append(row[first : first + size].reshape(part.shape))
+        first += size
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        return jax.tree.unflatten(jax.tree.structure(like), found)
+    return dict(zip(sorted(like), found, strict=True))
+
+
 def namespace(array: Any) -> Any:
     """The library of an array: numpy, or jax.numpy."""
     return array.__array_namespace__()
 
 
-def _arrays(tree: Params) -> list[Any]:
+def leaves(a: Params) -> list[Any]:
+    """The arrays of a tree; arrays by name in the order of their names."""
     jax = sys.modules.get("jax")
-    return list(tree.values()) if jax is None else jax.tree.leaves(tree)
+    return jax.tree.leaves(a) if jax is not None else [a[name] for name in sorted(a)]
+
+
+def size(a: Params) -> int:
+    """The number of parameters."""
+    return sum(math.prod(part.shape) for part in leaves(a))

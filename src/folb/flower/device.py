@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from folb.core.local_step import LOCAL_STEPS, LocalStep
 from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
-from folb.flower import local_work, protocol
+from folb.flower import encoded, local_work, protocol
 from folb.flower.protocol import Arrays, Task
 from folb.flower.sums import SUMS
 from folb.typing import NDArray
@@ -184,8 +184,9 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
             for record in map(content.array_records.get, (protocol.SHIFT, protocol.MEAN))
         )
         task = protocol.task(content.config_records[protocol.TASK])
-        found = make(context).answer(task, protocol.unpacked(content.array_records[protocol.MODEL]), shift, mean)
-        return _reply(message, *found)
+        params = encoded.model(task, content.array_records[protocol.MODEL])
+        arrays, numbers = make(context).answer(task, params, shift, mean)
+        return _reply(message, encoded.encoded(task, arrays, context.state), numbers)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

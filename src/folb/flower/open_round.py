@@ -15,18 +15,19 @@ import numpy as np
 from flwr.app import Message
 
 from folb.core import round as core_round
-from folb.core import selection
+from folb.core import selection, vector
 from folb.core.algorithm import Algorithm
+from folb.core.codec import Compression
 from folb.core.round import State
 from folb.core.rules import Gradients, Round, Update
 from folb.core.selection import Known, Multiset, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
-from folb.core.upload import DELTA, GRAD, Upload
+from folb.core.upload import DELTA, ENCODED, GRAD, Upload
 from folb.errors import InputError
 from folb.flower import protocol, replies
-from folb.flower.protocol import Arrays
-from folb.flower.replies import Expected, Form, Refused, Reply, Shape, last_words
+from folb.flower.protocol import Arrays, Task
+from folb.flower.replies import Encoded, Expected, Form, Refused, Reply, Shape, last_words
 from folb.flower.roster import Member
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
@@ -117,6 +118,15 @@ def form(upload: Upload, params: Arrays) -> Form:
     return Form(one if shape.shape else None, upload.least, upload.most)
 
 
+def through(task: Task, form: Form, upload: str, codecs: Compression, params: Arrays) -> Form:
+    """The form of an upload that goes through the codec of a task."""
+    if not task.codec or codecs.up is None or upload not in {one.name for one in ENCODED}:
+        return form
+    shapes = {name: Shape(*known) for name, known in codecs.up.shapes(vector.size(params)).items()}
+    whole = codecs.feedback and upload == DELTA.name
+    return form._replace(shapes=shapes, encoded=Encoded(codecs.up, np.array(task.words, np.uint32), params, whole))
+
+
 @dataclass
 class Opened:
     """A round under way."""
@@ -129,6 +139,7 @@ class Opened:
     N: int = 0  # devices that were ever met: the memory is of all of them
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
+    start: Arrays | None = None  # the model that devices decode, if it has a codec
     forms: Mapping[str, Form] = field(default_factory=dict)  # what each upload must be
     wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
@@ -255,6 +266,7 @@ class Opened:
             lr=_array(float(self.algorithm.solver.lr)),
             own=self.own,
             key=drawn.key,
+            start=self.start,
             K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
         )
 

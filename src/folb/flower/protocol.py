@@ -1,12 +1,13 @@
 """The messages between the server and a device: a task, and its answer.
 
-A task has all that a device needs, also its random words. So devices keep no state between messages, and draw the same
-batches as the simulator. Models are flat: named arrays of float32, `first.weight` for a nested tree's leaf.
+A task has all that a device needs, also its random words. So devices draw the same batches as the simulator, and keep
+no state between messages, except what a codec with error feedback leaves out (`folb.flower.encoded`). Models are flat:
+named arrays of float32, `first.weight` for a nested tree's leaf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,13 +41,16 @@ class Task:
     batch: int = 1
     unit: str = "step"
     step: str = "sgd"  # the local step
-    numbers: Mapping[str, float] = field(default_factory=dict)  # of the step (`step.beta`) and uploads (`gamma.most`)
+    codec: str = ""  # of the update and the gradient
+    down: str = ""  # of the model
+    shapes: tuple[str, ...] = ()  # of the model's arrays, if it has a codec: "60,10 weight"
+    numbers: Mapping[str, float] = field(default_factory=dict)  # `step.beta`, `gamma.most`, `codec.keep`
 
     def record(self) -> ConfigRecord:
         """The task as a record of a message."""
         fields = asdict(self)
         numbers = fields.pop("numbers")
-        fields |= {"uploads": list(self.uploads)}
+        fields |= {"uploads": list(self.uploads), "shapes": list(self.shapes)}
         fields |= {name: [int(word) for word in getattr(self, name)] for name in ("words", "key")}
         fields |= {"names": list(numbers), "values": [float(value) for value in numbers.values()]}
         return ConfigRecord(fields)
@@ -61,8 +65,21 @@ def task(record: Mapping[str, Any]) -> Task:
     """The task from the record of a message."""
     fields = dict(record)
     numbers = dict(zip(fields.pop("names"), fields.pop("values"), strict=True))
-    tuples: dict[str, Any] = {name: tuple(fields[name]) for name in ("uploads", "words", "key") if name in fields}
+    tuples: dict[str, Any] = {
+        name: tuple(fields[name]) for name in ("uploads", "words", "key", "shapes") if name in fields
+    }
     return Task(**fields | tuples | {"numbers": numbers})
+
+
+def shapes(params: Arrays) -> tuple[str, ...]:
+    """The shapes of a model's arrays, for a task."""
+    return tuple(f"{','.join(map(str, value.shape))} {name}" for name, value in params.items())
+
+
+def like(shapes: Sequence[str]) -> Arrays:
+    """Arrays of these shapes, and without content: the inverse of `shapes`."""
+    pairs = (text.split(" ", 1) for text in shapes)
+    return {name: np.broadcast_to(np.float32(0), [int(n) for n in shape.split(",") if n]) for shape, name in pairs}
 
 
 def arrays(params: Any) -> ArrayRecord:

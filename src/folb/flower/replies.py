@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
+from folb.core.codec import Codec
 from folb.core.upload import LARGEST
+from folb.core.vector import size
 from folb.flower import protocol
 from folb.flower.protocol import Arrays
 from folb.typing import NDArray
@@ -36,12 +38,29 @@ class Shape(NamedTuple):
     dtype: str = "float32"
 
 
+class Encoded(NamedTuple):
+    """How the server decodes an upload: the codec, the device's random words, and arrays of the decoded shapes."""
+
+    codec: Codec
+    words: NDArray
+    like: Arrays
+    whole: bool  # as in `Codec.decoded`
+
+    def decoded(self, upload: str, arrays: Arrays) -> Arrays:
+        """The upload, or `Refused`. What is allocated follows from the model alone."""
+        fault = self.codec.fault(arrays, size(self.like), LARGEST)
+        if fault:
+            raise Refused(f"{upload}: {fault}")
+        return self.codec.decoded(arrays, self.words, self.like, self.whole)
+
+
 class Form(NamedTuple):
     """What an upload must be: arrays of these shapes, by name, or None for a single number."""
 
     shapes: Mapping[str, Shape] | None
     least: float = -LARGEST
     most: float = LARGEST
+    encoded: Encoded | None = None  # if it goes through a codec
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ def _checked(message: Message, expected: Expected) -> Reply:
     shapes = {name: form.shapes for name, form in expected.uploads.items() if form.shapes is not None}
     _same("records", list(content), [*shapes, protocol.METRICS])
     numbers = _numbers(content[protocol.METRICS], expected)
-    arrays = {name: _arrays(name, content[name], own, expected.uploads[name].most) for name, own in shapes.items()}
+    arrays = {name: _arrays(name, content[name], own, expected.uploads[name]) for name, own in shapes.items()}
     return Reply(arrays, numbers)
 
 
@@ -104,15 +123,17 @@ def _number(name: str, value: Any, form: Form) -> float:
     return float(value)
 
 
-def _arrays(upload: str, record: Any, shapes: Mapping[str, Shape], most: float) -> Arrays:
+def _arrays(upload: str, record: Any, shapes: Mapping[str, Shape], form: Form) -> Arrays:
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{upload} is of type {type(record).__name__}")
     _same(upload, list(record), list(shapes))
     arrays = {name: _array(f"{upload}: {name}", record[name], *shape) for name, shape in shapes.items()}
+    if form.encoded is not None:
+        arrays = form.encoded.decoded(upload, arrays)
     # in 64 bits, where the squares of 32-bit numbers cannot overflow
     norm = math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in arrays.values()))
-    if not norm <= most:
-        raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {most:g}")
+    if not norm <= form.most:
+        raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {form.most:g}")
     return arrays
 
 

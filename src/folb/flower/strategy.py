@@ -28,14 +28,14 @@ from folb.core import vector
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
 from folb.core.guard import guard, is_guarded
-from folb.core.round import Closed, State, model_sent, shared_words
+from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
 from folb.core.rules import Update
 from folb.core.system import System
 from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import InputError, check, check_whole, choose
 from folb.flower import protocol
 from folb.flower.mailbox import SLACK, Post
-from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts
+from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts, through
 from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation
@@ -299,12 +299,11 @@ class FederatedStrategy(Strategy):
         if self.state is None:
             self.state = self._begin(params)
         state = self.state._replace(params=params, devices=())
-        if self.algorithm.server.send is not None:
-            ahead = model_sent(self.algorithm, state)
-            arrays = protocol.packed({name: np.asarray(ahead[name]) for name in params})
+        arrays, start = self._sent(state, server_round, arrays)
         members = self._present(self.post)
+        until = time.monotonic() + self.deadline
         self.opened = opened = Opened(
-            server_round, state, self.algorithm, members, time.monotonic() + self.deadline, noted=self._refusals()
+            server_round, state, self.algorithm, members, until, start=start, noted=self._refusals()
         )
         opened.N = len({member.identity for member in members} | set(self.remembered.met))
         opened.forms = self._forms(params)
@@ -338,6 +337,21 @@ class FederatedStrategy(Strategy):
         opened.own = self.remembered.stacked(who[opened.plan.first.device].tolist())
         self._warn(len(opened.drawn), opened.algorithm)
         return self._ask(opened, arrays)
+
+    def _sent(self, state: State, t: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Arrays | None]:
+        """The model as it is sent; and as devices decode it, if it has a codec."""
+        params, codec, key = state.params, self.algorithm.compression.down, self._key(t)
+        if codec is not None:
+            encoded = {name: np.asarray(value) for name, value in model_encoded(self.algorithm, state, key).items()}
+            return protocol.packed(encoded), codec.decoded(encoded, key, params)
+        if self.algorithm.server.send is None:
+            return arrays, None
+        ahead = model_sent(self.algorithm, state)
+        return protocol.packed({name: np.asarray(ahead[name]) for name in params}), None
+
+    def _key(self, t: int) -> NDArray:
+        """Two random words that all devices of round t share."""
+        return np.asarray(shared_words(np.uint32(self.seed), np.uint32(t)))
 
     def _known(self, members: Sequence[Member]) -> Any:
         """What the sampling sees of the memory of devices."""
@@ -476,7 +490,8 @@ class FederatedStrategy(Strategy):
                 group_id=str(opened.t),
                 ttl=self.deadline + SLACK,
             )
-            forms = {name: opened.forms[name] for name in task.uploads}
+            codecs, params = self.algorithm.compression, opened.state.params
+            forms = {name: through(task, opened.forms[name], name, codecs, params) for name in task.uploads}
             expected = Expected(opened.t, forms, member.size, member.node)
             opened.asked[identity] = (message, expected)
             opened.down += protocol.nbytes(message.content)
@@ -495,23 +510,34 @@ class FederatedStrategy(Strategy):
 
     def _plain(self, t: int, *uploads: Upload) -> Task:
         """A task without local work."""
-        mu, key = float(self.algorithm.solver.mu), np.asarray(shared_words(np.uint32(self.seed), np.uint32(t)))
-        words = (int(key[0]), int(key[1]))
-        return Task(t, tuple(upload.name for upload in uploads), key=words, mu=mu, numbers=_numbers(uploads))
+        mu, key, names = float(self.algorithm.solver.mu), self._key(t), tuple(upload.name for upload in uploads)
+        task = Task(t, names, key=(int(key[0]), int(key[1])), mu=mu, numbers=_numbers(uploads))
+        codec = self.algorithm.compression.down
+        if codec is None:
+            return task
+        return replace(task, down=codec.name, shapes=protocol.shapes(self._round.state.params))
+
+    def _through(self, task: Task, words: Any) -> Task:
+        """The task with the device's random words, and the codec of what it sends."""
+        codecs, words = self.algorithm.compression, (int(words[0]), int(words[1]))
+        if codecs.up is None:
+            return replace(task, words=words)
+        numbers = {"codec.keep": codecs.up.keep, "codec.feedback": float(codecs.feedback)}
+        return replace(task, words=words, codec=codecs.up.name, numbers={**task.numbers, **numbers})
 
     def _work(self, work: Any, words: Any, t: int, uploads: Sequence[Upload]) -> Task:
         """The task of a slot: the local work that it has drawn, and its uploads."""
         solver = self._round.algorithm.solver
         steps = {f"step.{name}": float(value) for name, value in solver.step.numbers.items()}
+        task = self._through(self._plain(t, *uploads), words)
         return replace(
-            self._plain(t, *uploads),
+            task,
             work=int(work),
-            words=(int(words[0]), int(words[1])),
             lr=float(solver.lr),
             batch=solver.batch,
             unit=solver.unit,
             step=solver.step.name,
-            numbers=_numbers(uploads) | steps,
+            numbers={**task.numbers, **steps},
         )
 
     def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
@@ -533,7 +559,7 @@ class FederatedStrategy(Strategy):
             second = GRAD if self.algorithm.gradient is None else self.algorithm.gradient.second
             for i, k in enumerate(drawn.second.device):
                 if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
-                    alone = self._plain(opened.t, second)
+                    alone = self._through(self._plain(opened.t, second), drawn.second_words[i])
                     if "delta" in second.needs:
                         alone = self._work(drawn.second_work[i], drawn.second_words[i], opened.t, (second,))
                     tasks.setdefault(opened.members[k].identity, alone)

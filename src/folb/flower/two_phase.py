@@ -22,6 +22,7 @@ from jax.tree_util import Partial
 
 from folb.core import rules, server_step
 from folb.core.algorithm import Algorithm
+from folb.core.codec import Compression
 from folb.core.guard import is_guarded
 from folb.core.round import State
 from folb.core.rules import Round, Update
@@ -76,6 +77,10 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.step_size is not None:
             expected = "should be None: it may look at single updates, which the server never sees"
             raise InputError("step_size", algorithm.name, expected)
+        if algorithm.compression != Compression():
+            expected = "should be none: a sum adds up numbers, and a codec's bytes do not add up"
+            name = "compress_up" if algorithm.compression.up is not None else "compress_down"
+            raise InputError(name, algorithm.origin.settings.get(name), expected)
         if algorithm.gradient is not None and algorithm.gradient.upload != GRAD:
             name = "proxy" if algorithm.gradient.upload is None else algorithm.gradient.upload.name
             raise InputError("gradient", name, "should be exact: a device computes its own weight from its gradient")

@@ -33,7 +33,7 @@ from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort, times_bytes
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import solve
+from folb.simulation import lossy, solve
 from folb.simulation.events import arrivals, start_of
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
@@ -68,15 +68,18 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
+    N, how, codecs = len(problem.train.size), algorithm.selection, algorithm.compression
     if is_clocked(problem.system):
         state = state._replace(clock=clock.zero())
+    if codecs.remembers:
+        state = state._replace(residuals=lossy.no_residuals(state.params, N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
-    N, how = len(problem.train.size), algorithm.selection
     first = how.sampling.first
     if first is None:
         return state._replace(devices=empty(own, N, rounds * how.K))
-    model, key = model_sent(algorithm, state), shared_words(seed, 1)
+    key = shared_words(seed, 1)
+    model = model_sent(algorithm, state, key)
     answers = survey_arrays(problem, first.upload, model, algorithm.solver.mu, min(how.K, N), key)
     rows = empty(own, N, N)
     known = first.remember(answers, how.K)
@@ -99,7 +102,8 @@ def play(
     model, train = problem.model, problem.train
     how, solver = algorithm.selection, algorithm.solver
 
-    model_at = model_sent(algorithm, state)
+    key = shared_words(seed, t)
+    model_at = model_sent(algorithm, state, key)
     opened = opening(problem, state.clock)
     draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
     if algorithm.asynchrony is not None:
@@ -117,7 +121,6 @@ def play(
 
     # Unused values are dropped by the compiler.
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), model_at)
-    key = shared_words(seed, t)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
         other = reached(other, opened.online)
@@ -132,8 +135,11 @@ def play(
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
         theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
+        answers = computed((upload,), theirs)[upload.name]
+        if algorithm.compression.up is not None and upload == GRAD:
+            answers = lossy.arrived(algorithm.compression.up, answers, other_words)
         second = Gradients(
-            computed((upload,), theirs)[upload.name],
+            answers,
             jnp.where(arrived, other.times, 0.0),
             draw.correction(other.device),
             other.device,
@@ -146,7 +152,7 @@ def play(
         awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
         wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
-    done = _work_and_close(problem, algorithm, state, t, draw, slots, times, here, key, second=second)
+    done = _work_and_close(problem, algorithm, state, t, draw, slots, times, here, model_at, key, second=second)
     surveyed = jnp.int32(0)
     if how.sampling.survey is not None and opened.online is not None:
         asked_before = candidates(how, len(train.size), seed, t, opened.online)
@@ -167,7 +173,7 @@ def play(
         updated=done.closed.updated,
         **done.records,
     )
-    following = done.closed.state
+    following = done.closed.state._replace(residuals=done.residuals)
     if timed is not None:
         info = info._replace(seconds=timed.began + info.seconds)
     if is_clocked(problem.system):
@@ -200,7 +206,7 @@ def _play_without_waiting(
     # Sketches can be compared if they have one key, and nobody knows at the start who will be in the same buffer.
     key = shared_words(seed, 1)
     done = _work_and_close(
-        problem, sized, state, t, draw, slots, usable.astype(jnp.float32), starts, key, staleness=staleness
+        problem, sized, state, t, draw, slots, usable.astype(jnp.float32), starts, model_at, key, staleness=staleness
     )
     records = {name: value for name, value in done.records.items() if value is not None}
     if "weights" in records:
@@ -222,13 +228,15 @@ def _play_without_waiting(
         updated=done.closed.updated,
         **jax.tree.map(with_lost, records),
     )
-    return done.closed.state._replace(queue=queue._replace(steps=queue.steps + done.closed.updated)), info
+    queue = queue._replace(steps=queue.steps + done.closed.updated)
+    return done.closed.state._replace(queue=queue, residuals=done.residuals), info
 
 
 class _Done(NamedTuple):
-    """A closed round, and the records of it that were asked for."""
+    """A closed round, what its devices' codecs left out, and the records that were asked for."""
 
     closed: Closed
+    residuals: Any
     records: dict[str, Array | None]
 
 
@@ -241,12 +249,14 @@ def _work_and_close(
     slots: Slots,
     times: Array,
     here: Params,
+    start: Params,
     key: Array,
     *,
     second: Gradients | None = None,
     staleness: Array | None = None,
 ) -> _Done:
-    """The devices of the slots work, each from its own model in `here`, and the server closes the round."""
+    """The devices of the slots work, each from its own model in `here`, and the server, which sends `start` in this
+    round, closes it."""
     train, solver = problem.train, algorithm.solver
     size = train.size[slots.device]
     steps = steps_of(solver, slots.work, size)
@@ -255,6 +265,14 @@ def _work_and_close(
     delta = solve.solve(problem.model, train, solver, here, slots, problem.abreast, problem.mesh, shift)
     sources = Sources(problem, here, slots.device, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
+    codecs, residuals = algorithm.compression, state.residuals
+    if codecs.up is not None:
+        if codecs.feedback:
+            delta, residuals = lossy.with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
+        else:
+            delta = lossy.arrived(codecs.up, delta, slots.words)
+        if GRAD.name in sent:
+            sent[GRAD.name] = lossy.arrived(codecs.up, sent[GRAD.name], slots.words)
     round = Round(
         params=state.params,
         times=times,
@@ -273,6 +291,7 @@ def _work_and_close(
         lr=solver.lr,
         own=own,
         key=key,
+        start=start,
         staleness=staleness,
         starts=None if staleness is None else here,
     )
@@ -284,7 +303,7 @@ def _work_and_close(
         "work": slots.work if "work" in problem.record else None,
         "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
     }
-    return _Done(closed, records)
+    return _Done(closed, residuals, records)
 
 
 def _within(other: Multiset, some: Array, drawn: Multiset) -> Array:

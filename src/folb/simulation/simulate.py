@@ -261,7 +261,8 @@ def _one_model(states: State) -> Params:
 
 def _remembered(jobs: list[Job], rounds: int) -> int:
     """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
-    return rounds if jobs[0].algorithm.memory is not None else ENDLESS
+    first = jobs[0].algorithm
+    return rounds if first.memory is not None or first.compression.remembers else ENDLESS
 
 
 def compile_ahead(problem: Problem, jobs: list[Job], rounds: int, every: int) -> None:
@@ -388,7 +389,7 @@ def _chunk_seconds(states: State) -> float:
 
     The memory of before is kept until the chunk is there, so that an interruption loses no round.
     """
-    copied = sum(leaf.nbytes for leaf in jax.tree.leaves(states.devices)) / COPIED
+    copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
     return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
 
 
