@@ -59,7 +59,7 @@ class FederatedStrategy(Strategy):
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was. After `max_abandoned` such
     rounds in a row the run ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes
-    the round once K have answered.
+    the round once K have answered; by default it is the algorithm's, or 1.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
     `dataset`, `model` and `target` (of test accuracy) are only for its report.
     """
