@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
 from malformed.kinds import SHAPES, claim, device, npy
@@ -25,6 +26,7 @@ from folb.core.randomness import ROUND, words
 from folb.core.shuffle import shuffled
 from folb.core.traffic import sizes
 from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, encoded
+from folb.flower.protocol import Task
 from folb.simulation import problem as problems
 from folb.simulation.play import start
 from folb.store import checkpoint, directory
@@ -246,6 +248,19 @@ def test_a_lost_reply_takes_what_it_carried_with_it():
         state = carrier.states[carrier.node(2)]
         left.append({name: value.numpy() for name, value in state.array_records[encoded.RESIDUAL].items()})
     assert all(np.array_equal(left[0][name], left[1][name]) and left[0][name].any() for name in left[0])
+
+
+def test_what_another_run_left_out_is_dropped():
+    """Rounds count upwards: a device that is asked for an earlier round than its last begins anew."""
+    ones = {"delta": {"w": np.arange(1, 9, dtype=np.float32)}}
+    task = Task(1, ("delta",), codec="top_k", numbers={"codec.keep": 0.25, "codec.feedback": 1.0})
+    state = RecordDict()
+    first = encoded.encoded(task, ones, state)["delta"]
+    again = encoded.encoded(task, ones, state)["delta"]
+    later = encoded.encoded(replace(task, round=2), ones, state)["delta"]
+    assert first["values"].tolist() == again["values"].tolist() == [7, 8]
+    assert later["values"].tolist() == [10, 12]  # 5 and 6 were left out before
+    assert encoded.encoded(replace(task, round=1), ones, state)["delta"]["values"].tolist() == [7, 8]
 
 
 def test_a_killed_run_ends_with_the_same_bits(tmp_path, monkeypatch):

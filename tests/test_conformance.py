@@ -53,6 +53,7 @@ NESTED = Model(
 )
 LOSS, PREDICT = jax.jit(NESTED.loss), jax.jit(NESTED.predict)
 MODEL_BYTES = 4 * (60 * 4 + 4 + 4 * 10 + 10)
+ENCODED_BYTES = {"int8": 294 + 2 * 4, "int4": 147 + 2 * 4, "top_k": 30 * 8}  # of 294 parameters, in two blocks
 
 
 # an algorithm from a user's own file is held to the same: SCAFFOLD, with a memory of devices
@@ -137,6 +138,8 @@ TABLE = {
     "folb_hetero, proxy, scaffold, lookahead": Case(
         "folb_hetero", {"gradient": "proxy", "memory": "scaffold", "server": "lookahead"}, BETA
     ),
+    "fedavg, top_k, int8 down": Case("fedavg", {"compress_up": "top_k", "compress_down": "int8"}, LR),
+    "folb, int4": Case("folb", {"compress_up": "int4", "error_feedback": True}, MU),
     "fedavg, momentum, last two": Case("fedavg", {"server": "momentum", "average": "last_two"}, BETA),
 }
 
@@ -225,8 +228,8 @@ def check_weights(case, runs):
             if not run.updated[t]:
                 assert not weights.any()
                 continue
-            if "gradient" in case.settings and not run.parameters.get("guarded"):
-                continue  # tests/test_family.py has these weights
+            if {"gradient", "error_feedback"} & set(case.settings) and not run.parameters.get("guarded"):
+                continue  # tests/test_family.py and test_compression.py have these weights
             if run.parameters.get("guarded"):  # tests/test_guard.py has the weights themselves
                 most = run.parameters["cap"] / times.sum()
                 assert np.all((weights >= 0) & (weights <= most * (1 + 1e-6)))
@@ -284,7 +287,9 @@ def check_bytes(case, runs):
         or case.algorithm == "mimelite"
     )
     sketch = {32: 64 * 4, 8: 64 + 4}.get(case.settings.get("bits"), 0)
-    gradient = {"sketch": sketch, "proxy": 0}.get(case.settings.get("gradient"), MODEL_BYTES)
+    update = ENCODED_BYTES.get(case.settings.get("compress_up"), MODEL_BYTES)
+    whole = ENCODED_BYTES.get(case.settings.get("compress_down"), MODEL_BYTES)
+    gradient = {"sketch": sketch, "proxy": 0}.get(case.settings.get("gradient"), update)
     alone = MODEL_BYTES if case.settings.get("gradient") == "proxy" else gradient  # what S_2 sends
     uploads_gamma = case.algorithm in ("folb_hetero", "folb_never_flip")
     for run in runs[:2]:
@@ -292,7 +297,7 @@ def check_bytes(case, runs):
             asked = set(run.devices[t].tolist())
             up = survey_up
             for _ in set(run.devices[t][run.times[t] > 0].tolist()):
-                up += MODEL_BYTES  # its update
+                up += update
                 up += gradient if uploads_gradient else 0
                 up += 4 if uploads_gamma else 0
             if case.algorithm == "folb_two_set":
@@ -303,7 +308,7 @@ def check_bytes(case, runs):
                 asked = set(range(N))
             assert run.bytes_up[t] == up
             shift = MODEL_BYTES * len(asked) if case.algorithms()[0].memory and case.algorithm != "fedvarp" else 0
-            assert run.bytes_down[t] == MODEL_BYTES * len(asked) + shift
+            assert run.bytes_down[t] == whole * len(asked) + shift
 
 
 def check_other_numbers_are_the_same_program(case, runs):
@@ -347,7 +352,8 @@ def check_a_round_can_be_replayed_alone(case, runs):
         span = (np.int32(first), np.int32(last + 1), np.int32(1))
         return program.advance(problem, algorithms, states, seeds, *span)
 
-    room = problems.ENDLESS if case.algorithms()[0].memory is None else ROUNDS
+    first = case.algorithms()[0]
+    room = problems.ENDLESS if first.memory is None and not first.compression.remembers else ROUNDS
     before, _ = advance(program.begin(problem, algorithms, seeds, rounds=room), 1, 2)
     after, record = advance(before, 3, 3)
     final = program.models_kept(algorithms, advance(after, 4, ROUNDS)[0])
@@ -430,7 +436,7 @@ FURTHER = {  # each of these checks compiles a program of its own
 ALWAYS = {
     *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
     *("own scaffold", "feddyn", "fedbuff", "folb, guarded, fedexp", "folb, sketch, guarded"),
-    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two"),
+    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two", "fedavg, top_k, int8 down"),
 }
 
 

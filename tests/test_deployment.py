@@ -239,6 +239,25 @@ def test_malformed_replies_of_every_kind_are_refused_alone(deployed, tmp_path):
     assert all(np.isfinite(value).all() for value in np.load(directory / "model.npz").values())
 
 
+@pytest.mark.slow
+@needs_flower
+def test_updates_through_a_codec_with_error_feedback(deployed, tmp_path):
+    """What a codec leaves out stays on the node between rounds: the model is that of the in-process grid."""
+    from encoded import server
+    from encoded.device import app
+    from inprocess import InProcessGrid
+
+    settle(deployed)
+    directory = tmp_path / "run"
+    submitted = deployed.run(Path(__file__).parent / "encoded", {"directory": str(directory)})
+    assert holds(lambda: submitted.code is not None, LONG)
+    assert len(rounds(directory)) == server.ROUNDS, submitted.tail(30)
+    expected = server.run(InProcessGrid([app] * 4), tmp_path / "here")
+    found = np.load(directory / "model.npz")
+    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    assert [line["bytes_up"] for line in rounds(directory)] == [line["bytes_up"] for line in rounds(tmp_path / "here")]
+
+
 @needs_flower
 def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(deployed, tmp_path, monkeypatch):
     settle(deployed)

@@ -2,22 +2,25 @@
 
 With error feedback, what the codec leaves out of an update stays on the device, in the state that Flower keeps for it
 (`Context.state`), and is added to its next update. It is never sent. A device does not know what becomes of a reply:
-what it left out counts from the moment it answers.
+what it left out counts from the moment it answers. Rounds count upwards: what was left out in this round or a later
+one is of another run, or of a round that is played again, and is dropped.
 
 This module imports only numpy and flwr, as `folb.flower.device` does.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from folb.core.codec import Codec
 from folb.core.upload import DELTA, ENCODED
 from folb.flower import protocol
 from folb.flower.protocol import Arrays, Task
 
-RESIDUAL = "folb.residual"
+RESIDUAL, ROUND = "folb.residual", "folb.round"  # records of the device's state
 
 
 def model(task: Task, record: ArrayRecord) -> Arrays:
@@ -37,11 +40,19 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
         feedback = name == DELTA.name and numbers["feedback"] > 0
-        if feedback and RESIDUAL in state.array_records:
-            before = protocol.unpacked(state.array_records[RESIDUAL])
+        if feedback and (before := _left_out(task, state)) is not None:
             full = {key: value + before[key] for key, value in full.items()}
         found[name] = codec.encoded(full, words)
         if feedback:
             sent = codec.decoded(found[name], words, full, whole=True)
             state[RESIDUAL] = protocol.packed({key: value - sent[key] for key, value in full.items()})
+            state[ROUND] = MetricRecord({protocol.ROUND: task.round})
     return found
+
+
+def _left_out(task: Task, state: RecordDict) -> Arrays | None:
+    """What the last update of this run left out."""
+    known: Any = state.metric_records.get(ROUND)
+    if known is None or known[protocol.ROUND] >= task.round:
+        return None
+    return protocol.unpacked(state.array_records[RESIDUAL])
