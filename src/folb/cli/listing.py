@@ -119,9 +119,11 @@ def _common() -> None:
 def _parts() -> None:
     """What algorithms are made of, kind by kind."""
     from folb.cli import tables
+    from folb.core.attack import SAYS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
     from folb.core.local_step import LOCAL_STEPS
+    from folb.core.robust import CENTRES
     from folb.core.selection import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.experiments.settings import first_line
@@ -133,6 +135,8 @@ def _parts() -> None:
         "local_step: a device's step": {name: first_line(one.apply) for name, one in LOCAL_STEPS.items()},
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.items()},
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
+        "robust: what stands in for a mean of updates": {name: first_line(one) for name, one in CENTRES.items()},
+        "attack: what lying devices do, in the simulator": dict(SAYS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
     }
     console = tables.console()

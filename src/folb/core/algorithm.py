@@ -14,10 +14,13 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
 
+from folb.core import attack as attacks
 from folb.core import average as averages
 from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
+from folb.core import robust as robust_rules
 from folb.core import step_size as step_sizes
+from folb.core.attack import Attack
 from folb.core.average import Average, server_model
 from folb.core.gradient import Source
 from folb.core.local_step import LocalStep
@@ -63,6 +66,8 @@ class Algorithm:
     gradient: Source | None = None  # where a rule that weighs by gradients gets them from
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
+    attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
+    root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
@@ -128,6 +133,50 @@ class Common(TypedDict, total=False):
         "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
     ]
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.7"]
+    robust: Annotated[
+        Literal[
+            "median",
+            "trimmed_mean",
+            "krum",
+            "multi_krum",
+            "geometric_median",
+            "centred_clipping",
+            "norm_bound",
+            "fltrust",
+        ]
+        | None,
+        "what stands in for the mean of the updates, if devices may lie; by default the mean stays",
+    ]
+    liars: Annotated[float | None, "of robust: the share of devices that may lie; by default 0.2"]
+    bucket: Annotated[int | None, "of robust: means of so many replies, at random, are what it sees; by default of 1"]
+    root: Annotated[int | None, "of robust=fltrust: training samples that the server has, too; by default 100"]
+    attack: Annotated[
+        Literal[
+            "honest",
+            "flipped",
+            "flipped_x1000",
+            "inflated",
+            "inflated_back",
+            "not_finite",
+            "noise",
+            "reversed",
+            "grazing",
+            "alie",
+            "ipm",
+            "min_max",
+            "min_sum",
+            "labels",
+            "backdoor",
+            "adaptive",
+            "gamma",
+            "loss",
+        ]
+        | None,
+        "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
+    ]
+    attackers: Annotated[
+        float | None, "of attack: the share of devices that lie, those with the lowest numbers; by default 0.2"
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -167,6 +216,12 @@ def compose(
     step_goal: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
+    robust: str | None = None,
+    liars: Any = None,
+    bucket: int | None = None,
+    root: int | None = None,
+    attack: str | None = None,
+    attackers: Any = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -226,7 +281,7 @@ def compose(
         lr, mu = lr * joined.pace, mu + joined.prox
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
-    return Algorithm(
+    made = Algorithm(
         selection=Selection(K, replacement, replace(chosen, keeps=None), second),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
@@ -245,8 +300,11 @@ def compose(
         gradient=gradient,
         step_size=step_sizes.step_size(step_size, gain=step_gain, goal=step_goal),
         average=averages.average(average, average_rate),
+        attack=attacks.attack(attack, attackers),
+        root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
+    return robust_rules.robust(made, robust, liars, bucket)
 
 
 def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:

@@ -255,7 +255,6 @@ class Opened:
             lr=_array(float(self.algorithm.solver.lr)),
             own=self.own,
             key=drawn.key,
-            K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
         )
 
 

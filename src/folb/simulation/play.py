@@ -10,13 +10,25 @@ from jax import Array
 
 from folb.core.algorithm import Algorithm
 from folb.core.memory import empty, gathered, scattered, started
-from folb.core.round import Chosen, State, begin, close, managed, model_sent, sets, shared_words, shifts, with_step_size
+from folb.core.round import (
+    Chosen,
+    State,
+    begin,
+    close,
+    kept,
+    managed,
+    model_sent,
+    sets,
+    shared_words,
+    shifts,
+    with_step_size,
+)
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import solve
+from folb.simulation import poison, solve, trust
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
@@ -41,6 +53,7 @@ class Info(NamedTuple):
     gamma: Array | None = None
     work: Array | None = None
     lr: Array | None = None
+    attack: Array | None = None  # [3]: the liars' part of the weight, their largest weight, the backdoor's rate
 
 
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
@@ -84,7 +97,8 @@ def play(
     words, effort = efforts(problem, algorithm, drawn, seed, t)
     usable = (drawn.times > 0) & ~effort.lost
     times = jnp.where(usable, drawn.times, 0.0)
-    slots = Slots(drawn.device, jnp.where(usable, effort.work, 0), words)
+    theirs, who = poison.poisoned(problem, algorithm, drawn.device)
+    slots = Slots(who, jnp.where(usable, effort.work, 0), words)
     own = _own(algorithm, state, drawn.device)
 
     # Unused values are dropped by the compiler.
@@ -93,8 +107,8 @@ def play(
     steps = steps_of(solver, slots.work, size)
     key = shared_words(seed, t)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
-    delta = solve.solve(model, train, solver, model_at, slots, problem.abreast, problem.mesh, shift)
-    sources = Sources(problem, model_at, here, drawn.device, usable, mu=solver.mu, key=key, delta=delta)
+    delta = solve.solve(model, theirs.train, solver, model_at, slots, problem.abreast, problem.mesh, shift)
+    sources = Sources(theirs, model_at, here, who, usable, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
@@ -104,9 +118,9 @@ def play(
         if "delta" in upload.needs:  # it works like S_1, but for nothing else
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, model_at, there, problem.abreast, problem.mesh)
-        theirs = Sources(problem, model_at, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
+        others = Sources(problem, model_at, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
         second = Gradients(
-            computed((upload,), theirs)[upload.name],
+            computed((upload,), others)[upload.name],
             jnp.where(arrived, other.times, 0.0),
             draw.correction(other.device),
             other.device,
@@ -136,6 +150,7 @@ def play(
         lr=solver.lr,
         own=own,
         key=key,
+        trusted=trust.update(problem, algorithm, model_at, seed, jnp.where(usable, steps, 0)),
     )
     closed = close(algorithm, state, round)
     surveyed = jnp.int32(0)
@@ -158,6 +173,9 @@ def play(
         gamma=_gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         work=slots.work if "work" in problem.record else None,
         lr=jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
+        attack=poison.gained(problem, algorithm, drawn.device, closed.update.weights, kept(algorithm, closed.state))
+        if "attack" in problem.record
+        else None,
     )
     following = closed.state
     if jax.tree.leaves(own):
