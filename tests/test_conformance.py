@@ -88,6 +88,8 @@ AGREED = [
 ALPHA = [{"memory_alpha": 0.1, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.05}]
 MOMENTUM = [{"memory_beta": 0.5, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.2}]
 LOCAL = [{"local_beta": 0.5, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.05}]
+LIARS = [{"liars": 0.0, "lr": 0.1}, {"liars": 0.4, "lr": 0.1}, {"liars": 0.4, "lr": 0.05}]
+ATTACKERS = [{"attackers": 0.2, "lr": 0.1}, {"attackers": 0.5, "lr": 0.1}, {"attackers": 0.5, "lr": 0.05}]
 CAP = [{"cap": 1.5, "lr": 0.1}, {"cap": 3.0, "lr": 0.1}, {"cap": 2.0, "lr": 0.2}]
 
 TABLE = {
@@ -130,6 +132,16 @@ TABLE = {
     "folb_hetero, proxy, scaffold, lookahead": Case(
         "folb_hetero", {"gradient": "proxy", "memory": "scaffold", "server": "lookahead"}, BETA
     ),
+    "fedavg, median, buckets": Case("fedavg", {"robust": "median", "bucket": 2}, LR),
+    "fedavg, trimmed mean": Case("fedavg", {"robust": "trimmed_mean"}, LIARS),
+    "fedprox, krum, nesterov": Case("fedprox", {"robust": "krum", "server": "nesterov"}, BETA),
+    "scaffold, multi-krum": Case("scaffold", {"robust": "multi_krum"}, LR),
+    "accord, geometric median": Case(
+        "accord", {"robust": "geometric_median", "replacement": True, "sampling": "uniform"}, AGREED
+    ),
+    "folb, guarded, centred clipping": Case("folb", {"guarded": True, "robust": "centred_clipping"}, CAP),
+    "feddyn, norm bound, ema": Case("feddyn", {"robust": "norm_bound", "average": "ema"}, ALPHA),
+    "fedavg, fltrust, attacked": Case("fedavg", {"robust": "fltrust", "root": 20, "attack": "alie"}, ATTACKERS),
     "fedavg, momentum, last two": Case("fedavg", {"server": "momentum", "average": "last_two"}, BETA),
 }
 
@@ -220,6 +232,9 @@ def check_weights(case, runs):
                 continue
             if "gradient" in case.settings and not run.parameters.get("guarded"):
                 continue  # tests/test_family.py has these weights
+            if run.parameters.get("robust"):  # tests/test_robust.py has the centres
+                assert np.all(weights >= -1e-6)
+                continue
             if run.parameters.get("guarded"):  # tests/test_guard.py has the weights themselves
                 most = run.parameters["cap"] / len(times)
                 assert np.all((weights >= 0) & (weights <= most * (1 + 1e-6)))
@@ -423,7 +438,7 @@ FURTHER = {  # each of these checks compiles a program of its own
 ALWAYS = {
     *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
     *("own scaffold", "feddyn", "folb, guarded, fedexp", "folb, sketch, guarded"),
-    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two"),
+    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two", "fedavg, fltrust, attacked"),
 }
 
 
