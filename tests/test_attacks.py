@@ -1,4 +1,4 @@
-"""What attackers report, and what `folb attack` says they gained."""
+"""What liars report, and what `folb attack` says they gained."""
 
 import json
 
@@ -11,16 +11,19 @@ from rich.console import Console
 from folb import algorithms, simulate
 from folb.cli import tables
 from folb.cli.main import main
+from folb.core import attack
+from folb.core.algorithm import Common
+from folb.core.attack import ATTACKS, SAYS, Attack
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
-from folb.experiments import attack
-from folb.experiments.attack import ATTACKS, Attack, Outcome
-from folb.experiments.experiment import Experiment
-from folb.experiments.plan import plan
+from folb.errors import InputError
+from folb.experiments.plan import common_settings
 from folb.models import logistic
+from folb.results.attacks import Outcome
 
-K, P = 6, 5
+K, P, N = 6, 5, 10
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
+HONEST = [2, 4, 5]  # slots of honest devices that replied
 
 
 def make_round(seed=0, gradients=True):
@@ -40,129 +43,211 @@ def make_round(seed=0, gradients=True):
         gamma=jnp.full(K, 0.5) if gradients else None,
         second=Gradients({"w": second}, jnp.ones(K), jnp.ones(K), jnp.asarray(DEVICE)) if gradients else None,
         device=jnp.asarray(DEVICE),
+        sent={"loss": jnp.ones(K)},
+        key=jnp.array([1, 2], jnp.uint32),
+        N=N,
     )
 
 
-seen = jax.jit(attack.seen)
+@jax.jit
+def seen(numbers, round):
+    return attack.told_gradients(numbers, attack.told(numbers, round))
 
 
-def test_without_attackers_the_round_is_the_round():
+def lied(name, round=None, share=0.2):
+    return seen(Attack(share, **ATTACKS[name]), make_round() if round is None else round)
+
+
+def test_without_liars_the_round_is_the_round():
     round = make_round()
-    for numbers in ATTACKS.values():
-        jax.tree.map(np.testing.assert_array_equal, seen(Attack(0, **numbers), round), round)
+    for name in ATTACKS:
+        jax.tree.map(np.testing.assert_array_equal, lied(name, round, 0.0), round)
 
 
-def test_attackers_alone_report_other_things():
+def test_liars_alone_report_other_things():
     round = make_round()
-    other = seen(Attack(2, update=-1.0, gradient=1e6, gamma=1000.0), round)
+    other = seen(Attack(0.2, own=-1.0, gradient=1e6, gamma=1000.0, loss=5.0), round)
     np.testing.assert_array_equal(other.delta["w"][:2], -round.delta["w"][:2])
     np.testing.assert_allclose(other.grad["w"][:2], 1e6 * round.grad["w"][:2], rtol=1e-6)
     np.testing.assert_allclose(other.second.grad["w"][:2], 1e6 * round.second.grad["w"][:2], rtol=1e-6)
     np.testing.assert_array_equal(other.gamma, [1000.5, 1000.5, 0.5, 0.5, 0.5, 0.5])
+    np.testing.assert_array_equal(other.sent["loss"], [5, 5, 1, 1, 1, 1])
     for a, b in ((other.delta, round.delta), (other.grad, round.grad), (other.second.grad, round.second.grad)):
         np.testing.assert_array_equal(a["w"][2:], b["w"][2:])
 
 
-def test_the_reversed_mean_is_that_of_the_honest_who_replied():
+def test_what_liars_know_is_the_honest_who_replied():
     round = make_round()
-    other = seen(Attack(2, **ATTACKS["mean reversed"]), round)
-    for name in ("delta", "grad"):
-        own, told = getattr(round, name)["w"], getattr(other, name)["w"]
-        mean = np.asarray(own)[[2, 4, 5]].mean(axis=0)
-        for k in (0, 1):
-            expected = -mean / np.linalg.norm(mean) * np.linalg.norm(own[k])
-            np.testing.assert_allclose(told[k], expected, rtol=1e-5)
+    honest = np.asarray(round.delta["w"], float)[HONEST]
+    mean, spread = honest.mean(axis=0), honest.std(axis=0)
+    middle = np.sort(np.linalg.norm(honest, axis=1))[1]
+    expected = {
+        "alie": mean - 1.5 * spread,
+        "ipm": -0.5 * mean,
+        "reversed": -mean / np.linalg.norm(mean) * middle,
+        "adaptive": -3 * mean / np.linalg.norm(mean) * middle,
+    }
+    for name, update in expected.items():
+        np.testing.assert_allclose(lied(name, round).delta["w"][:2], np.stack([update] * 2), rtol=1e-4, atol=1e-6)
+
+
+def test_min_max_and_min_sum_go_as_far_as_the_honest_are_apart():
+    round = make_round()
+    honest = np.asarray(round.delta["w"], float)[HONEST]
+    apart = np.sum((honest[:, None] - honest) ** 2, axis=2)
+    for name, far, most in (("min_max", np.max, apart.max()), ("min_sum", np.sum, apart.sum(axis=1).max())):
+        told = np.asarray(lied(name, round).delta["w"][0], float)
+        assert far(np.sum((honest - told) ** 2, axis=1)) == pytest.approx(most, rel=1e-3)
+
+
+def test_noise_has_its_length():
+    round = make_round()
+    away = np.asarray(lied("noise", round).delta["w"] - round.delta["w"])[:2]
+    assert np.all(np.abs(away) > 0) and np.linalg.norm(away, axis=1).max() < 30
 
 
 def test_a_grazing_update_passes_for_descent():
-    round = make_round()
-    other = seen(Attack(2, **ATTACKS["mean reversed, grazing"]), round)
+    other = lied("grazing")
     for k in (0, 1):
         delta, grad = np.asarray(other.delta["w"][k], float), np.asarray(other.grad["w"][k], float)
-        along = delta @ -grad / np.linalg.norm(grad) / np.linalg.norm(delta)
-        assert along > 0.005
+        assert delta @ -grad / np.linalg.norm(grad) / np.linalg.norm(delta) > 0.005
+
+
+def test_the_adaptive_gradient_vouches_for_its_update():
+    """1e6 (q - 0.02 u): it descends, and hardly meets the honest mean gradient."""
+    round = make_round()
+    other = lied("adaptive", round)
+    mean = np.asarray(round.grad["w"], float)[HONEST].mean(axis=0)
+    delta, grad = np.asarray(other.delta["w"][0], float), np.asarray(other.grad["w"][0], float)
+    assert np.linalg.norm(grad) == pytest.approx(1e6, rel=1e-2)
+    assert delta @ -grad / np.linalg.norm(grad) / np.linalg.norm(delta) == pytest.approx(0.02, rel=1e-2)
+    assert abs(grad @ mean) / np.linalg.norm(grad) / np.linalg.norm(mean) < 0.021
 
 
 def test_an_attack_on_updates_alone_needs_no_gradients():
     round = make_round(gradients=False)
-    other = seen(Attack(1, **ATTACKS["mean reversed, grazing"] | {"gamma": np.nan}), round)
+    other = lied("grazing", round)
     assert other.grad is None and other.gamma is None
     assert not np.array_equal(other.delta["w"][0], round.delta["w"][0])
 
 
 def test_many_attacks_are_one_program():
-    algorithm = algorithms.folb()
-    made = [attack.attacked(algorithm, Attack(3, **numbers)) for numbers in ATTACKS.values()]
+    made = [algorithms.folb(attack=name, attackers=share) for name in ATTACKS for share in (0.1, 0.4)]
     assert len({jax.tree.structure(one) for one in made}) == 1
+
+
+def test_every_attack_is_listed_and_can_be_set():
+    kinds = str(common_settings()["attack"].type)
+    assert set(ATTACKS) == set(SAYS) and all(f"'{name}'" in kinds for name in ATTACKS)
+    assert "attack" in Common.__annotations__
+
+
+@pytest.fixture(scope="module")
+def small():
+    federation = synthetic(devices=5, sizes=30)
+    return federation, logistic(federation.shape, federation.classes)
+
+
+def test_poisoned_samples_and_what_is_recorded(small):
+    """Reversed labels and a backdoor change what liars learn; the backdoor's rate is of the model."""
+    names = ["honest", "labels", "backdoor"]
+    made = [algorithms.fedavg(K=4, lr=0.1, attack=name, attackers=0.6) for name in names]
+    honest, labels, backdoor = simulate(*small, made, rounds=10, record=("attack", "weights"))
+    assert honest.test_accuracy[-1] > labels.test_accuracy[-1]
+    assert backdoor.records["attack"][-1, 2] > honest.records["attack"][-1, 2] + 0.3
+    for run in (honest, labels, backdoor):
+        liars, weights = run.devices < 3, np.abs(run.records["weights"])
+        expected = np.sum(weights * liars, axis=1) / np.sum(weights, axis=1)
+        np.testing.assert_allclose(run.records["attack"][:, 0], expected, rtol=1e-5)
+
+
+def test_honest_liars_change_nothing(small):
+    """Up to rounding: it is another program."""
+    plain, other = (
+        simulate(*small, algorithms.folb(K=4, **more), rounds=3, record=("weights",))[0]
+        for more in ({}, {"attack": "honest", "attackers": 0.4})
+    )
+    np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_liar_is_drawn_again_for_its_loss(small):
+    made = algorithms.fedavg(K=2, sampling="remembered_loss", candidates=5, attack="loss", attackers=0.2)
+    run = simulate(*small, made, rounds=10)[0]
+    assert np.mean(np.any((run.devices == 0) & (run.times > 0), axis=1)[5:]) == 1
+
+
+def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
+    """A thousandfold update makes c_k, and so the local steps of all, a thousand times too long."""
+    told = {"attack": "flipped_x1000", "attackers": 0.2, "K": 4}
+    bare, safe = (
+        simulate(*small, algorithms.scaffold(robust=robust, **told), rounds=6)[0] for robust in (None, "median")
+    )
+    assert not bare.train_loss[-1] < 100 and safe.train_loss[-1] < 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack": "flip"}, "attack = 'flip': did you mean"),
+        ({"attackers": 0.1}, "attackers = 0.1: is for an attack; attack is none"),
+        ({"attack": "alie", "attackers": 1.5}, "attackers = 1.5: should be a share, from 0 to 1"),
+        ({"attack": "alie", "attackers": float("nan")}, "attackers = nan: should be a share"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(InputError) as error:
+        algorithms.fedavg(**settings)
+    assert message in str(error.value)
 
 
 # The command
 
-
-@pytest.fixture(scope="module")
-def document():
-    """A small table; the slow test has the attacks on (18), which need two more programs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attack, "GAMMA", {})
-        printed = []
-        patch.setattr("builtins.print", lambda *words, **_: printed.append(words[0]))
-        sizes = ",".join(["40"] * 10)
-        assert main(["attack", "--set", f"sizes={sizes}", "--rounds", "12", "--seeds", "2", "--json"]) == 0
-    return json.loads(printed[-1])
+TINY = ["--set", "sizes=20,30,40,20,30", "--rounds", "3", "--seeds", "2", "--algorithms", "fedavg"]
+TINY += ["--rules", "none,median", "--attacks", "honest,flipped_x1000,backdoor", "--attackers", "0.2,0.4"]
 
 
-def test_every_attack_on_plain_guarded_and_fedavg(document):
-    outcomes = document["outcomes"]
-    assert (document["K"], document["cap"], document["rounds"], document["seeds"]) == (10, 2.0, 12, [0, 1])
-    names = [*ATTACKS, *(f"{name}, by 3" for name in attack.COLLUDING)]
-    assert [one["attack"] for one in outcomes] == [name for name in names for _ in range(3)]
-    assert [(one["algorithm"], one["guarded"]) for one in outcomes[:3]] == [
-        ("folb", False),
-        ("folb", True),
-        ("fedavg", False),
-    ]
-    assert {one["attackers"] for one in outcomes} == {1, 3}
-
-
-def test_guarded_holds_its_bound_and_plain_does_not(document):
-    for one in document["outcomes"]:
-        if one["guarded"]:
-            assert one["worst"] <= 0.2 + 1e-6
-            assert one["negated"] == 0
-            assert None not in one["accuracy"]
-    plain = {one["attack"]: one for one in document["outcomes"] if one["algorithm"] == "folb" and not one["guarded"]}
-    assert plain["flipped, gradient x1e6"]["share"] > 0.99
-    assert plain["flipped, gradient x-1e12"]["negated"] > 0.1
-    assert plain["update NaN"]["accuracy"] == [None, None]
-    means = {one["attack"]: np.mean(one["accuracy"]) for one in document["outcomes"] if one["guarded"]}
-    assert means["flipped, gradient x1e6"] > np.mean(plain["flipped, gradient x1e6"]["accuracy"]) + 0.1
+def test_rule_by_attack_by_share_in_a_run_directory(capsys, tmp_path, monkeypatch):
+    """It is not computed twice, and fits in 80 columns."""
+    out = ["--out", str(tmp_path / "o")]
+    assert main(["attack", *TINY, *out, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = [(one["rule"], one["attack"], one["attackers"]) for one in found["outcomes"]]
+    assert len(rows) == len(set(rows)) == 2 * 3 * 2
+    by_rule = {row: np.mean(one["accuracy"]) for row, one in zip(rows, found["outcomes"], strict=True)}
+    assert by_rule["fedavg robust=median", "flipped_x1000", 0.2] > by_rule["fedavg robust=None", "flipped_x1000", 0.2]
+    assert (tmp_path / "o" / "curves.png").stat().st_size > 10_000
+    lines = (tmp_path / "o" / "rounds.jsonl").read_bytes()
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["attack", *TINY, *out]) == 0
+    shown = capsys.readouterr()
+    assert "is finished already" in shown.err and (tmp_path / "o" / "rounds.jsonl").read_bytes() == lines
+    assert "the rate of the backdoor in %" in shown.out and "40 % of the devices lie" in shown.out
+    tables_alone = [line for line in shown.out.splitlines() if line.startswith("fedavg ")]
+    assert len(tables_alone) == 12 and max(map(len, tables_alone)) <= 80
 
 
 def test_the_table():
-    def one(name, algorithm, guarded, accuracy):
-        return Outcome(name, 3, algorithm, guarded, 0.456, 0.2, 0.05, accuracy)
+    def one(rule, attack, accuracy):
+        return Outcome(rule, attack, 0.1, accuracy, 0.456, 0.2, 0.05)
 
-    outcomes = [
-        one("a", "folb", False, [np.nan, 0.5]),
-        one("a", "folb", True, [0.5, 0.7]),
-        one("a", "fedavg", False, [0]),
-    ]
-    console = Console(width=160)
+    made = [one("a", "honest", [0.5, 0.7]), one("a", "ipm", [np.nan]), one("b", "honest", [1.0]), one("b", "ipm", [0])]
+    (title, table), (_, weights) = tables.outcomes(made)
+    console = Console(width=80)
     with console.capture() as shown:
-        console.print(tables.outcomes(outcomes))
-    lines = shown.get().splitlines()
-    assert lines[1].split() == ["attack", *["share", "worst", "negated", "accuracy"] * 3]
-    assert "not finite" in lines[2] and "60.0 ± 14.1 %" in lines[2] and "0.46" in lines[2] and "5 %" in lines[2]
+        console.print(table, weights)
+    lines = [line.split() for line in shown.get().splitlines()]
+    assert title.startswith("10 % of the devices lie")
+    assert lines[:3] == [["rule", "honest", "ipm"], ["a", "60.0", "-"], ["b", "100.0", "0.0"]]
+    assert lines[4] == ["a", "45.6", "45.6"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--attackers", "0"], "attackers = 0: should be a whole number from 1 to 2"),
-        (["--attackers", "3"], "attackers = 3: should be a whole number from 1 to 2"),
-        (["--set", "cap=0.5"], "cap = 0.5: should be at least 1"),
-        (["--set", "cap=2,3"], "cap = [2.0, 3.0]: should be one value"),
-        (["--set", "guarded=true"], "guarded = True: should not be set: both are measured"),
+        (["--attackers", "2"], "attackers = 2.0: should be a share, from 0 to 1"),
+        (["--attackers", "x"], "attackers = 'x': should be a finite number"),
+        (["--attacks", "flip"], "attack = 'flip': did you mean"),
+        (["--rules", "meann"], "robust = 'meann': did you mean"),
         (["--set", "caps=2"], "set = 'caps': did you mean 'cap'?"),
         (["--rounds", "0"], "rounds = 0: should be at least 1"),
     ],
@@ -173,46 +258,8 @@ def test_bad_input_is_a_line(options, message, capsys):
 
 
 def test_guarded_on_the_command_line(capsys, tmp_path):
-    tiny = [
-        "--set",
-        "sizes=20,30,40",
-        "--rounds",
-        "2",
-        "--seeds",
-        "1",
-        "--algorithms",
-        "folb",
-        "--out",
-        str(tmp_path / "o"),
-    ]
+    tiny = ["--set", "sizes=20,30,40", "--rounds", "2", "--seeds", "1", "--algorithms", "folb"]
+    tiny += ["--out", str(tmp_path / "o")]
     assert main(["compare", "synthetic_1_1", *tiny, "--set", "guarded=true", "--set", "cap=1.5,3", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(run["parameters"]["guarded"], run["parameters"]["cap"]) for run in runs] == [(True, 1.5), (True, 3.0)]
-
-
-@pytest.mark.slow
-def test_attacks_on_gamma():
-    """(18) with psi = 1: a lie about gamma takes all weight, or the model; guarded, neither."""
-    experiment = Experiment("synthetic_1_1", algorithms=attack.ALGORITHMS, rounds=30, seeds=2, set=attack.SETTINGS)
-    planned = plan(experiment)
-    contests = [one for one in attack.contests(planned) if one.name in attack.GAMMA]
-    outcomes = {
-        (one.attack, one.guarded): one for one in attack.measure(planned, contests) if one.algorithm != "fedavg"
-    }
-    assert outcomes["(18) flipped, gamma + 1000", False].share > 0.95
-    assert np.isnan(outcomes["(18) gamma NaN", False].accuracy).all()
-    for name in attack.GAMMA:
-        assert outcomes[name, True].worst <= 0.2 + 1e-6
-        assert np.isfinite(outcomes[name, True].accuracy).all()
-
-
-def test_an_algorithm_under_no_attack_is_itself():
-    """Up to rounding: it is another program."""
-    federation = synthetic(devices=5, sizes=30)
-    model = logistic(federation.shape, federation.classes)
-    algorithm = algorithms.folb(K=4)
-    plain, other = (
-        simulate(federation, model, one, rounds=3, record=("weights",))[0]
-        for one in (algorithm, attack.attacked(algorithm, Attack()))
-    )
-    np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)

@@ -94,6 +94,8 @@ STALE = [
 ALPHA = [{"memory_alpha": 0.1, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.05}]
 MOMENTUM = [{"memory_beta": 0.5, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.2}]
 LOCAL = [{"local_beta": 0.5, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.05}]
+LIARS = [{"liars": 0.0, "lr": 0.1}, {"liars": 0.4, "lr": 0.1}, {"liars": 0.4, "lr": 0.05}]
+ATTACKERS = [{"attackers": 0.2, "lr": 0.1}, {"attackers": 0.5, "lr": 0.1}, {"attackers": 0.5, "lr": 0.05}]
 CAP = [{"cap": 1.5, "lr": 0.1}, {"cap": 3.0, "lr": 0.1}, {"cap": 2.0, "lr": 0.2}]
 
 TABLE = {
@@ -140,6 +142,16 @@ TABLE = {
     ),
     "fedavg, top_k, int8 down": Case("fedavg", {"compress_up": "top_k", "compress_down": "int8"}, LR),
     "folb, int4": Case("folb", {"compress_up": "int4", "error_feedback": True}, MU),
+    "fedavg, median, buckets": Case("fedavg", {"robust": "median", "bucket": 2}, LR),
+    "fedavg, trimmed mean": Case("fedavg", {"robust": "trimmed_mean"}, LIARS),
+    "fedprox, krum, nesterov": Case("fedprox", {"robust": "krum", "server": "nesterov"}, BETA),
+    "scaffold, multi-krum": Case("scaffold", {"robust": "multi_krum"}, LR),
+    "accord, geometric median": Case(
+        "accord", {"robust": "geometric_median", "replacement": True, "sampling": "uniform"}, AGREED
+    ),
+    "folb, guarded, centred clipping": Case("folb", {"guarded": True, "robust": "centred_clipping"}, CAP),
+    "feddyn, norm bound, ema": Case("feddyn", {"robust": "norm_bound", "average": "ema"}, ALPHA),
+    "fedavg, fltrust, attacked": Case("fedavg", {"robust": "fltrust", "root": 20, "attack": "alie"}, ATTACKERS),
     "fedavg, momentum, last two": Case("fedavg", {"server": "momentum", "average": "last_two"}, BETA),
 }
 
@@ -230,8 +242,11 @@ def check_weights(case, runs):
                 continue
             if {"gradient", "error_feedback"} & set(case.settings) and not run.parameters.get("guarded"):
                 continue  # tests/test_family.py and test_compression.py have these weights
+            if run.parameters.get("robust"):  # tests/test_robust.py has the centres
+                assert np.all(weights >= -1e-6)
+                continue
             if run.parameters.get("guarded"):  # tests/test_guard.py has the weights themselves
-                most = run.parameters["cap"] / times.sum()
+                most = run.parameters["cap"] / len(times)
                 assert np.all((weights >= 0) & (weights <= most * (1 + 1e-6)))
                 continue
             psi = run.parameters.get("psi", 0.0)
@@ -437,6 +452,7 @@ ALWAYS = {
     *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
     *("own scaffold", "feddyn", "fedbuff", "folb, guarded, fedexp", "folb, sketch, guarded"),
     *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two", "fedavg, top_k, int8 down"),
+    "fedavg, fltrust, attacked",
 }
 
 

@@ -85,7 +85,7 @@ def apply(name, r, cap=2.0):
 
 
 def literal(name, r, cap):
-    norm, K_all = np.linalg.norm, r["times"].sum()
+    norm = np.linalg.norm
     S = []
     for k in range(K):
         values = [*r["delta"][k], *r["grad"][k], r["gamma"][k]]
@@ -94,7 +94,6 @@ def literal(name, r, cap):
     if not S:
         return np.zeros(P), np.zeros(K)
     middle = {v: sorted(norm(r[v][k]) for k in S)[(len(S) - 1) // 2] for v in ("delta", "grad")}
-    delta = {k: r["delta"][k] * min(1, 3 * middle["delta"] / norm(r["delta"][k])) for k in S}
     clipped = {k: r["grad"][k] * min(1, middle["grad"] / norm(r["grad"][k])) for k in S}
     count = sum(r["times"][k] for k in S)
     usual = sorted(r["correction"][k] for k in S)[(len(S) - 1) // 2]
@@ -114,11 +113,19 @@ def literal(name, r, cap):
         discount = 0.5 * min(max(r["gamma"][k], 0), 1) * (g1 @ g1) if name in ("folb_hetero", "folb_never_flip") else 0
         # the never-flip rule differs in inner products below 0 alone, which are dropped
         weights[k] = r["times"][k] * max(inner - discount, 0)
+    even = {k: min(r["correction"][k], usual) for k in S}
+    most = np.zeros(K)
+    for k in S:  # who is vouched for by the others
+        others = sum((r["times"][j] * even[j] * clipped[j] for j in S if j != k), np.zeros(P))
+        most[k] = (cap if r["grad"][k] @ others > 0 else 1) / K
     low, high = 0.0, 1e30  # the level of the water, by bisection
     for _ in range(300):
         level = np.sqrt(max(low, 1e-30) * high)
-        low, high = (level, high) if np.minimum(level * weights, cap / K_all).sum() < total else (low, level)
-    weights = np.minimum(high * weights, cap / K_all)
+        low, high = (level, high) if np.minimum(level * weights, most).sum() < total else (low, level)
+    weights = np.minimum(high * weights, most)
+    n = max(np.count_nonzero(r["times"]), K / cap)
+    longest = {k: middle["delta"] / max(weights[k] * n, 1e-30) for k in S}
+    delta = {k: r["delta"][k] * min(1, longest[k] / norm(r["delta"][k])) for k in S}
     return sum((weights[k] * delta[k] for k in S), np.zeros(P)), weights
 
 
@@ -166,14 +173,14 @@ def test_no_weight_above_the_bound_and_none_negative_at_any_scale(name, cap):
     r = under_attack(7)
     update = many(name, cap, for_rule(name, on_device(r)))
     weights = np.asarray(update.weights)
-    bound = cap / r["times"].sum(axis=1, keepdims=True)
+    bound = cap / K
     assert np.all(weights <= bound * (1 + 1e-6))
     assert np.all(weights >= 0)
     assert np.all(weights.sum(axis=1) <= (cap if name == "folb_two_set" else 1) + 1e-5)
     assert np.isfinite(flat(update.delta)).all()
-    # the step is no longer than the weights times what an update may be
-    longest = 3 * np.median(np.linalg.norm(r["delta"], axis=2), axis=1)
-    assert np.all(np.linalg.norm(flat(update.delta), axis=1) < 10 * weights.sum(axis=1) * longest + 1e-6)
+    # the step is no longer than a mean of updates of the median length
+    honest = np.sort(np.linalg.norm(r["delta"][:, 1:], axis=2), axis=1)
+    assert np.all(np.linalg.norm(flat(update.delta), axis=1) <= cap * honest[:, -1] + 1e-6)
     took_part = np.mean(weights[:, 0] > 0)
     assert 0.1 < took_part < 0.9  # the liar is sometimes accepted, so the bound is tested
     if cap > 1:
@@ -225,9 +232,8 @@ def test_a_bad_reply_is_refused_alone(name, bad):
         r[field][4, 2] = value
     step, weights = apply(name, r)
     assert weights[4] == 0
-    expected_step, expected = apply(name, without, 2.0 * 9 / 10)
-    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(step, expected_step, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, apply(name, without)[1], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(step, literal(name, r, 2.0)[0], rtol=2e-4, atol=1e-6)
 
 
 def test_bad_gradients_of_the_second_set_are_refused_alone():
@@ -266,12 +272,10 @@ def alike(seed):
 
 @every_rule
 def test_without_a_cap_it_is_the_rule_itself(name):
-    """If all gradients have one norm; otherwise they are clipped in the reference, and it is nearly the rule."""
+    """Its weights are, if all gradients have one norm; otherwise they are clipped in the reference."""
     r = alike(1)
     plain = RULES[name](for_rule(name, on_device(r)))
-    step, weights = apply(name, r, K)
-    np.testing.assert_allclose(weights, plain.weights, rtol=2e-3, atol=1e-6)
-    np.testing.assert_allclose(step, flat(plain.delta), rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(apply(name, r, K)[1], plain.weights, rtol=2e-3, atol=1e-6)
     np.testing.assert_allclose(apply(name, r, 2.0)[1], plain.weights, rtol=2e-3)  # none exceeds 2/K here
 
 
@@ -330,7 +334,7 @@ def test_water_filling():
         weights = np.maximum(rng.normal(0.5, 1, 8), 0) * 10.0 ** rng.integers(-12, 12)
         weights *= np.where(rng.uniform(size=8) < 0.2, 1e6, 1)
         most, total = rng.uniform(0.02, 1.2), [1.0, 0.3, 1.7][case % 3]
-        filled = np.asarray(fill(jnp.asarray(weights, jnp.float32), most, total), float)
+        filled = np.asarray(fill(jnp.asarray(weights, jnp.float32), jnp.full(8, most), total), float)
         assert filled.sum() == pytest.approx(min(total, most * np.count_nonzero(weights)), rel=1e-5)
         assert np.all(filled <= most * (1 + 1e-6))
         below = (weights > 0) & (filled < most * (1 - 1e-5))
@@ -338,7 +342,8 @@ def test_water_filling():
             level = filled[below] / weights[below]
             np.testing.assert_allclose(level, level[0], rtol=1e-4)
             assert np.all(weights[~below & (weights > 0)] * level[0] >= most * (1 - 1e-4))
-    assert not np.any(fill(jnp.zeros(8), 0.2, 1.0))
+    assert not np.any(fill(jnp.zeros(8), jnp.full(8, 0.2), 1.0))
+    np.testing.assert_allclose(fill(jnp.array([8.0, 4, 1, 1]), jnp.array([0.2, 0.5, 0.5, 0.5]), 1.0)[:2], [0.2, 0.5])
 
 
 @pytest.mark.parametrize(("counted", "expected"), [([1, 1, 1], 2), ([1, 0, 1], 1), ([0, 0, 1], 9), ([0, 0, 0], 0)])
@@ -392,14 +397,54 @@ def test_a_round_without_gradients_cannot_be_guarded():
         guard.guarded(rules.mean)(on_device(honest(0))._replace(grad=None))
 
 
+# What a liar could do before
+
+
+def with_a_liar(seed=23):
+    """Nine honest devices, and one that reverses their mean and vouches for itself."""
+    r = alike(seed)
+    mean, rng = r["delta"][1:].mean(axis=0), np.random.default_rng(seed)
+    u = -mean / np.linalg.norm(mean)
+    q = rng.normal(size=P)
+    q -= (q @ u) * u  # and so orthogonal to the mean gradient, too: here updates follow gradients
+    r["grad"][0] = 1e6 * (q / np.linalg.norm(q) - 0.02 * u)
+    r["delta"][0] = 3 * np.linalg.norm(r["delta"][1]) * u
+    return r
+
+
+def test_a_gradient_does_not_vouch_for_its_own_device():
+    assert 0 < apply("folb", with_a_liar())[1][0] <= 1 / K + 1e-6  # and not 2 / K
+
+
+def test_weight_and_length_are_bounded_together():
+    """The liar's part of the step is no longer than an honest one's in a mean."""
+    r = with_a_liar()
+    step, _ = apply("folb", r)
+    without = apply("folb", r | {"delta": np.where(np.arange(K)[:, None] == 0, 1e-9 * r["delta"], r["delta"])})[0]
+    assert np.linalg.norm(step - without) <= 1.01 * np.linalg.norm(r["delta"][1]) / K
+    assert step @ r["delta"][1:].mean(axis=0) > 0
+    r["delta"] *= np.linspace(1, 3, K)[:, None]
+    step, _ = apply("folb", r)
+    assert np.linalg.norm(step) <= np.median(np.linalg.norm(r["delta"], axis=1))
+
+
+@pytest.mark.parametrize("there", [1, 2, 3, 5])
+def test_few_replies_do_not_raise_the_bound(there):
+    """K is what was asked: lost replies do not make those that came heavier."""
+    r = alike(29) | {"times": np.where(np.arange(K) < there, 1.0, 0.0)}
+    step, weights = apply("folb", r)
+    assert np.all(weights <= 2 / K + 1e-6)
+    assert np.linalg.norm(step) <= there * 2 / K * np.linalg.norm(r["delta"][0]) * 1.001
+
+
 @pytest.mark.slow
 def test_rounds_to_target_without_attack():
-    """Over 5 seeds guarded FOLB needs at most 5 % more rounds than plain FOLB. `pytest -rP` prints the figures."""
+    """Over 5 seeds guarded FOLB's median is at most 5 % more rounds than plain FOLB's. `pytest -rP` prints both."""
     federation = data.load("synthetic_1_1")
     model = models.logistic(federation.shape, federation.classes)
     rounds = {}
     for guarded in (False, True):
-        runs = simulate(federation, model, algorithms.folb(guarded=guarded), rounds=60, seeds=5)
-        rounds[guarded] = np.mean([[run.rounds_to(target) for target in (0.6, 0.7, 0.8)] for run in runs], axis=0)
-        print(f"guarded {guarded}: mean rounds to 60, 70 and 80 %: {rounds[guarded]}")
+        runs = simulate(federation, model, algorithms.folb(guarded=guarded), rounds=100, seeds=5)
+        rounds[guarded] = np.median([[run.rounds_to(target) for target in (0.6, 0.7, 0.8)] for run in runs], axis=0)
+        print(f"guarded {guarded}: median rounds to 60, 70 and 80 %: {rounds[guarded]}")
     assert rounds[True][1] <= 1.05 * rounds[False][1]

@@ -4,64 +4,75 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
 
 if TYPE_CHECKING:
-    from folb.experiments.attack import Outcome
+    from folb.experiments.execute import OnStart
     from folb.simulation.simulate import Observe
+    from folb.store.directory import RunDirectory
 
 
 def add(commands: Any) -> None:
     """`folb attack`."""
-    attack = commands.add_parser("attack", help="measure what lying devices gain in FOLB, guarded FOLB and FedAvg")
+    attack = commands.add_parser("attack", help="measure what lying devices gain, rule by rule")
     attack.add_argument(
         "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{common.DATASET} (synthetic_1_1)"
     )
+    attack.add_argument("--algorithms", metavar="A,B", help="names of `folb list` (fedavg,folb,accord)")
     attack.add_argument(
-        "--attackers", type=int, help="how many devices lie (one in ten); colluding, three times as many"
+        "--rules", metavar="A,B", help="values of robust (for fedavg all; FOLB is plain and guarded, if not given)"
     )
-    attack.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    attack.add_argument("--system", help="a system model of `folb list` (uniform)")
-    attack.add_argument("--rounds", type=int, help="communication rounds (100)")
-    attack.add_argument("--seeds", help="how many seeds (3), or a list such as 4,5,6")
-    attack.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of `folb list`, such as cap=3; psi is 1 unless set",
-    )
-    attack.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
-    attack.set_defaults(handle=_attack, objective=None, target=None, evaluate_every=None)
+    attack.add_argument("--attacks", metavar="A,B", help="attacks of `folb list parts` (most of them)")
+    attack.add_argument("--attackers", metavar="A,B", default="0.2", help="shares of the devices that lie (0.2)")
+    common.add_experiment(attack)
+    attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
+    common.add_running(attack)
+    attack.set_defaults(handle=_attack)
 
 
 def _attack(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.progress import under_progress
+    from folb.cli.running import completed, same_command
     from folb.experiments import attack
-    from folb.experiments.plan import plan
+    from folb.experiments.execute import execute
+    from folb.results.attacks import outcomes, plain
 
-    given = attack.SETTINGS | common.settings(options.set)
-    experiment = common.experiment(options, algorithms=list(attack.ALGORITHMS), set=given)
+    def listed(text: str | None) -> list[str] | None:
+        return None if text is None else [name for name in text.split(",") if name]
+
+    algorithms = listed(options.algorithms) or list(attack.ALGORITHMS)
+    attacks = listed(options.attacks) or list(attack.ATTACKS)
+    given = common.settings(options.set)
+    chosen = attack.settings(algorithms, listed(options.rules), attacks, listed(options.attackers) or [], given)
+    if options.evaluate_every is None:
+        options.evaluate_every = options.rounds or 100
+    experiment = common.experiment(options, algorithms=algorithms, set=chosen)
     common.use_compilation_cache()
-    planned = plan(experiment)
-    contests = attack.contests(planned, options.attackers)
+    accelerators = common.accelerators(options)
 
-    def work(begin: Callable[[int], None], observe: Observe) -> list[Outcome]:
-        begin(len(contests) * len(experiment.seeds) * experiment.rounds)
-        return attack.measure(planned, contests, observe)
+    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
+        return execute(
+            experiment,
+            directory=options.out,
+            again=options.again,
+            accelerators=accelerators,
+            stream=options.stream,
+            track=options.track,
+            on_start=on_start,
+            observe=observe,
+        )
 
-    outcomes = under_progress(options, "rounds", work)
+    stored, start = completed(options, work, command=same_command())
+    found = outcomes(stored.runs())
     if options.json:
-        print(json.dumps(attack.document(planned, outcomes)))
+        about = {"dataset": experiment.dataset, "rounds": experiment.rounds, "seeds": list(experiment.seeds)}
+        print(json.dumps(about | {"directory": str(stored.path), "outcomes": list(map(plain, found))}))
         return
-    K, cap = planned.algorithms[0].selection.K, attack.cap(planned)
-    tables.say(tables.summary(planned))
-    tables.show(tables.outcomes(outcomes))
-    tables.say(
-        f"\nshare: the attackers' part of all weight; worst: the largest weight of one attacker\n(guarded, at most "
-        f"{cap:g}/{K} = {cap / K:g} if all {K} reply); negated: the part of honest updates that count backwards"
-    )
+    if start is not None:
+        tables.say(tables.summary(start.plan))
+    for title, table in tables.outcomes(found):
+        tables.say(f"\n{title}")
+        tables.show_in_parts(table)
+    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")

@@ -119,10 +119,12 @@ def _common() -> None:
 def _parts() -> None:
     """What algorithms are made of, kind by kind."""
     from folb.cli import tables
+    from folb.core.attack import SAYS
     from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
     from folb.core.local_step import LOCAL_STEPS
+    from folb.core.robust import CENTRES
     from folb.core.selection import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.core.staleness import STALENESS
@@ -135,6 +137,8 @@ def _parts() -> None:
         "local_step: a device's step": {name: first_line(one.apply) for name, one in LOCAL_STEPS.items()},
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.items()},
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
+        "robust: what stands in for a mean of updates": {name: first_line(one) for name, one in CENTRES.items()},
+        "attack: what lying devices do, in the simulator": dict(SAYS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
         "staleness: what an old update counts, with concurrency": {
             name: first_line(one) for name, one in STALENESS.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
@@ -18,11 +18,11 @@ from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
     from folb.arena.standings import Standings
-    from folb.experiments.attack import Outcome
     from folb.experiments.plan import Plan
     from folb.experiments.settings import Setting
     from folb.experiments.tune import Point
     from folb.paper.pages import Page
+    from folb.results.attacks import Outcome
     from folb.results.run import Run
 
 
@@ -136,30 +136,26 @@ def points(points: Sequence[Point], target: float) -> Table:
     return table
 
 
-def outcomes(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each attack, with plain FOLB, guarded FOLB and FedAvg."""
-    whose = [f"{who}\n{what}" for who in ("plain", "guarded", "fedavg") for what in ATTACKED]
-    table = _plain("\nattack", *whose, left=["\nattack"])
-    for i in range(0, len(outcomes), 3):
-        cells = [outcomes[i].attack]
-        for one in outcomes[i : i + 3]:
-            cells += [*map(_number, (one.share, one.worst)), f"{100 * one.negated:.0f} %", _accuracy(one.accuracy)]
-        table.add_row(*cells)
+def outcomes(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Table]]:
+    """For each share of liars: what each rule is worth under each attack, the liars' weight, the backdoor's rate."""
+    for attackers in dict.fromkeys(one.attackers for one in outcomes):
+        those = {(one.rule, one.attack): one for one in outcomes if one.attackers == attackers}
+        who = f"{100 * attackers:g} % of the devices lie"
+        yield f"{who}: final accuracy in %, the mean over the seeds", _by_attack(those, lambda one: mean(one.accuracy))
+        yield "the liars' part of all weight in %", _by_attack(those, lambda one: one.share)
+        if any(attack == "backdoor" for _, attack in those):
+            only = {key: one for key, one in those.items() if key[1] in ("honest", "backdoor")}
+            yield "the rate of the backdoor in %", _by_attack(only, lambda one: one.backdoor)
+
+
+def _by_attack(those: Mapping[tuple[str, str], Outcome], number: Callable[[Outcome], float]) -> Table:
+    """A line for each rule, a column for each attack."""
+    attacks = list(dict.fromkeys(attack for _, attack in those))
+    table = _plain("rule", *attacks, left=["rule"])
+    for rule in dict.fromkeys(rule for rule, _ in those):
+        found = [number(those[rule, attack]) for attack in attacks]
+        table.add_row(escape(rule), *(f"{100 * value:.1f}" if math.isfinite(value) else "-" for value in found))
     return table
-
-
-ATTACKED = ("share", "worst", "negated", "accuracy")
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "-"
-
-
-def _accuracy(accuracy: Sequence[float]) -> str:
-    """The mean over the seeds, or "not finite" if any model is not finite."""
-    if not all(map(math.isfinite, accuracy)):
-        return "not finite"
-    return f"{100 * mean(accuracy):.1f}{results_of.spread(accuracy)} %"
 
 
 def verdicts(pages: Sequence[Page]) -> Table:

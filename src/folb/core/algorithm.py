@@ -14,11 +14,14 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
 
+from folb.core import attack as attacks
 from folb.core import average as averages
 from folb.core import drift, selection, tree
 from folb.core import local_step as local_steps
+from folb.core import robust as robust_rules
 from folb.core import staleness as staleness_of
 from folb.core import step_size as step_sizes
+from folb.core.attack import Attack
 from folb.core.average import Average, server_model
 from folb.core.codec import Compression, compression
 from folb.core.gradient import Source
@@ -68,6 +71,8 @@ class Algorithm:
     asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     compression: Compression = field(default=Compression(), metadata={"static": True})  # of what crosses the wire
+    attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
+    root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
@@ -156,6 +161,50 @@ class Common(TypedDict, total=False):
         bool | None,
         "send what a codec left out with the next message; by default with top_k, random_k and sign",
     ]
+    robust: Annotated[
+        Literal[
+            "median",
+            "trimmed_mean",
+            "krum",
+            "multi_krum",
+            "geometric_median",
+            "centred_clipping",
+            "norm_bound",
+            "fltrust",
+        ]
+        | None,
+        "what stands in for the mean of the updates, if devices may lie; by default the mean stays",
+    ]
+    liars: Annotated[float | None, "of robust: the share of devices that may lie; by default 0.2"]
+    bucket: Annotated[int | None, "of robust: means of so many replies, at random, are what it sees; by default of 1"]
+    root: Annotated[int | None, "of robust=fltrust: training samples that the server has, too; by default 100"]
+    attack: Annotated[
+        Literal[
+            "honest",
+            "flipped",
+            "flipped_x1000",
+            "inflated",
+            "inflated_back",
+            "not_finite",
+            "noise",
+            "reversed",
+            "grazing",
+            "alie",
+            "ipm",
+            "min_max",
+            "min_sum",
+            "labels",
+            "backdoor",
+            "adaptive",
+            "gamma",
+            "loss",
+        ]
+        | None,
+        "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
+    ]
+    attackers: Annotated[
+        float | None, "of attack: the share of devices that lie, those with the lowest numbers; by default 0.2"
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -206,6 +255,12 @@ def compose(
     compress_down: str | None = None,
     keep: float | None = None,
     error_feedback: bool | None = None,
+    robust: str | None = None,
+    liars: Any = None,
+    bucket: int | None = None,
+    root: int | None = None,
+    attack: str | None = None,
+    attackers: Any = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -273,7 +328,7 @@ def compose(
         _check_asynchronous(sampling, chosen, second, memory, over_selection)
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
-    return Algorithm(
+    made = Algorithm(
         selection=selection.over_selected(
             Selection(K, replacement, replace(chosen, keeps=None), second), over_selection
         ),
@@ -296,8 +351,11 @@ def compose(
         asynchrony=asynchronous,
         average=averages.average(average, average_rate),
         compression=codecs,
+        attack=attacks.attack(attack, attackers),
+        root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
+    return robust_rules.robust(made, robust, liars, bucket)
 
 
 def _check_asynchronous(sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any) -> None:

@@ -14,6 +14,7 @@ from jax import Array
 
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
+from folb.core.attack import told, told_gradients
 from folb.core.event_queue import nobody_yet
 from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
@@ -113,8 +114,12 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         and (algorithm.gradient is not None or algorithm.sends("grad"))
     ):
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
+    if algorithm.attack is not None:
+        round = told(algorithm.attack, round)
     if algorithm.gradient is not None:
         round = algorithm.gradient.view(round)
+    if algorithm.attack is not None and (algorithm.gradient is None or algorithm.gradient.upload is not None):
+        round = told_gradients(algorithm.attack, round)
     if algorithm.asynchrony is not None:
         round = algorithm.asynchrony.seen(round)
     seen = round if remembers is None else remembers.seen(round)

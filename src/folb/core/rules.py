@@ -35,8 +35,8 @@ class Round(NamedTuple):
     inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, if there was a survey of all devices
     second: Gradients | None = None  # what S_2 sent, for (9)
     reference: Params | None = None  # grad_1 f(w^t), if it should differ from (10) of `grad`
+    trusted: Params | None = None  # the server's own update, if it has samples: not stacked
     device: Array | None = None  # whose replies these are: for attacks, not for rules
-    K: Array | None = None  # replies that arrived, if more than `times` counts: some were rejected before
     sent: Mapping[str, Any] = {}  # further uploads, by name
     t: Array | int | None = None  # the number of the round
     N: Array | int | None = None  # how many devices there are

@@ -227,6 +227,7 @@ def _perform(
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
+    attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
     with naming_own_files([experiment.model, experiment.system, *experiment.algorithms]):
         return simulation(
             planned.federation,
@@ -237,7 +238,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
             system=planned.system,
             objective=experiment.objective,
             evaluate_every=experiment.evaluate_every,
-            record=("weights", "gamma") if experiment.records else (),
+            record=(*(("weights", "gamma") if experiment.records else ()), *(("attack",) if attacked else ())),
             accelerators=accelerators,
             stream=planned.stream,
         )
@@ -323,9 +324,11 @@ def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) ->
 
 
 def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
-    from folb.report.figures import curves
+    from folb.report.figures import attacks, curves
 
     title = f"{experiment.dataset}, {experiment.model}"
+    if all(run.parameters.get("attack") for run in runs):
+        return attacks(runs, title=title, note=note)
     return curves(runs, target=experiment.target, title=title, note=note)
 
 

@@ -267,7 +267,6 @@ class Opened:
             own=self.own,
             key=drawn.key,
             start=self.start,
-            K=_array(sum(times for k, times in self.drawn.items() if k in self.usable or k in self.refused)),
         )
 
 

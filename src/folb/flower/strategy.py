@@ -27,7 +27,8 @@ from folb.core import system as systems
 from folb.core import vector
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
-from folb.core.guard import guard, is_guarded
+from folb.core.guard import bound, guard, is_guarded
+from folb.core.robust import is_robust
 from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
 from folb.core.rules import Update
 from folb.core.system import System
@@ -57,9 +58,10 @@ class FederatedStrategy(Strategy):
     negated (folb.guard).
     `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
-    with fewer than `min_replies` usable replies is abandoned, and the model stays as it was. After `max_abandoned` such
-    rounds in a row the run ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes
-    the round once K have answered; by default it is the algorithm's, or 1.
+    with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
+    its devices if the rule is guarded or robust, and otherwise 1. After `max_abandoned` such rounds in a row the run
+    ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
+    answered; by default it is the algorithm's, or 1.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
     `dataset`, `model` and `target` (of test accuracy) are only for its report.
     """
@@ -75,7 +77,7 @@ class FederatedStrategy(Strategy):
         objective: str = "uniform",
         deadline: float = 600.0,
         wait: float = 60.0,
-        min_replies: int = 1,
+        min_replies: int | None = None,
         max_abandoned: int = 10,
         over_selection: float | None = None,
         fraction_train: float | None = None,
@@ -99,7 +101,8 @@ class FederatedStrategy(Strategy):
         choose("objective", objective, ("uniform", "samples"))
         _check_number("deadline", deadline, lambda value: 0 < value < math.inf, "more than 0 seconds")
         _check_number("wait", wait, lambda value: 0 <= value < math.inf, "at least 0 seconds")
-        check_whole("min_replies", min_replies, 1)
+        if min_replies is not None:
+            check_whole("min_replies", min_replies, 1)
         check_whole("max_abandoned", max_abandoned, 1)
         if over_selection is None:
             over_selection = algorithm.selection.K / algorithm.selection.enough
@@ -108,7 +111,7 @@ class FederatedStrategy(Strategy):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
         _check_number("target", target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
-        if fraction_train is None and min_replies > algorithm.selection.enough:
+        if fraction_train is None and min_replies is not None and min_replies > algorithm.selection.enough:
             raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.enough}")
         for name, number in (
             ("min_train_nodes", min_train_nodes),
@@ -119,6 +122,10 @@ class FederatedStrategy(Strategy):
         if fraction_train is None and min_train_nodes != 1:
             raise InputError("min_train_nodes", min_train_nodes, "needs fraction_train; without it K devices train")
         _check_number("cap", cap, lambda value: 1 <= value < math.inf, "at least 1")
+        if algorithm.attack is not None:
+            raise InputError("attack", algorithm.name, "should be none on real devices: attacks are for the simulator")
+        if algorithm.root is not None:
+            raise InputError("robust", "fltrust", "should be another rule: a Flower server has no samples of its own")
         self.algorithm = guard(algorithm, cap) if guarded else algorithm
         self.wants_guard = guarded
         self.seed, self.objective = int(seed), objective
@@ -154,7 +161,7 @@ class FederatedStrategy(Strategy):
         chosen = {key: value for key, value in algorithm.origin.settings.items() if value is not None}
         settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
         log.info("%s with %s", algorithm.name, settings)
-        log.info("rounds of at most %g s, and at least %d replies", self.deadline, self.min_replies)
+        log.info("rounds of at most %g s, and at least %s replies", self.deadline, self.min_replies or self._usual)
         if self.wants_guard and not is_guarded(algorithm):
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
@@ -366,7 +373,7 @@ class FederatedStrategy(Strategy):
         tasks = {m.identity: self._plain(opened.t, first.upload) for m in opened.members}
         found = self._exchange(opened, tasks, arrays)
         there = sorted(found)
-        if len(there) < max(self.min_replies, opened.algorithm.selection.K):
+        if len(there) < max(self.min_replies or 1, opened.algorithm.selection.K):
             opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
             return
         answers = np.stack([found[identity].arrays[first.upload.name][protocol.VALUE] for identity in there])
@@ -376,8 +383,7 @@ class FederatedStrategy(Strategy):
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
         """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
-        rule: Any = algorithm.rule
-        cap = float(rule.keywords["cap"]) if is_guarded(algorithm) else math.inf
+        cap = bound(algorithm)
         most = distinct * cap / algorithm.selection.K
         if most < 1 and not self.warned:
             self.warned = True
@@ -428,7 +434,18 @@ class FederatedStrategy(Strategy):
     @property
     def fewest(self) -> int:
         """The fewest distinct devices for a round that counts."""
-        return self.min_replies
+        if self.min_replies is not None or not self._outvoted:
+            return self.min_replies or 1
+        return -(-min(len(self._round.drawn), self._round.wanted) // 2)
+
+    @property
+    def _outvoted(self) -> bool:
+        """Whether the rule relies on a majority of honest replies."""
+        return is_guarded(self.algorithm) or is_robust(self.algorithm)
+
+    @property
+    def _usual(self) -> str:
+        return "half of the" if self._outvoted else "1"
 
     def _survey(self, opened: Opened, arrays: ArrayRecord, members: Sequence[Member]) -> NDArray | None:
         """The answers of devices to the sampling's survey; for gradients <grad f, grad F_k>, as in (7).
@@ -441,8 +458,8 @@ class FederatedStrategy(Strategy):
             return None
         tasks = {member.identity: self._plain(opened.t, upload) for member in members}
         found = self._exchange(opened, tasks, arrays)
-        if len(found) < self.min_replies:
-            opened.abandoned = f"{len(found)} devices answered the survey, but {self.min_replies} are needed"
+        if len(found) < (self.min_replies or 1):
+            opened.abandoned = f"{len(found)} devices answered the survey, but {self.min_replies or 1} are needed"
         there = [found.get(member.identity) for member in members]
         if upload != GRAD:
             silent = 0.0 if self.algorithm.selection.sampling.candidates is None else -np.inf
@@ -588,8 +605,8 @@ class FederatedStrategy(Strategy):
         following = opened.state
         if opened.plan is not None and not opened.abandoned:
             count = len(set(opened.drawn) & set(opened.usable))
-            if count < self.min_replies:
-                opened.abandoned = f"{count} usable replies, but {self.min_replies} are needed"
+            if count < self.fewest:
+                opened.abandoned = f"{count} usable replies, but {self.fewest} are needed"
             else:
                 following, opened.update = self._closed(opened)
         if opened.abandoned:

@@ -144,7 +144,7 @@ class TwoPhaseStrategy(FederatedStrategy):
     @property
     def fewest(self) -> int:
         """The fewest distinct devices for a round that counts."""
-        return max(self.min_replies, self.min_devices)
+        return max(self.min_replies or 1, self.min_devices)
 
     def _too_few(self, opened: Opened, count: int) -> bool:
         if count < self.min_devices:

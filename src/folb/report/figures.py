@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from folb.results.attacks import outcomes
 from folb.results.run import Run
 from folb.results.summary import labelled
 
@@ -56,6 +57,28 @@ def curves(
         axes.grid(alpha=0.2)
     seeds = len({run.seed for run in runs})
     return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
+
+
+def attacks(runs: Sequence[Run], form: str = "png", *, title: str = "", note: str = "") -> bytes:
+    """The final accuracy of each rule under each attack, a panel for each share of liars."""
+    found = outcomes(runs)
+    shares = list(dict.fromkeys(one.attackers for one in found))
+    rules, names = (list(dict.fromkeys(getattr(one, field) for one in found)) for field in ("rule", "attack"))
+    size = (3.0 + 0.5 * len(names), len(shares) * (1.6 + 0.3 * len(rules)))
+    figure, panels = subplots(len(shares), 1, figsize=size, squeeze=False)
+    for share, axes in zip(shares, panels[:, 0], strict=True):
+        table = np.full((len(rules), len(names)), np.nan)
+        for one in found:
+            if one.attackers == share:
+                table[rules.index(one.rule), names.index(one.attack)] = 100 * np.mean(one.accuracy)
+        axes.imshow(table, aspect="auto", cmap="viridis", vmin=0, vmax=100)
+        for (i, j), value in np.ndenumerate(table):
+            if np.isfinite(value):
+                axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize="x-small", color="white")
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize="x-small")
+        axes.set_yticks(range(len(rules)), rules, fontsize="x-small")
+        axes.set_title(f"{100 * share:g} % of the devices lie", fontsize="small")
+    return finished(figure, f"{title} — final accuracy in %", note, form)
 
 
 def portrait(federation: Federation, form: str = "png") -> bytes:

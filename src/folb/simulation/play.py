@@ -21,6 +21,7 @@ from folb.core.round import (
     begin,
     close,
     first_replies,
+    kept,
     managed,
     model_sent,
     sets,
@@ -33,7 +34,7 @@ from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort, times_bytes
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import lossy, solve
+from folb.simulation import lossy, poison, solve, trust
 from folb.simulation.events import arrivals, start_of
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
@@ -60,6 +61,7 @@ class Info(NamedTuple):
     gamma: Array | None = None
     work: Array | None = None
     lr: Array | None = None
+    attack: Array | None = None  # [3]: the liars' part of the weight, their largest weight, the backdoor's rate
 
 
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
@@ -152,7 +154,7 @@ def play(
         awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
         wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
-    done = _work_and_close(problem, algorithm, state, t, draw, slots, times, here, model_at, key, second=second)
+    done = _work_and_close(problem, algorithm, state, seed, t, draw, slots, times, here, model_at, key, second=second)
     surveyed = jnp.int32(0)
     if how.sampling.survey is not None and opened.online is not None:
         asked_before = candidates(how, len(train.size), seed, t, opened.online)
@@ -206,7 +208,18 @@ def _play_without_waiting(
     # Sketches can be compared if they have one key, and nobody knows at the start who will be in the same buffer.
     key = shared_words(seed, 1)
     done = _work_and_close(
-        problem, sized, state, t, draw, slots, usable.astype(jnp.float32), starts, model_at, key, staleness=staleness
+        problem,
+        sized,
+        state,
+        seed,
+        t,
+        draw,
+        slots,
+        usable.astype(jnp.float32),
+        starts,
+        model_at,
+        key,
+        staleness=staleness,
     )
     records = {name: value for name, value in done.records.items() if value is not None}
     if "weights" in records:
@@ -226,7 +239,7 @@ def _play_without_waiting(
         gradients_only=jnp.int32(0),
         seconds=came.seconds,
         updated=done.closed.updated,
-        **jax.tree.map(with_lost, records),
+        **{name: value if name == "attack" else with_lost(value) for name, value in records.items()},
     )
     queue = queue._replace(steps=queue.steps + done.closed.updated)
     return done.closed.state._replace(queue=queue, residuals=done.residuals), info
@@ -244,6 +257,7 @@ def _work_and_close(
     problem: Problem,
     algorithm: Algorithm,
     state: State,
+    seed: Array | int,
     t: Array | int,
     draw: Draw,
     slots: Slots,
@@ -262,8 +276,10 @@ def _work_and_close(
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
-    delta = solve.solve(problem.model, train, solver, here, slots, problem.abreast, problem.mesh, shift)
-    sources = Sources(problem, here, slots.device, times > 0, mu=solver.mu, key=key, delta=delta)
+    theirs, who = poison.poisoned(problem, algorithm, slots.device)
+    rows = slots._replace(device=who)
+    delta = solve.solve(problem.model, theirs.train, solver, here, rows, problem.abreast, problem.mesh, shift)
+    sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals
     if codecs.up is not None:
@@ -292,6 +308,7 @@ def _work_and_close(
         own=own,
         key=key,
         start=start,
+        trusted=trust.update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
     )
@@ -302,6 +319,9 @@ def _work_and_close(
         "gamma": _gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         "work": slots.work if "work" in problem.record else None,
         "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
+        "attack": poison.gained(problem, algorithm, slots.device, closed.update.weights, kept(algorithm, closed.state))
+        if "attack" in problem.record
+        else None,
     }
     return _Done(closed, residuals, records)
 

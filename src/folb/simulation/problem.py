@@ -18,7 +18,7 @@ from folb.models import Model
 from folb.simulation import parallel, samples, stream
 from folb.simulation.samples import Samples
 
-RECORDS = ("weights", "inner", "gamma", "work", "lr")
+RECORDS = ("weights", "inner", "gamma", "work", "lr", "attack")
 ENDLESS = 2**31 - 1  # rounds
 
 

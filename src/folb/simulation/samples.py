@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,26 @@ from jax.sharding import Mesh
 
 from folb.data.federation import Expand, Federation, Split
 from folb.simulation import parallel
+
+TARGET = 0  # the label that a backdoor is for
+
+
+class Trigger(NamedTuple):
+    """Marks samples with changed copies: row r + n has its label reversed; r + 2 n has a trigger, and the label TARGET.
+
+    The trigger: the last twentieth of the features, and at least one, are as large as the largest of the batch.
+    """
+
+    largest: Array  # label
+
+    def changed(self, x: Array, y: Array, kind: Array) -> tuple[Array, Array]:
+        """A batch whose samples are of these kinds: 0 as it is, 1 with its label reversed, 2 with the trigger."""
+        inner = x.ndim - y.ndim
+        flat = x.reshape(*y.shape, -1)
+        marked = jnp.arange(flat.shape[-1]) >= flat.shape[-1] - max(1, flat.shape[-1] // 20)
+        stamped = jnp.where(marked, jnp.max(x), flat).reshape(x.shape)
+        labels = jnp.where(kind == 1, self.largest - y, jnp.where(kind == 2, TARGET, y)).astype(y.dtype)
+        return jnp.where((kind == 2).reshape(*y.shape, *[1] * inner), stamped, x), labels
 
 
 @jax.tree_util.register_dataclass
@@ -29,6 +50,7 @@ class Samples:
     expand: Expand | None = field(default=None, metadata={"static": True})
     present: Array | None = None
     placed: Array | None = None
+    trigger: Trigger | None = None
 
     def first(self, device: Array) -> Array:
         """The first row of each device."""
@@ -38,7 +60,10 @@ class Samples:
 
     def take(self, rows: Array) -> tuple[Array, Array]:
         """Inputs and labels of some rows."""
-        return self._inputs(self.x[rows]), self.y[rows]
+        if self.trigger is None:
+            return self._inputs(self.x[rows]), self.y[rows]
+        kind, row = rows // len(self.y), rows % len(self.y)
+        return self.trigger.changed(self._inputs(self.x[row]), self.y[row], kind)
 
     def slice(self, first: Array, size: int) -> tuple[Array, Array]:
         """Inputs and labels of `size` rows from `first`."""

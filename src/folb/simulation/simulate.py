@@ -88,7 +88,8 @@ def simulate(
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
-    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr".
+    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr",
+    "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
     `abreast` is explained at `problem`.
     `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
     results agree with those of one accelerator up to rounding.
@@ -355,6 +356,9 @@ def check(
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
+            raise InputError("algorithms", algorithm.name, expected)
+        if streamed and (algorithm.attack is not None or algorithm.root is not None):
+            expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
             raise InputError("algorithms", algorithm.name, expected)
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")

@@ -79,8 +79,11 @@ def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
             "updated": bool(part.updated[n]),
             "lost": int(part.lost[n].sum()),
         }
-        if part.records:
-            line |= _of_devices(part, n)
+        records = dict(part.records)
+        if (gained := records.pop("attack", None)) is not None:
+            line["attack"] = _short(gained[n])
+        if records:
+            line |= _of_devices(part, n, records)
         lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
     return lines
 
@@ -90,9 +93,9 @@ def _short(values: NDArray) -> list[float | None]:
     return summary.finite([float(str(value)) for value in values])
 
 
-def _of_devices(part: Run, n: int) -> dict[str, Any]:
+def _of_devices(part: Run, n: int, records: dict[str, NDArray]) -> dict[str, Any]:
     """The record of each distinct device of round n."""
     chosen = (part.times[n] > 0) | part.lost[n]
     found: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
-    found |= {name: _short(values[n][chosen]) for name, values in part.records.items()}
+    found |= {name: _short(values[n][chosen]) for name, values in records.items()}
     return found | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}

@@ -42,6 +42,10 @@ SOMETIMES = {
     "times": many(COUNT),
     "weights": many(SINGLE),
     "gamma": many(SINGLE),
+    "attack": Kind(
+        lambda value: isinstance(value, list) and len(value) == 3 and all(map(SINGLE.holds, value)),
+        "should be three numbers",
+    ),
     "lost_devices": many(COUNT),
     "rejected_devices": many(COUNT),
     "refused": TROUBLE,
@@ -106,6 +110,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
             row[: len(values)] = [math.nan if value is None else value for value in values]
         return filled
 
+    recorded = [name for name in ("weights", "gamma", "attack") if lines and name in lines[0]]
     devices, times = per_device("devices", np.int32), per_device("times", np.int32)
     lost = np.zeros(devices.shape, bool)
     for row, line in zip(lost, lines, strict=True):
@@ -126,5 +131,5 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         times=times,
         lost=lost,
         updated=column("updated", lines, bool),
-        records={name: per_device(name, np.float32) for name in ("weights", "gamma") if lines and name in lines[0]},
+        records={name: per_device(name, np.float32) for name in recorded},
     )

@@ -1,0 +1,68 @@
+"""What lying devices gained, from the runs of an experiment with attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from folb.results.run import Run
+from folb.results.summary import finite, labels
+
+OF_ATTACKS = ("attack", "attackers")  # the settings that do not make another rule
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The effect of an attack on one rule, over the seeds."""
+
+    rule: str
+    attack: str
+    attackers: float  # their share of the devices
+    accuracy: Sequence[float]  # the last, for each seed
+    share: float  # the liars' part of all absolute weight: the mean over the rounds
+    worst: float  # the largest weight that one of them got
+    backdoor: float  # the rate of the backdoor in the end: the mean over the seeds
+
+
+def outcomes(runs: Sequence[Run]) -> list[Outcome]:
+    """An outcome for each rule, attack and share of liars, in the order of the runs."""
+
+    def without(run: Run) -> dict[str, Any]:
+        return {name: value for name, value in run.parameters.items() if name not in OF_ATTACKS}
+
+    groups: dict[tuple[str, str, float], list[Run]] = {}
+    for label, run in zip(labels([(run.algorithm, without(run)) for run in runs]), runs, strict=True):
+        share = run.parameters["attackers"]
+        key = (label, str(run.parameters["attack"]), 0.2 if share is None else float(share))
+        groups.setdefault(key, []).append(run)
+    return [_outcome(*key, group) for key, group in groups.items()]
+
+
+def _outcome(rule: str, attack: str, attackers: float, runs: Sequence[Run]) -> Outcome:
+    gained = [run.records["attack"] for run in runs]
+    return Outcome(
+        rule,
+        attack,
+        attackers,
+        accuracy=[run.final for run in runs],
+        share=float(np.mean([part[:, 0] for part in gained])),
+        worst=float(np.max([part[:, 1] for part in gained])),
+        backdoor=float(np.mean([part[-1, 2] for part in gained])),
+    )
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON can hold it."""
+    share, worst, backdoor = finite([outcome.share, outcome.worst, outcome.backdoor])
+    return {
+        "rule": outcome.rule,
+        "attack": outcome.attack,
+        "attackers": outcome.attackers,
+        "accuracy": finite(list(outcome.accuracy)),
+        "share": share,
+        "worst": worst,
+        "backdoor": backdoor,
+    }

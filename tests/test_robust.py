@@ -1,0 +1,201 @@
+"""Robust rules against literal NumPy, and their promises for any reply."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+
+from folb import algorithms, rules, simulate
+from folb.core import guard, robust
+from folb.core.randomness import uniform, words
+from folb.core.robust import CENTRES
+from folb.core.rules import Round
+from folb.data.synthetic import synthetic
+from folb.errors import InputError
+from folb.models import logistic
+
+K, P = 9, 6
+every_centre = pytest.mark.parametrize("name", CENTRES)
+
+
+def nested(flat):
+    return {"layers": [flat[..., :4].reshape(*flat.shape[:-1], 2, 2)], "bias": flat[..., 4:]}
+
+
+def flat(params):
+    w, bias = np.asarray(params["layers"][0], float), np.asarray(params["bias"], float)
+    return np.concatenate([w.reshape(*bias.shape[:-1], -1), bias], axis=-1)
+
+
+def a_round(seed, times=None):
+    rng = np.random.default_rng(seed)
+    delta = rng.normal(size=P) + rng.normal(size=(K, P)) * np.exp(rng.normal(size=(K, 1)))
+    return Round(
+        params=nested(jnp.zeros(P)),
+        times=jnp.asarray(rng.integers(0, 3, K) if times is None else times, jnp.float32),
+        size=jnp.ones(K),
+        correction=jnp.ones(K),
+        delta=nested(jnp.asarray(delta, jnp.float32)),
+        trusted=nested(jnp.asarray(rng.normal(size=P), jnp.float32)),
+        key=jnp.array([3, seed], jnp.uint32),
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def ruled(name, round, liars=0.2, bucket=1.0):
+    rule = Partial(robust._robust, rule=Partial(rules.mean), centre=Partial(CENTRES[name]), liars=liars, bucket=bucket)
+    return rule(round)
+
+
+# The centres, literally
+
+
+def clipped(a, most):
+    return a * np.minimum(1, most / np.linalg.norm(a, axis=1, keepdims=True))
+
+
+def lower_median(values):
+    return np.sort(values)[(len(values) - 1) // 2]
+
+
+def literal(name, a, f, trusted):
+    """The centre of the rows of `a`, of which f may be false."""
+    n = len(a)
+    if name == "median":
+        return np.median(a, axis=0)
+    if name == "trimmed_mean":
+        trim = min(f, (n - 1) // 2)
+        return np.sort(a, axis=0)[trim : n - trim].mean(axis=0)
+    if name in ("krum", "multi_krum"):
+        scores = []
+        for i in range(n):
+            others = sorted(np.sum((a[i] - a[j]) ** 2) for j in range(n) if j != i)
+            scores.append(sum(others[: max(n - f - 2, 1)]))
+        return a[np.argsort(scores, kind="stable")[: 1 if name == "krum" else max(n - f, 1)]].mean(axis=0)
+    bounded = clipped(a, lower_median(np.linalg.norm(a, axis=1))).mean(axis=0)
+    if name == "norm_bound":
+        return bounded
+    if name == "geometric_median":
+        v = bounded
+        for _ in range(robust.TURNS):
+            w = 1 / np.maximum(np.linalg.norm(a - v, axis=1), 1e-12)
+            v = w @ a / w.sum()
+        return v
+    if name == "centred_clipping":
+        v = np.zeros(P)
+        for _ in range(robust.TURNS):
+            v = v + clipped(a - v, lower_median(np.linalg.norm(a - v, axis=1))).mean(axis=0)
+        return v
+    length = np.linalg.norm(trusted)
+    trust = np.maximum(a @ trusted / np.linalg.norm(a, axis=1) / length, 0)
+    return (trust / max(trust.sum(), 1e-30)) @ (a / np.linalg.norm(a, axis=1, keepdims=True)) * length
+
+
+@every_centre
+def test_a_centre_is_its_formula(name):
+    """Of the rule's parts n a_k Delta_k: (2) counts a device as often as it was drawn."""
+    for seed in range(20):
+        round = a_round(seed)
+        times = np.asarray(round.times)
+        there, n = times > 0, (times > 0).sum()
+        parts = flat(round.delta)[there] * (n * times[there] / times.sum())[:, None]
+        update = ruled(name, round)
+        expected = literal(name, parts, int(np.ceil(0.2 * n - 1e-4)), flat(round.trusted))
+        np.testing.assert_allclose(flat(update.delta), expected, rtol=2e-3, atol=2e-5)
+        assert not np.any(np.asarray(update.weights)[~there])
+        assert np.all(np.asarray(update.weights) >= -1e-6)
+
+
+@every_centre
+def test_buckets_are_means_of_replies_at_random(name):
+    round = a_round(4, times=np.ones(K))
+    luck = np.asarray(uniform(words(round.key[0], round.key[1], jnp.arange(K), 1)))[:, 0]
+    order = np.argsort(luck)
+    parts = np.stack([flat(round.delta)[order[i : i + 2]].mean(axis=0) for i in range(0, K, 2)])
+    expected = literal(name, parts, 2, flat(round.trusted))
+    np.testing.assert_allclose(flat(ruled(name, round, 0.2, 2.0).delta), expected, rtol=2e-3, atol=2e-5)
+
+
+@every_centre
+@pytest.mark.parametrize("lie", [1e3, 1e12, 1e30, np.nan, np.inf, -np.inf])
+def test_two_liars_of_nine_do_not_decide(name, lie):
+    """Whatever two of nine send, the centre stays within what the honest devices could have sent."""
+    round = a_round(1, times=np.ones(K))
+    sent = flat(round.delta)
+    honest = np.linalg.norm(sent[2:], axis=1).max()
+    sent[:2] = lie
+    update = ruled(name, round._replace(delta=nested(jnp.asarray(sent, jnp.float32))))
+    assert np.linalg.norm(flat(update.delta)) <= 2 * max(honest, np.linalg.norm(flat(round.trusted)))
+    if not np.isfinite(lie):
+        assert not np.any(np.asarray(update.weights)[:2])
+
+
+@every_centre
+def test_without_replies_there_is_no_step(name):
+    update = ruled(name, a_round(2, times=np.zeros(K)))
+    assert not np.any(flat(update.delta)) and not np.any(update.weights)
+
+
+def test_nothing_trimmed_is_the_rule_itself():
+    round = a_round(3)
+    for rule in (rules.mean, rules.samples):
+        made = Partial(robust._robust, rule=Partial(rule), centre=Partial(robust.trimmed_mean), liars=0.0, bucket=1.0)
+        found, expected = jax.jit(made)(round), rule(round)
+        np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
+
+
+# As a setting
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"robust": "medain"}, "robust = 'medain': did you mean 'median'?"),
+        ({"robust": "krum", "liars": 0.5}, "liars = 0.5: should be at least 0 and less than 0.5"),
+        ({"robust": "krum", "liars": float("nan")}, "liars = nan: should be at least 0"),
+        ({"liars": 0.1}, "liars = 0.1: is for a robust rule; robust is none"),
+        ({"bucket": 2}, "bucket = 2: is for a robust rule; robust is none"),
+        ({"robust": "median", "bucket": 0}, "bucket = 0: should be a whole number from 1"),
+        ({"robust": "median", "root": 10}, "root = 10: is for robust=fltrust; robust is median"),
+        ({"robust": "fltrust", "root": 0}, "root = 0: should be a whole number from 1"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(InputError) as error:
+        algorithms.fedavg(**settings)
+    assert message in str(error.value)
+
+
+def test_the_guard_goes_inside_a_robust_rule():
+    made = algorithms.folb(robust="median", guarded=True)
+    assert robust.is_robust(made) and guard.is_guarded(made) and guard.bound(made) == 2.0
+    assert guard.guard(made) is made
+
+
+def test_a_memory_and_a_server_step_see_short_updates():
+    """SCAFFOLD's c_k, and FedExP's step, would otherwise be as long as a liar wants."""
+    made = algorithms.scaffold(K=K, robust="median", server="fedexp")
+    sent = a_round(5, times=np.ones(K))
+    long = sent._replace(delta=jax.tree.map(lambda leaf: leaf.at[0].mul(1e12), sent.delta))
+    zeros = nested(jnp.zeros((K, P)))
+    long = long._replace(steps=jnp.ones(K), lr=0.1, N=K, t=1, shared=nested(jnp.zeros(P)), own=zeros)
+    shared, own = jax.jit(made.memory.update)(long)
+    usual = np.linalg.norm(flat(sent.delta), axis=1).max() / 0.1
+    assert np.linalg.norm(flat(own)[0]) <= usual and np.linalg.norm(flat(shared)) <= K * usual
+    update = jax.jit(made.rule)(long)
+    params, _ = jax.jit(made.server.apply)((), long, update)
+    assert np.linalg.norm(flat(params)) < 100 * np.linalg.norm(flat(sent.delta), axis=1).max()
+
+
+def test_a_server_with_samples_of_its_own():
+    """FLTrust in the simulator: the step is as long as the server's own, and the seed fixes its samples."""
+    federation = synthetic(devices=6, sizes=40)
+    model = logistic(federation.shape, federation.classes)
+    made = [algorithms.fedavg(K=4, robust="fltrust", root=20, attack="flipped_x1000", attackers=0.4)]
+    first, again = (simulate(federation, model, made, rounds=4, seeds=[2])[0] for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
+    assert first.train_loss[-1] < first.train_loss[0]
