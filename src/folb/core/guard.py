@@ -30,7 +30,7 @@ from jax.tree_util import Partial
 from folb.core import tree
 from folb.core.memory import DeviceMemory
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
-from folb.errors import InputError, check
+from folb.errors import InputError, check_number
 from folb.typing import Params
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     FedProx, most of FedNu) is returned unchanged: a false gradient has no effect on it. Two lies can have an effect,
     and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
-    check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
+    check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if not (algorithm.sends("grad") or algorithm.gradient is not None) or is_guarded(algorithm):
         return algorithm
     server, size = algorithm.server, algorithm.step_size

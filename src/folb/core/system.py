@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from folb.errors import check
+from folb.errors import check_number
 
 
 class Effort(NamedTuple):
@@ -77,9 +77,9 @@ def deadline(
     Its reply is lost if it arrives after tau, or if the time is too short for one unit of work.
     """
     for name, value in (("tau", tau), ("speed", speed), ("delay", delay)):
-        check(name, value, lambda value: value > 0, "should be more than 0")
+        check_number(name, value, lambda value: value > 0, "should be more than 0")
     for name, value in (("speed_spread", speed_spread), ("delay_spread", delay_spread)):
-        check(name, value, lambda value: value >= 0, "should be at least 0")
+        check_number(name, value, lambda value: value >= 0, "should be at least 0")
     _check_dropout(dropout)
     return Partial(
         _deadline,
@@ -118,11 +118,11 @@ def _check_work(field: str, work: Any, least: Any) -> None:
     def whole(work: Any) -> Any:
         return (work >= least) & (work <= MOST) & (work == work // 1)
 
-    check(field, work, whole, f"should be a whole number from {least} to {MOST}")
+    check_number(field, work, whole, f"should be a whole number from {least} to {MOST}")
 
 
 def _check_dropout(dropout: float) -> None:
-    check("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
+    check_number("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
 
 
 SYSTEMS: dict[str, Callable[..., System]] = {"fixed": fixed, "uniform": uniform, "deadline": deadline}
