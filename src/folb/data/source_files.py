@@ -93,7 +93,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield file
                 return
             with gzip.open(file) as stream:
-                yield io.BufferedReader(Bounded(stream, path), 1 << 20)  # type: ignore[arg-type, misc]
+                yield io.BufferedReader(Bounded(stream, path), 1 << 20)  # type: ignore[arg-type]
     except UnicodeDecodeError as error:
         raise InputError(str(path), str(error), "should be utf-8") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
