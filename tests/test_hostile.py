@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from folb.cli.compiled import drop_damaged
 from folb.cli.main import main
 from folb.cli.options import use_compilation_cache
 from folb.cli.signals import interruptible
-from folb.data import arrays, cache, fetch, source_files, tabular
+from folb.data import arrays, cache, fetch, leaf, source_files, tabular
 from folb.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -335,3 +336,108 @@ def test_a_download_without_a_length_has_an_end(tmp_path, monkeypatch):
             fetch.download(f"http://127.0.0.1:{server.server_port}/x", tmp_path / "x")
         server.shutdown()
     assert list(tmp_path.iterdir()) == []
+
+
+# -- generated ---------------------------------------------------------------------------------------------------------
+
+HURTS = [
+    *(math.nan, math.inf, -math.inf, -1, -1e300, 1e300, 10**400, True, None, "", "nan", "x" * 10**5, "\x1b[2J", b"1"),
+    *([], [1.0], {}, {"a": {}}, object(), np.zeros((2, 2)), np.array([1.0, math.nan]), 1j, range(3), lambda: 1),
+]
+NUMBERS = {
+    "fedprox": ("mu", "lr", "K", "batch", "server_lr"),
+    "folb_hetero": ("mu", "psi", "lr", "K", "batch"),
+    "feddyn": ("memory_alpha", "lr", "K"),
+    "accord": ("step_gain", "step_goal", "lr", "stretch"),
+}
+
+
+def hostile_setting(random):
+    """A setting with a value that no setting can have; None means the default for some, which is no mistake."""
+    name = random.choice(sorted(NUMBERS))
+    setting, value = random.choice(NUMBERS[name]), random.choice(HURTS)
+    if value is None and setting in ("server_lr", "step_gain", "step_goal", "stretch", "memory_alpha"):
+        value = math.nan
+    getattr(algorithms, name)(**{setting: value})
+
+
+WHOLE = {
+    ".csv": b"device,label,a,b\n0,0,1.5,2\n0,1,2,3\n1,0,3,4\n1,1,4,5\n",
+    ".json": b'{"users":["a"],"num_samples":[2],"user_data":{"a":{"x":[[1.0],[2.0]],"y":[0,1]}}}',
+    ".npz": b"",
+}
+
+
+def hostile_file(random, folder):
+    """A file of samples with some bytes changed, moved, repeated or missing. It may still be sound."""
+    suffix = random.choice(sorted(WHOLE))
+    content = bytearray(WHOLE[suffix] or packed())
+    for _ in range(random.randint(1, 6)):
+        place, size = random.randrange(len(content)), random.randint(1, 20)
+        change = random.choice(["cut", "noise", "repeat", "word"])
+        if change == "cut" and len(content) > 2 * size:
+            del content[place : place + size]
+        elif change == "noise":
+            content[place : place + size] = random.randbytes(size)
+        elif change == "repeat":
+            content[place:place] = content[place : place + size] * random.randint(1, 50)
+        else:
+            content[place:place] = random.choice(
+                [b"nan", b"1e999", b'"', b",", b"[" * 2000, b"\xff", b"\0", b"-1", b"{"]
+            )
+    path = folder / f"file{suffix}"
+    path.write_bytes(content)
+    load = {".csv": tabular.load, ".json": leaf.load, ".npz": arrays.load}[suffix]
+    load(path)
+    raise InputError("sound", 0, "after all")
+
+
+def packed():
+    stream = io.BytesIO()
+    np.savez(stream, x=SAMPLES, y=np.arange(40) % 4, device=np.repeat([0, 1], 20))
+    return stream.getvalue()
+
+
+def hostile_toml(random, folder):
+    """An experiment file with values that hurt."""
+    keys = random.sample(["dataset", "rounds", "seeds", "algorithms", "target", "set", "box", "model", "system"], 3)
+    values = [
+        "nan",
+        "-1",
+        "9" * 30,
+        "true",
+        "'x'",
+        "[]",
+        "[[1]]",
+        "{a = {b = 1}}",
+        "'\\u001b'",
+        "1979-05-27",
+        "''",
+        "inf",
+    ]
+    text = "dataset = 'nothing like it'\n" if "dataset" not in keys else ""
+    path = folder / "e.toml"
+    path.write_text(text + "\n".join(f"{key} = {random.choice(values)}" for key in keys))
+    if main(["run", str(path)]) == 2:
+        raise InputError("toml", path, "exit code 2")
+
+
+def rejected_alone(seed, folder, capsys):
+    random = Random(seed)
+    attempt = random.choice([hostile_setting, hostile_file, hostile_toml])
+    with pytest.raises(InputError) as error:
+        attempt(*([random] if attempt is hostile_setting else [random, folder]))
+    assert str(error.value).isprintable() and len(str(error.value)) <= 2000
+    said = capsys.readouterr().err
+    assert said == "" or (said.startswith("folb: error: ") and said.count("\n") == 1)
+
+
+def test_generated_inputs_are_rejected_alone(tmp_path, capsys):
+    for seed in range(60):
+        rejected_alone(seed, tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_a_thousand_generated_inputs_are_rejected_alone(tmp_path, capsys):
+    for seed in range(1000, 2000):
+        rejected_alone(seed, tmp_path, capsys)

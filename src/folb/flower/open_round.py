@@ -322,7 +322,11 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
         line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
     if opened.length:
         line["length"] = opened.length
-    troubles = {"refused": opened.noted, "failed": list(opened.failed.items()), "shortened": opened.shortened}
+    troubles: dict[str, Sequence[tuple[Any, str]]] = {
+        "refused": opened.noted,
+        "failed": list(opened.failed.items()),
+        "shortened": opened.shortened,
+    }
     for name, found in troubles.items():
         if found:
             line[name] = [list(pair) for pair in found]
