@@ -247,7 +247,7 @@ def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
     for again in ([], ["--again"]):
         code, _, err = folb(capsys, "compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path, *again)
         assert code == 2 and "is not a run of folb; choose another directory" in err
-    code, _, err = folb(capsys, "rm", tmp_path)
+    code, _, err = folb(capsys, "rm", tmp_path, "--yes")
     assert code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "checkpoints" / "mine").read_text() == "precious"
@@ -345,7 +345,7 @@ def test_runs_are_listed_shown_and_removed(capsys, tmp_path):
     code, out, _ = folb(capsys, "show", run.name[:15])
     assert code == 0 and "rounds to 70 %" in out and "[set.fedavg]" in out
     (run / "notes").write_text("mine")
-    code, out, _ = folb(capsys, "rm", run.name)
+    code, out, _ = folb(capsys, "rm", run.name, "--yes")
     assert code == 0 and f"removed {run}" in out and os.listdir(run) == ["notes"]
     code, _, err = folb(capsys, "show", run.name)
     assert code == 2 and "is not a run" in err

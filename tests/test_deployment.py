@@ -296,6 +296,39 @@ def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
     assert not started_in(tmp_path) and not list((tmp_path / "tmp").iterdir())
 
 
+@needs_flower
+def test_the_demo_killed_leaves_no_process_behind(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "FOLB_RUNS": str(tmp_path / "runs")}
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "folb", "deploy", "demo", "--nodes", "1", "--rounds", "1000"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        line = next(line for line in running.stderr if "joined" in line or "error" in line)
+        assert "1 SuperNode has joined" in line and len(started_in(tmp_path)) >= 4
+        running.kill()
+    assert holds(lambda: not started_in(tmp_path), LONG)
+
+
+@needs_flower
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_no_other_user_reaches_the_superlink(deployed):
+    def status(user):
+        """What a process of this user is answered."""
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            with contextlib.suppress(Exception):
+                os.setuid(user)
+                connection = http.client.HTTPSConnection(HOST, deployed.port, timeout=10, context=context)
+                connection.request("POST", "/v1/control/list-runs")
+                os.write(writing, str(connection.getresponse().status).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            return answer.read()
+
+    context = ssl.create_default_context(cafile=deployed.home / "ca.crt")
+    assert status(65534) == "403" and status(0) not in ("403", "")
+
+
 def started_in(path):
     """The processes that have this path in their environment, as Flower's do, unless they are already ending."""
     found = []
@@ -329,8 +362,7 @@ def test_a_taken_port_is_named(tmp_path):
 @needs_flower
 def test_a_superlink_that_does_not_start_is_told_with_its_last_words(tmp_path, monkeypatch):
     broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho no database today\nexit 3\n")
-    broken.chmod(0o755)
+    broken.write_text("print('no database today')\nraise SystemExit(3)\n")
     monkeypatch.setattr(superlink, "program", lambda name: str(broken))
     expected = "superlink = 3: did not start; its log ends: no database today"
     with pytest.raises(InputError, match=expected), superlink.running(tmp_path / "home", 1):

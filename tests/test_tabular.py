@@ -127,7 +127,7 @@ def test_a_split_that_was_asked_for_must_be_there(tmp_path):
     [
         ("", "should name every column"),
         ("device,label,a\n", "0: rows: should be at least 1"),
-        ("device,label,a,a\nu,0,1,2\n", r"\['a'\]: first line: should name every column, each once"),
+        ("device,label,a,a\nu,0,1,2\n", r"\['a'\]: should name every column, each once"),
         ("user,label,a\nu,0,1\n", "'device': should be a column; there are user, label, a"),
         ("1,2,3\n4,5,6\n", "'device': should be a column; there are 1, 2, 3"),
         ("device,label\nu,0\n", "should have at least one column of numbers"),

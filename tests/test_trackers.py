@@ -134,7 +134,7 @@ def test_every_round_of_every_run_arrives(name, tmp_path, capsys):
     assert not (tmp_path / "home").exists()
     # `folb rm` takes it along, and leaves what is not folb's
     (path / "mine.txt").write_text("mine")
-    assert main(["rm", path.name]) == 0
+    assert main(["rm", path.name, "--yes"]) == 0
     assert [file.name for file in path.iterdir()] == ["mine.txt"]
 
 

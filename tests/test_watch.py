@@ -188,6 +188,42 @@ def test_increments(home, served):
     assert second["about"]["table"] == whole == news(server, "a-1")["about"]["table"]
 
 
+def test_a_long_run_comes_in_pieces(home, served, monkeypatch):
+    monkeypatch.setattr(live, "PIECE", 3000)
+    path = rundirectory.write(home, "a-1", done=20, rounds=20)
+    server, after, rounds, counts = served(), "", [[] for _ in range(9)], []
+    while len(counts) < 200:
+        piece = news(server, "a-1", after)
+        after = piece["cursor"]
+        counts.append(sum(len(column["rounds"]) for column in piece["columns"]))
+        for own, column in zip(rounds, piece["columns"], strict=True):
+            own += column["rounds"]
+        if not piece["more"]:
+            break
+    assert rounds == [list(range(1, 21))] * 9
+    assert len(counts) > 5 and max(counts) * len((path / "rounds.jsonl").read_bytes()) / 180 < 2 * 3000
+    assert piece["about"]["table"] == live.table(directory.read(path), directory.read(path).runs())
+    assert not news(server, "a-1", after)["more"]
+
+
+def test_a_line_longer_than_a_piece(home, served, monkeypatch):
+    monkeypatch.setattr(live, "PIECE", 10)
+    rundirectory.write(home, "a-1", done=2, rounds=2)
+    assert sum(len(column["rounds"]) for column in news(served(), "a-1")["columns"]) == 1
+
+
+def test_a_line_that_is_not_finite_is_left_out(home, served):
+    path = rundirectory.write(home, "a-1", done=2, rounds=2)
+    whole = news(served(), "a-1", records="0")
+    line = json.loads((path / "rounds.jsonl").read_text().splitlines()[-1])
+    with open(path / "rounds.jsonl", "a") as file:
+        for name, value in line.items():
+            for odd in (float("nan"), float("inf")):
+                file.write(json.dumps(line | {name: [odd] if isinstance(value, list) else odd}) + "\n")
+    found = news(served(), "a-1", records="0")
+    assert found["columns"][0]["accuracy"] == whole["columns"][0]["accuracy"]
+
+
 def test_another_server_goes_on_from_the_same_cursor(home, served):
     path = rundirectory.write(home, "a-1", done=5, rounds=20, finished=False)
     cursor = news(served(), "a-1")["cursor"]
@@ -226,8 +262,8 @@ def test_a_file_cut_back_while_it_is_read_is_sent_again(home, monkeypatch):
     path = rundirectory.write(home, "a-1", done=5, rounds=20, finished=False)
     following, read = live.Following(path), directory.RunDirectory.rounds
 
-    def cut(stored, offset=0):
-        found = read(stored, offset)
+    def cut(stored, offset=0, size=-1):
+        found = read(stored, offset, size)
         rows = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
         (path / "rounds.jsonl").write_text("".join(row for row in rows if json.loads(row)["round"] <= 3))
         return found

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
+SINGLE = 3.4028235e38  # the largest number in single precision
+LONGEST = 2000  # characters of a message
+NEAR = 0.7  # how alike two names must be for a hint: `flob` and `folb` are, `median` and `feddyn` are not
+
 
 class InputError(ValueError):
-    """Bad input: the message names the field, the value and what would be right."""
+    """Bad input: the message names the field, the value and what would be right, in one line."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except RecursionError:  # tables within tables
+            shown = f"a deep {type(value).__name__}"
         if len(shown) > 80:
             shown = shown[:77] + "..."
-        super().__init__(f"{field} = {shown}: {expected}")
+        super().__init__(_one_line(f"{field} = {shown}: {expected}"))
         self.field, self.expected = field, expected
+
+
+def _one_line(text: str) -> str:
+    """A text of bounded length without line breaks and control characters, which a file's names and values may have."""
+    line = "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else _escaped(c) for c in text[:LONGEST])
+    return line if len(text) <= LONGEST else line[: LONGEST - 3] + "..."
+
+
+def _escaped(character: str) -> str:
+    return " " if character.isspace() else character.encode("unicode_escape").decode("ascii")
 
 
 def check(field: str, value: Any, holds: Any, expected: str) -> None:
@@ -37,9 +54,17 @@ def check(field: str, value: Any, holds: Any, expected: str) -> None:
         raise InputError(field, value, expected)
 
 
+def check_number(field: str, value: Any, holds: Callable[[Any], Any], expected: str) -> None:
+    """Raise unless `value` is one finite number for which holds(value) is true."""
+    one = not isinstance(value, bool) and getattr(value, "shape", ()) == ()
+    check(field, value, one, f"{expected}, and one number")
+    check(field, value, holds, expected)
+    check(field, value, lambda value: (value >= -SINGLE) & (value <= SINGLE), f"{expected}, and finite in 32 bits")
+
+
 def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None:
     """Raise unless `value` is a whole number from `low` to `high`. The default is the largest seed."""
-    if not (isinstance(value, Integral) and low <= int(value) <= high):
+    if not (isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= high):
         raise InputError(field, value, f"should be a whole number from {low} to {high}")
 
 
@@ -48,6 +73,6 @@ def choose(field: str, value: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     if value in choices:
         return value
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=NEAR)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(field, value, f"{hint}choose one of {', '.join(sorted(choices))}")

@@ -71,11 +71,24 @@ def search_seldom_for_garbage() -> None:
     atexit.register(gc.freeze)
 
 
+def open_closed_streams() -> None:
+    """Send output nowhere if standard output or standard error was closed: otherwise the next file takes its place."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.fstat(number)
+            except OSError:
+                os.dup2(nowhere, number)
+            setattr(sys, name, os.fdopen(nowhere, "w"))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Bad input gives one line on standard error and exit code 2."""
     if arguments is None:  # a process of its own
         search_seldom_for_garbage()
         arguments = sys.argv[1:]
+    open_closed_streams()
     options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
     try:
         with interruptible():

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from folb.cli.compiled import drop_damaged
 from folb.errors import InputError
 
 if TYPE_CHECKING:
@@ -197,11 +198,12 @@ def use_compilation_cache() -> None:
     """Keep compiled programs between commands: they take seconds to compile and milliseconds to load."""
     import jax
 
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "folb" / "compiled"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "folb" / "compiled"
         home.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # a full disk; a user without a home
         return  # without a cache it takes longer, with the same results
+    drop_damaged(home)
     jax.config.update("jax_compilation_cache_dir", str(home))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -44,6 +44,8 @@ def add(commands: Any) -> None:
     compare.add_resume(commands)
     remove = commands.add_parser("rm", help="remove runs")
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
+    remove.add_argument("--yes", action="store_true", help="remove them without a question")
+    remove.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     remove.set_defaults(handle=_remove)
 
 
@@ -180,6 +182,22 @@ def _watch(options: argparse.Namespace) -> None:
 def _remove(options: argparse.Namespace) -> None:
     from folb.store import directory
 
-    for path in dict.fromkeys(directory.find(name) for name in options.run):
+    found = list(dict.fromkeys(directory.find(name) for name in options.run))
+    if options.dry_run:
+        print("\n".join(f"would remove {path}" for path in found))
+        return
+    if not options.yes:
+        _ask(found)
+    for path in found:
         directory.remove(path)
         print(f"removed {path}")
+
+
+def _ask(found: list[Path]) -> None:
+    """Ask before runs are removed: the beginning of a name may match another run than the user thinks."""
+    names = ", ".join(map(str, found))
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise InputError("rm", names, "should be given with --yes where nobody can be asked")
+    print(f"remove {names}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError("rm", names, "is kept: the answer was not yes")

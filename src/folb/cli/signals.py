@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import contextlib
 import os
@@ -9,14 +10,31 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
+
+AGAIN = 0.02  # seconds
+
+
+def _collecting(frame: FrameType | None) -> bool:
+    """Whether jax's function for searches for garbage is running."""
+    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash."""
+    """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash.
+
+    In a search for garbage Python calls a function of jax, and drops what is raised there: Ctrl-C then comes again a
+    moment later.
+    """
 
     def interrupt(number: int, frame: Any) -> None:
+        if _collecting(frame):
+            threading.Timer(AGAIN, _thread.interrupt_main).start()
+            return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
             print("folb: interrupted", file=sys.stderr, flush=True)
             os._exit(130)

@@ -34,7 +34,7 @@ from folb.core.solver import Solver
 from folb.core.staleness import Asynchrony
 from folb.core.step_size import StepSize
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check_number, check_whole, choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,8 +274,8 @@ def compose(
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
         if not isinstance(flag, bool):
             raise InputError(name, flag, "should be True or False")
-    check("mu", mu, lambda mu: mu >= 0, "should be at least 0")
-    check("lr", lr, lambda lr: lr > 0, "should be more than 0")
+    check_number("mu", mu, lambda mu: mu >= 0, "should be at least 0")
+    check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
     chosen = selection.sampling(sampling, K, candidates)
     asked: Any = uploads

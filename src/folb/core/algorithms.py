@@ -13,7 +13,7 @@ from folb.core.algorithm import Algorithm, Common, Constructor, Origin, compose,
 from folb.core.gradient import source
 from folb.core.guard import guard
 from folb.core.rules import Rule
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check_number, choose
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
 
@@ -308,14 +308,14 @@ def folb_never_flip(
 
 
 def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
-    check("psi", psi, lambda psi: psi >= 0, "should be at least 0")
+    check_number("psi", psi, lambda psi: psi >= 0, "should be at least 0")
     return compose(Partial(rule, psi=psi), uploads=("gamma",), **settings)
 
 
 def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
     if not isinstance(guarded, bool):
         raise InputError("guarded", guarded, "should be True or False")
-    check("cap", cap, lambda cap: cap >= 1, "should be at least 1")
+    check_number("cap", cap, lambda cap: cap >= 1, "should be at least 1")
     return guard(algorithm, cap) if guarded else algorithm
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from folb.core import tree
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check_number, choose
 from folb.typing import Params
 
 
@@ -60,7 +60,7 @@ def _ema_model(memory: tuple[Params, Any], params: Params) -> Params:
 def ema(rate: Any = 0.7) -> Average:
     """The exponential mean sum_s rate^(t-s) w^s / sum_s rate^(t-s) over the models s = 1 .. t that
     rounds led to; a round that changes nothing does not count."""
-    check("average_rate", rate, lambda rate: (rate >= 0) & (rate < 1), "should be at least 0 and less than 1")
+    check_number("average_rate", rate, lambda rate: (rate >= 0) & (rate < 1), "should be at least 0 and less than 1")
     return Average(Partial(_ema_init), Partial(_ema_update, rate=rate), Partial(_ema_model))
 
 

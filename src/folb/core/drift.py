@@ -20,7 +20,7 @@ from folb.core import tree
 from folb.core.memory import DeviceMemory
 from folb.core.rules import Round, fraction
 from folb.core.vector import scaled, zeros
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check_number, check_whole, choose
 from folb.typing import Params
 
 BETA = (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1")
@@ -114,7 +114,7 @@ def feddyn(memory_alpha: Any = 0.01) -> DeviceMemory:
     Then h_k -= alpha Delta_k, h -= alpha/N sum_k Delta_k, and the server's model is the mean of the w_k less h / alpha.
     """
     alpha = memory_alpha
-    check("memory_alpha", alpha, lambda alpha: alpha > 0, "should be more than 0")
+    check_number("memory_alpha", alpha, lambda alpha: alpha > 0, "should be more than 0")
     update, correct = Partial(_feddyn_update, alpha=alpha), Partial(_feddyn_correct, alpha=alpha)
     return DeviceMemory(_two_zeros, update, _minus_own, correct, prox=alpha)
 
@@ -161,7 +161,7 @@ def _fedcm_update(round: Round, *, alpha: Any) -> tuple[Params, tuple[()]]:
 def fedcm(memory_alpha: Any = 0.1) -> DeviceMemory:
     """FedCM (Xu et al., 2021): a local step is alpha g + (1 - alpha) m, with m = -mean_k Delta_k / (lr J_k)."""
     alpha = memory_alpha
-    check("memory_alpha", alpha, lambda alpha: (alpha > 0) & (alpha <= 1), "should be more than 0 and at most 1")
+    check_number("memory_alpha", alpha, lambda alpha: (alpha > 0) & (alpha <= 1), "should be more than 0 and at most 1")
     shift = Partial(_scaled_shared, factor=(1 - alpha) / alpha)
     return DeviceMemory(_zero_shared, Partial(_fedcm_update, alpha=alpha), shift, pace=alpha, one_size=True)
 
@@ -177,7 +177,7 @@ def mimelite(memory_beta: Any = 0.9) -> DeviceMemory:
 
     The server then renews m with the mean of the full gradients: m <- beta m + (1 - beta) mean_k grad F_k.
     """
-    check("memory_beta", memory_beta, *BETA)
+    check_number("memory_beta", memory_beta, *BETA)
     shift = Partial(_scaled_shared, factor=memory_beta / (1 - memory_beta))
     update = Partial(_mimelite_update, beta=memory_beta)
     return DeviceMemory(_zero_shared, update, shift, pace=1 - memory_beta, uploads=("grad",))
@@ -215,7 +215,7 @@ def ghbm(memory_tau: int = 10, memory_beta: Any = 0.9) -> DeviceMemory:
     m is 0 until there were tau rounds. tau is best about N/K.
     """
     check_whole("memory_tau", memory_tau, 1, 10**4)
-    check("memory_beta", memory_beta, *BETA)
+    check_number("memory_beta", memory_beta, *BETA)
     return DeviceMemory(
         _ghbm_init(int(memory_tau)), _ghbm_update, Partial(_ghbm_shift, beta=memory_beta), one_size=True
     )
@@ -256,8 +256,8 @@ def adabest(memory_beta: Any = 0.9, memory_mu: Any = 0.02) -> DeviceMemory:
 
     h_k <- h_k / (t - t_k) + mu (w^t - w_k), where t_k is the device's last round.
     """
-    check("memory_beta", memory_beta, *BETA)
-    check("memory_mu", memory_mu, lambda mu: mu >= 0, "should be at least 0")
+    check_number("memory_beta", memory_beta, *BETA)
+    check_number("memory_mu", memory_mu, lambda mu: mu >= 0, "should be at least 0")
     update, correct = Partial(_adabest_update, mu=memory_mu), Partial(_adabest_correct, beta=memory_beta)
     return DeviceMemory(_adabest_init, update, _adabest_shift, correct)
 

@@ -32,7 +32,7 @@ from jax.tree_util import Partial
 from folb.core import robust, screening, tree
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
-from folb.errors import InputError, check
+from folb.errors import InputError, check_number
 
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
@@ -47,7 +47,7 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     FedProx, most of FedNu) is returned unchanged: a false gradient has no effect on it. Two lies can have an effect,
     and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
-    check("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
+    check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if not (algorithm.sends("grad") or algorithm.gradient is not None) or is_guarded(algorithm):
         return algorithm
     if getattr(algorithm.server.apply, "keywords", {}).get("stretch") is not None:

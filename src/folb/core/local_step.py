@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from folb.core.vector import each, namespace, norm, scaled, zeros
-from folb.errors import InputError, check
+from folb.errors import InputError, check_number
 from folb.typing import Params
 
 
@@ -112,7 +112,7 @@ def local_step(step: str | LocalStep | Callable[..., Any] | None, **numbers: Any
         raise InputError("local_step", step, f"should be one of {', '.join(LOCAL_STEPS)}, or a LocalStep")
     known = LOCAL_STEPS[step].numbers if isinstance(step, str) else {}
     for name, value in given.items():
-        check(f"local_{name}", value, *RANGES[name])
+        check_number(f"local_{name}", value, *RANGES[name])
         if name not in known:
             owners = ", ".join(other for other, one in LOCAL_STEPS.items() if name in one.numbers)
             which = step if isinstance(step, str) else "your own"

@@ -18,7 +18,7 @@ from jax.tree_util import Partial
 
 from folb.core import tree
 from folb.core.rules import Round, Update, fraction
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check, check_number, choose
 from folb.typing import Params
 
 
@@ -239,7 +239,7 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
     """A step by its name, with the numbers that are not None; or your own, which already has its numbers."""
     given = {name: value for name, value in numbers.items() if value is not None}
     for name, value in given.items():
-        check(SETTINGS.get(name, name), value, *RANGES[name])
+        (check if name == "bias_correction" else check_number)(SETTINGS.get(name, name), value, *RANGES[name])
     if isinstance(wanted, str):
         make = SERVERS[choose("server", wanted, SERVERS)]
         known = list(inspect.signature(make).parameters)

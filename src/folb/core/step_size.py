@@ -12,7 +12,7 @@ from jax.tree_util import Partial
 from folb.core import tree
 from folb.core.rules import Round, fraction
 from folb.core.vector import scaled, zeros
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check_number, choose
 from folb.typing import Params
 
 
@@ -84,7 +84,7 @@ def step_size(wanted: str | StepSize | None, **numbers: Any) -> StepSize | None:
     """A step size by its name, with the numbers that are not None; or your own. None leaves `lr` as it is."""
     given = {name: value for name, value in numbers.items() if value is not None}
     for name, value in given.items():
-        check(f"step_{name}", value, *RANGES[name])
+        check_number(f"step_{name}", value, *RANGES[name])
         if not isinstance(wanted, str):
             which = "your own" if isinstance(wanted, StepSize) else "not set"
             raise InputError(f"step_{name}", value, f"is for step_size=agreement; step_size is {which}")

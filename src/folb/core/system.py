@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from folb.errors import check, choose
+from folb.errors import check_number, choose
 
 
 class Effort(NamedTuple):
@@ -113,9 +113,9 @@ def deadline(
     Its reply is lost if it arrives after tau, or if the time is too short for one unit of work.
     """
     for name, value in (("tau", tau), ("speed", speed), ("delay", delay)):
-        check(name, value, lambda value: value > 0, "should be more than 0")
+        check_number(name, value, lambda value: value > 0, "should be more than 0")
     for name, value in (("speed_spread", speed_spread), ("delay_spread", delay_spread)):
-        check(name, value, lambda value: value >= 0, "should be at least 0")
+        check_number(name, value, lambda value: value >= 0, "should be at least 0")
     _check_dropout(dropout)
     return Partial(
         _deadline,
@@ -183,10 +183,10 @@ def network(
     unit, its reply is lost.
     """
     for name, value in (("speed", speed), ("up_mbit", up_mbit), ("down_mbit", down_mbit)):
-        check(name, value, lambda value: value > 0, "should be more than 0")
+        check_number(name, value, lambda value: value > 0, "should be more than 0")
     spreads = {"speed": speed_spread, "up": up_spread, "down": down_spread, "latency": latency_spread}
     for name, value in {"latency": latency, **{f"{part}_spread": spread for part, spread in spreads.items()}}.items():
-        check(name, value, lambda value: value >= 0, "should be at least 0")
+        check_number(name, value, lambda value: value >= 0, "should be at least 0")
     return Partial(
         _network,
         speed=speed,
@@ -234,7 +234,7 @@ def rounds(low: int, high: int, tau: float | None, dropout: float) -> dict[str, 
     _check_work("low", low, 1)
     _check_work("high", high, low)
     if tau is not None:
-        check("tau", tau, lambda value: value > 0, "should be more than 0")
+        check_number("tau", tau, lambda value: value > 0, "should be more than 0")
     _check_dropout(dropout)
     return {"low": low, "high": high, "tau": math.inf if tau is None else tau, "dropout": dropout}
 
@@ -270,11 +270,11 @@ def _check_work(field: str, work: Any, least: Any) -> None:
     def whole(work: Any) -> Any:
         return (work >= least) & (work <= MOST) & (work == work // 1)
 
-    check(field, work, whole, f"should be a whole number from {least} to {MOST}")
+    check_number(field, work, whole, f"should be a whole number from {least} to {MOST}")
 
 
 def _check_dropout(dropout: float) -> None:
-    check("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
+    check_number("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
 
 
 SYSTEMS: dict[str, Callable[..., System]] = {

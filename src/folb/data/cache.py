@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from folb.data import source_files
+from folb.errors import InputError
 from folb.typing import NDArray
 
 FORMAT = 1  # part of every key: increase it when the same recipe gives other arrays
@@ -20,8 +22,10 @@ FORMAT = 1  # part of every key: increase it when the same recipe gives other ar
 
 def directories() -> list[Path]:
     """Where entries may be: beside the data directory, or else in the platform's cache directory."""
-    data, home = source_files.directory(), source_files.platform_cache() / "data"
-    return list(dict.fromkeys(folder.with_name(folder.name + ".processed") for folder in (data, home)))
+    folders = [source_files.directory()]
+    with contextlib.suppress(InputError):  # a user without a home has only the first
+        folders.append(source_files.platform_cache() / "data")
+    return list(dict.fromkeys(folder.with_name(folder.name + ".processed") for folder in folders))
 
 
 def cached(

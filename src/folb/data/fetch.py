@@ -20,6 +20,7 @@ Progress = Callable[[str, int, int | None], None]
 
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 18
+MOST = 2_000_000_000  # bytes of a file whose size is not published
 
 
 class Source(NamedTuple):
@@ -180,16 +181,25 @@ def _receive(url: str, part: Path, begun: int, size: int | None, progress: Progr
         total = begun + int(length) if length.isdigit() else size
         if size is not None and total != size:
             raise InputError(url, total, f"bytes: should be {size}, as published")
+        if size is None:
+            _check_most(url, total or 0)
         done = begun
         with open(part, "ab" if begun else "wb") as file:
             while block := response.read(BLOCK):
                 file.write(block)
                 done += len(block)
                 progress(part.stem, done, total)
-                if total is not None and done > total:
+                if total is None:
+                    _check_most(url, done)
+                elif done > total:
                     break
     if total is not None and done != total:
         raise InputError(url, done, f"bytes received: should be {total}")
+
+
+def _check_most(url: str, found: int) -> None:
+    if found > MOST:
+        raise InputError(url, found, f"bytes: should be at most {MOST}")
 
 
 def _sha256(path: Path) -> str:

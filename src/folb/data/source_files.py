@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import shutil
 import stat
@@ -12,18 +13,21 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from folb.errors import InputError
 from folb.typing import NDArray
 
+UNPACKED = 1_000_000_000  # bytes that any file may unpack to
+TIMES = 100  # and as many times its own bytes: data seldom shrinks so much
+
 
 def directory() -> Path:
     """The data directory: `FOLB_DATA`, else a folder in the platform's cache directory."""
     named = os.environ.get("FOLB_DATA")
-    path = Path(named).expanduser().absolute() if named else platform_cache() / "data"
+    path = Path(os.path.expanduser(named)).absolute() if named else platform_cache() / "data"
     if named and path.exists() and not path.is_dir():
         raise InputError("FOLB_DATA", str(path), "should be a directory")
     return path
@@ -32,9 +36,18 @@ def directory() -> Path:
 def platform_cache() -> Path:
     """Where this platform keeps files that can be made or downloaded again."""
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "folb"
+        return _home() / "Library" / "Caches" / "folb"
     variable, usual = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
-    return Path(os.environ.get(variable) or Path.home() / usual) / "folb"
+    return Path(os.environ.get(variable) or _home() / usual) / "folb"
+
+
+def _home() -> Path:
+    """The user's home. A user of a container may have none; a shared folder would let others write into our cache."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        expected = "should name a directory, as this user has no home: or set FOLB_DATA and XDG_CACHE_HOME"
+        raise InputError("HOME", os.environ.get("HOME"), expected) from error
 
 
 def raw(dataset: str, *names: str) -> Path:
@@ -80,7 +93,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield file
                 return
             with gzip.open(file) as stream:
-                yield stream  # type: ignore[misc]
+                yield io.BufferedReader(Bounded(stream, path), 1 << 20)  # type: ignore[arg-type]
     except UnicodeDecodeError as error:
         raise InputError(str(path), str(error), "should be utf-8") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -89,21 +102,50 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise InputError(str(path), error.strerror or str(error), "should be a readable file") from error
 
 
+def room(path: Path) -> int:
+    """The most bytes that a file may unpack to: a file of a few megabytes could fill the memory."""
+    return max(UNPACKED, TIMES * path.stat().st_size)
+
+
+def check_room(path: Path, found: int, limit: int | None = None) -> None:
+    """Raise an `InputError` if a file unpacks to more bytes than it may."""
+    most = room(path) if limit is None else limit
+    if found > most:
+        raise InputError(f"{path}: bytes", found, f"should be at most {most} when unpacked")
+
+
+class Bounded(io.RawIOBase):
+    """What a packed file holds, up to the bytes that it may unpack to."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self.stream, self.path, self.done = stream, path, 0
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes, until there are too many."""
+        found = self.stream.readinto(buffer)  # type: ignore[attr-defined]
+        self.done += found
+        check_room(self.path, self.done)
+        return int(found)
+
+
 def content(path: Path, *, limit: int) -> bytearray:
     """All bytes of a file, unpacked; an `InputError` if they are more than `limit`."""
     found = bytearray()
     with opened(path) as stream:
         while block := stream.read(1 << 20):
             found += block
-            if len(found) > limit:
-                raise InputError(f"{path}: bytes", f"more than {limit}", f"should be at most {limit}")
+            check_room(path, len(found), limit)
     return found
 
 
 def arrays(
     path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, NDArray]:
-    """Arrays of an npz file that declares at most `limit` bytes, if there is a limit. Python objects are not read."""
+    """Arrays of an npz file that declares at most `limit` bytes, or those of `room`. Python objects are not read."""
     part = str(path)
     found: dict[str, NDArray] = {}
     # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.
@@ -112,9 +154,7 @@ def arrays(
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("a single array")
-            total = sum(info.file_size for info in archive.zip.infolist())
-            if limit is not None and total > limit:
-                raise InputError(f"{path}: bytes", total, f"should be at most {limit}")
+            check_room(path, sum(info.file_size for info in archive.zip.infolist()), limit)
             for name in (*names, *optional):
                 part = f"{path}: {name}"
                 if name in archive.files:

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from folb.errors import InputError
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
+LONGEST = 1000  # characters of a device's name or a label
 SPLIT = "split"  # an optional column, unless the user gives another name
 
 
@@ -41,8 +43,8 @@ def load(
         raise InputError(str(path), list(columns), "should have at least one column of numbers besides these")
     test = _marks(path, split, columns[split]) if split in columns else None
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
-    y, classes = _classes(columns[label])
-    named = _text(columns[device])
+    y, classes = _classes(f"{path}: {label}", columns[label])
+    named = _text(f"{path}: {device}", columns[device])
     return Federation.from_arrays(str(path), x, y, named, test, classes=classes, holdout_seed=holdout_seed)
 
 
@@ -61,31 +63,49 @@ def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, row
 
 
 def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
-    batches = list(parquet_batches(path, needed, only=False))
-    if not batches:
-        raise InputError(str(path), 0, "rows: should be at least 1")
-    for batch in batches:
+    batches, done = [], 0
+    for batch in parquet_batches(path, needed, only=False):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _check_kind(f"{path}: {name}", column.type)
             if column.null_count:
                 raise InputError(f"{path}: {name}", None, "should have a value in every row")
+        done += batch.nbytes
+        source_files.check_room(path, done)
+        batches.append(batch)
+    if not batches:
+        raise InputError(str(path), 0, "rows: should be at least 1")
     joined = import_module("pyarrow").Table.from_batches(batches)
     return {name: joined[name].to_numpy() for name in joined.column_names}
+
+
+def _check_kind(field: str, kind: Any) -> None:
+    """Raise an `InputError` for columns of lists, tables or bytes."""
+    types = import_module("pyarrow").types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if (
+        types.is_nested(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+    ):
+        raise InputError(field, str(kind), "should be a column of numbers or texts")
 
 
 def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
     """The columns of a csv file with a header: those needed and the optional one as text, the others as numbers."""
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        header = next(csv.reader(lines), [])
-        repeated = sorted({name for name in header if header.count(name) > 1})
-        if not header or repeated:
-            raise InputError(str(path), repeated, "first line: should name every column, each once")
+        try:
+            header = next(csv.reader(lines), [])
+        except csv.Error as error:  # a name of more than 131,072 characters
+            raise InputError(str(path), str(error), "first line: should name every column") from error
         _check_columns(path, header, needed)
         text = (*needed, optional)
         kinds = np.dtype([(f"f{i}", object if name in text else np.float32) for i, name in enumerate(header)])
         try:
             with warnings.catch_warnings(action="ignore"):  # an error below reports that there are no rows
                 rows = np.loadtxt(lines, kinds, delimiter=",", quotechar='"', comments=None, ndmin=1)
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, InputError):
             raise
         except ValueError as error:
             reason = str(error).partition(";")[0]
@@ -96,13 +116,22 @@ def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, ND
 
 
 def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str]) -> None:
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if not names or repeated:
+        raise InputError(str(path), repeated, "should name every column, each once")
     for name in needed:
         if name not in names:
             raise InputError(f"{path}: column", name, f"should be a column; there are {', '.join(names)}")
 
 
-def _text(values: NDArray) -> NDArray:
-    return values.astype(np.str_) if values.dtype == object else values
+def _text(field: str, values: NDArray) -> NDArray:
+    """Texts of bounded length: an array of them has room for the longest in every row."""
+    if values.dtype != object:
+        return values
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    if longest > LONGEST:
+        raise InputError(field, f"{longest} characters", f"should be a text of at most {LONGEST} characters")
+    return values.astype(np.str_)
 
 
 def _numbers(path: Path, name: str, values: NDArray) -> NDArray:
@@ -112,9 +141,9 @@ def _numbers(path: Path, name: str, values: NDArray) -> NDArray:
         return values.astype(np.float32)
 
 
-def _classes(labels: NDArray) -> tuple[NDArray, int | None]:
+def _classes(field: str, labels: NDArray) -> tuple[NDArray, int | None]:
     """Labels as numbers. Names are numbered in sorted order; numbers stay, and the federation checks them."""
-    labels = _text(labels)
+    labels = _text(field, labels)
     if labels.dtype.kind != "U":
         return labels, None
     try:
@@ -125,7 +154,7 @@ def _classes(labels: NDArray) -> tuple[NDArray, int | None]:
 
 
 def _marks(path: Path, name: str, values: NDArray) -> NDArray:
-    words = np.char.lower(values.astype(np.str_))
+    words = np.char.lower(_text(f"{path}: {name}", values).astype(np.str_))
     test = np.isin(words, ("test", "1", "true"))
     odd = np.flatnonzero(~test & ~np.isin(words, ("train", "0", "false")))
     if len(odd):

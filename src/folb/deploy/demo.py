@@ -11,6 +11,7 @@ from typing import Any
 
 from folb import atomic
 from folb.core.algorithms import ALGORITHMS
+from folb.deploy import warden
 from folb.deploy.superlink import HOST, START, Deployment, check_installed, holds, running
 from folb.errors import InputError, check_whole, choose
 from folb.store import directory as store
@@ -87,6 +88,8 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
     """Run the demo, or resume it. If it fails, Flower's files stay."""
     home = Path(tempfile.mkdtemp(prefix="folb-deploy-"))
     config = {"algorithm": algorithm, "rounds": rounds, "k": nodes, "devices": nodes, "min-available-nodes": nodes}
+    if not warden.knows_users():
+        tell("any user of this machine can reach the SuperLink and run code as you: use a machine of your own")
     tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNode{'s' * (nodes > 1)}")
     try:
         with running(home, nodes) as deployment:

@@ -1,7 +1,7 @@
 """A Flower deployment on this machine only: a SuperLink with TLS and node keys, and SuperNodes that are restarted.
 
 A real deployment has the same processes with the same options (docs/deployment.md). All of them end with the
-deployment, whatever ends it.
+deployment, whatever ends it, and answer only the user who started it (`warden`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from folb.deploy import warden
 from folb.errors import InputError
 
 HOST = "127.0.0.1"
@@ -61,7 +62,7 @@ class Process:
             self.popen = subprocess.Popen(
                 self.command(),
                 env=self.environment,
-                stdin=subprocess.DEVNULL,
+                stdin=warden.lifeline(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -107,7 +108,7 @@ class Deployment:
         """Start the SuperLink with the database of an earlier one, if any, and wait until it answers."""
         kill_all(self.orphans)  # as systemd does: the old ServerApp would keep the run directory
         check_free(self.port)
-        command = [program("flower-superlink"), f"--host={HOST}", f"--port={self.port}"]
+        command = [*warden.command(program("flower-superlink")), f"--host={HOST}", f"--port={self.port}"]
         command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
         command += [f"--ssl-keyfile={self.home / 'server.key'}", "--enable-supernode-auth"]
         command += [f"--database={self.home / 'superlink.db'}", "--disable-runtime-dependency-installation", *options]
@@ -161,7 +162,7 @@ class Deployment:
         def command() -> list[str]:
             own = [f"--host={HOST}", f"--port={free_port()}"]  # of its Runtime API, chosen again at each start
             return [
-                program("flower-supernode"),
+                *warden.command(program("flower-supernode")),
                 f"--superlink={HOST}:{self.port}",
                 *own,
                 *options,
@@ -178,7 +179,8 @@ class Deployment:
     def run(self, app: Path, config: Mapping[str, object], *options: str) -> Process:
         """Submit an app; the process writes the run's log, and ends with the run."""
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        command = [program("flwr"), "run", str(app), CONNECTION, "--stream", f"--run-config={settings}", *options]
+        command = [*warden.command(program("flwr")), "run", str(app), CONNECTION, "--stream"]
+        command += [f"--run-config={settings}", *options]
         return self.start(f"run{len(self.processes)}", lambda: command, role="flwr")
 
     def connection(self) -> str:

@@ -30,6 +30,8 @@ from folb.flower.protocol import Arrays, Task
 from folb.flower.replies import Encoded, Expected, Form, Refused, Reply, Shape, last_words
 from folb.flower.roster import Member
 
+FEW = 3  # updates of which one liar could be the median
+
 log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
@@ -150,6 +152,10 @@ class Opened:
     before: dict[int, str] = field(default_factory=dict)  # rejected before the round's own messages
     looked_at: list[Message] = field(default_factory=list)
     owners: dict[str, int] = field(default_factory=dict)
+    enough: float = 0.0  # when as many replies were there as the round wants
+    aside: list[int] = field(default_factory=list)  # over-selected devices whose turn it was not
+    shortened: list[tuple[int, str]] = field(default_factory=list)  # devices whose update was too long
+    length: float = 0.0  # of a usual update in this round
     abandoned: str = ""
     update: Update | None = None  # once it is closed, if the model changed
     began: float = field(default_factory=time.monotonic)
@@ -172,12 +178,12 @@ class Opened:
     @property
     def lost(self) -> list[int]:
         """The devices of S_1 that sent nothing, usable or not."""
-        return sorted(set(self.drawn) - set(self.usable) - set(self.refused) - set(self.before))
+        return sorted(set(self.drawn) - {*self.usable, *self.refused, *self.before, *self.aside})
 
     @property
     def silent(self) -> set[int]:
         """Devices that were asked, and did not answer."""
-        return set(self.asked) - set(self.usable) - set(self.refused)
+        return set(self.asked) - {*self.usable, *self.refused, *self.aside}
 
     def refuse(self, identity: int | None, reason: str) -> None:
         """Note a rejected reply, and log it."""
@@ -218,6 +224,23 @@ class Opened:
         self.before |= self.refused
         self.asked, self.usable, self.refused, self.looked_at, self.owners = {}, {}, {}, [], {}
         return found
+
+    def shorten(self, most: float, before: Sequence[float]) -> float:
+        """Shorten updates to `most` usual lengths, and return the usual length; `before` has that of earlier rounds."""
+        drawn = self.drawn
+        found = {k: replies.length(reply.arrays[DELTA.name]) for k, reply in self.usable.items() if k in drawn}
+        self.length = usual_length(found.values(), before)
+        bound = most * self.length
+        for k, value in sorted(found.items()):
+            if value > bound > 0:
+                own = self.usable[k].arrays
+                own[DELTA.name] = {
+                    n: (part * (bound / value)).astype(part.dtype) for n, part in own[DELTA.name].items()
+                }
+                words = f"its update of norm {value:.3g} to {bound:.3g}, {most:g} times the median"
+                self.shortened.append((k, words))
+                log.warning("round %d: shortened: device %d: %s", self.t, k, words)
+        return self.length
 
     def stacked(self) -> Round:
         """All replies of the round in ascending order of identity. A reply that did not come counts 0 times."""
@@ -270,6 +293,19 @@ class Opened:
         )
 
 
+def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
+    """The median of the lengths that are not 0: half of the devices would have to lie to move it far.
+
+    Of an even number it is the lower of the two in the middle, which one of two devices cannot raise. With fewer than
+    `FEW` updates, the usual lengths of the last rounds count too.
+    """
+    found = [value for value in lengths if value > 0]
+    if not found:
+        return 0.0
+    found = sorted(found + list(before[-FEW:] if len(found) < FEW else ()))
+    return found[(len(found) - 1) // 2]
+
+
 def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None) -> dict[str, Any]:
     """A round as a line of rounds.jsonl, with what each of its devices did in it."""
     drawn = opened.drawn
@@ -295,7 +331,14 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     }
     if opened.algorithm.sends("gamma"):
         line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
-    for name, found in (("refused", opened.noted), ("failed", list(opened.failed.items()))):
+    if opened.length:
+        line["length"] = opened.length
+    troubles: dict[str, Sequence[tuple[Any, str]]] = {
+        "refused": opened.noted,
+        "failed": list(opened.failed.items()),
+        "shortened": opened.shortened,
+    }
+    for name, found in troubles.items():
         if found:
             line[name] = [list(pair) for pair in found]
     return line | ({"abandoned": opened.abandoned} if opened.abandoned else {})

@@ -5,10 +5,12 @@ Nothing in a reply is trusted: not the claimed shape of an array, nor its bytes,
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +25,9 @@ from folb.flower.protocol import Arrays
 from folb.typing import NDArray
 
 MOST_SAMPLES = 2**24  # of one device: the shuffle cannot handle more
+MOST_METRICS = 20  # of one device's evaluation
+MOST_LOSS = 1e6
+NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")  # of a metric
 LONGEST = 160  # characters of a device's text in a log
 HEADER = 10_000  # the most bytes before the numbers in NumPy's format
 
@@ -82,12 +87,19 @@ class Reply(NamedTuple):
 
 def checked(message: Message, expected: Expected) -> Reply:
     """The content of a reply, or `Refused`."""
-    try:
+    with alone():
         return _checked(message, expected)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Whatever a reply contains, it affects only its device: any error becomes `Refused`."""
+    try:
+        yield
     except Refused:
         raise
-    except Exception as error:  # whatever it contains, it affects only this device
-        raise Refused(f"it cannot be read: {type(error).__name__}: {error}"[:200]) from error
+    except Exception as error:
+        raise Refused(one_line(f"it cannot be read: {type(error).__name__}: {error}")) from error
 
 
 def _checked(message: Message, expected: Expected) -> Reply:
@@ -130,11 +142,15 @@ def _arrays(upload: str, record: Any, shapes: Mapping[str, Shape], form: Form) -
     arrays = {name: _array(f"{upload}: {name}", record[name], *shape) for name, shape in shapes.items()}
     if form.encoded is not None:
         arrays = form.encoded.decoded(upload, arrays)
-    # in 64 bits, where the squares of 32-bit numbers cannot overflow
-    norm = math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in arrays.values()))
+    norm = length(arrays)
     if not norm <= form.most:
         raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {form.most:g}")
     return arrays
+
+
+def length(arrays: Arrays) -> float:
+    """The norm of an upload, in 64 bits: there the squares of 32-bit numbers cannot overflow."""
+    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in arrays.values()))
 
 
 def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArray:
@@ -161,22 +177,48 @@ def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArr
     return numbers.reshape(shape, order="F" if fortran else "C")
 
 
-def evaluation(reply: Message) -> dict[str, float]:
-    """A device's metrics of a model, or `Refused`."""
+# what the record keeps of an evaluation, and what it may be; any other metric is at most LARGEST
+MEASURES = {
+    protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1),
+    "accuracy": Form(None, 0.0, 1.0),
+    "test_accuracy": Form(None, 0.0, 1.0),
+    "loss": Form(None, 0.0, MOST_LOSS),
+    "train_loss": Form(None, 0.0, MOST_LOSS),
+}
+
+
+def evaluation(reply: Message, node: int, size: int) -> dict[str, float]:
+    """A device's metrics of a model, or `Refused`. They count for no more than the `size` samples it declared."""
+    with alone():
+        return _evaluation(reply, node, size)
+
+
+def _evaluation(reply: Message, node: int, size: int) -> dict[str, float]:
+    if reply.metadata.src_node_id != node:
+        raise Refused(f"it is from node {reply.metadata.src_node_id}, and {node} was asked")
     if reply.has_error():
         raise Refused(f"the device failed: {last_words(reply.error.reason)}")
     record = reply.content.get(protocol.METRICS)
     if not isinstance(record, MetricRecord) or protocol.SIZE not in record:
         raise Refused(f"it has no {protocol.METRICS} with {protocol.SIZE}")
+    if len(record) > MOST_METRICS:
+        raise Refused(f"it has {len(record)} metrics, and should have at most {MOST_METRICS}")
     found: dict[str, float] = {}
     for name, value in record.items():
-        if not isinstance(value, int | float) or not abs(value) <= LARGEST:
-            raise Refused(f"{one_line(name)} is {one_line(value)}, and should be a number of at most {LARGEST:g}")
-        found[name] = float(value)
-    if not 1 <= found[protocol.SIZE] < MOST_SAMPLES:
-        raise Refused(f"{protocol.SIZE} is {found[protocol.SIZE]:g}, and should be from 1 to {MOST_SAMPLES - 1}")
-    if not 0 <= found.get("accuracy", 0.0) <= 1:
-        raise Refused(f"accuracy is {found['accuracy']:g}, and should be from 0 to 1")
+        if not NAME.fullmatch(name):
+            raise Refused(f"the name of a metric is {_short(name)}, and should be at most 40 letters, digits, . _ or -")
+        found[name] = _number(name, value, MEASURES.get(name, Form(None)))
+    return found | {protocol.SIZE: min(found[protocol.SIZE], float(size))}
+
+
+def means(replies: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric that at least half of the replies have, weighted by their samples."""
+    counts = Counter(name for own in replies for name in own if name != protocol.SIZE)
+    found = {}
+    for name in sorted(name for name, count in counts.items() if 2 * count >= len(replies)):
+        those = [own for own in replies if name in own]
+        total = sum(own[protocol.SIZE] for own in those)
+        found[name] = sum(own[protocol.SIZE] * own[name] for own in those) / total
     return found
 
 

@@ -27,9 +27,15 @@ class Member(NamedTuple):
 
 
 class Roster:
-    """The nodes that gave their identity. An identity belongs to one node at a time: a second claim is rejected."""
+    """The nodes that gave their identity. An identity belongs to one node at a time: a second claim is rejected.
 
-    def __init__(self) -> None:
+    `patience` is how many seconds a run waits in all for new nodes to give it. Once it is used up, a new node joins in
+    the round after its answer: a node that came back under a new id in each round, and never answered, would otherwise
+    delay every round.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
         self.claims: dict[int, Member] = {}  # by node
         self.holders: dict[int, int] = {}  # by identity, its node
         self.queries: dict[str, tuple[int, float]] = {}  # queries without an answer, their nodes, and when they expire
@@ -40,11 +46,11 @@ class Roster:
     def update(self, post: Post, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
 
-        New nodes are asked, and waited for. Nodes that did not give a good answer are asked again later, without
-        waiting.
+        New nodes are asked, and waited for while there is patience. Nodes that did not give a good answer are asked
+        again later, without waiting.
         """
         now = time.monotonic()
-        until = now + seconds
+        until = now + min(seconds, self.patience)
         nodes = set(post.grid.get_node_ids())
         self.claims = {node: member for node, member in self.claims.items() if node in nodes}
         self._hear(post)
@@ -64,6 +70,8 @@ class Roster:
             time.sleep(min(pause, left))
             pause = min(2 * pause, 1.0)
             self._hear(post)
+        if new:
+            self.patience = max(0.0, self.patience - (time.monotonic() - now))
         self._settle()
         return sorted(self.claims[node] for node in self.holders.values())
 

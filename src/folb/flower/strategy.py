@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,12 @@ from folb.flower.mailbox import SLACK, Post
 from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts, through
 from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
-from folb.flower.replies import Expected, Form, Refused, Reply, evaluation
+from folb.flower.replies import Expected, Form, Refused, Reply, evaluation, means
 from folb.flower.roster import Member, Roster
 from folb.flower.run_directory import RunRecord, RunSettings, recording
 from folb.typing import NDArray
+
+MAX_NORM = 10.0
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
 
@@ -61,7 +63,9 @@ class FederatedStrategy(Strategy):
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
     its devices if the rule is guarded or robust, and otherwise 1. After `max_abandoned` such rounds in a row the run
     ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
-    answered; by default it is the algorithm's, or 1.
+    answered, or a little later: a device whose reply was used waits its turn (`_enough`); by default it is the
+    algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to that, and the
+    record says so.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
     `dataset`, `model` and `target` (of test accuracy) are only for its report.
     """
@@ -80,6 +84,7 @@ class FederatedStrategy(Strategy):
         min_replies: int | None = None,
         max_abandoned: int = 10,
         over_selection: float | None = None,
+        max_norm: float = MAX_NORM,
         fraction_train: float | None = None,
         min_train_nodes: int = 1,
         fraction_evaluate: float = 0.0,
@@ -111,6 +116,7 @@ class FederatedStrategy(Strategy):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
         _check_number("target", target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
+        _check_number("max_norm", max_norm, lambda value: value >= 1, "at least 1; inf for no bound")
         if fraction_train is None and min_replies is not None and min_replies > algorithm.selection.enough:
             raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.enough}")
         for name, number in (
@@ -137,7 +143,9 @@ class FederatedStrategy(Strategy):
             raise InputError("system", getattr(self.system, "func", self.system), expected)
         self.deadline, self.wait = float(deadline), float(wait)
         self.min_replies, self.max_abandoned = min_replies, max_abandoned
-        self.over_selection = float(over_selection)
+        self.over_selection, self.max_norm = float(over_selection), float(max_norm)
+        self.lengths: list[float] = []  # of a usual update, in each round
+        self.used: set[int] = set()  # devices whose reply was used the last time they were asked
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
@@ -146,7 +154,7 @@ class FederatedStrategy(Strategy):
         self.directory = None if directory is None else Path(directory)
         self.dataset, self.model, self.target = dataset, model, target
         self.awaited: set[int] = set()  # devices of the rounds before an interruption
-        self.roster = Roster()
+        self.roster = Roster(self.wait)
         self.post: Post | None = None
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
@@ -191,7 +199,7 @@ class FederatedStrategy(Strategy):
                 expected = "should be empty: a device reads its settings from the run's config, context.run_config"
                 raise InputError(name, dict(config), expected)
         model = self._checked_model(initial_arrays)
-        self.post, self.roster = Post(grid), Roster()
+        self.post, self.roster, self.lengths, self.used = Post(grid), Roster(self.wait), [], set()
         self.summary()
         state = self._begin(model)
         self._forms(model)  # an upload that cannot be sent is an error now, and not in the first round
@@ -208,8 +216,13 @@ class FederatedStrategy(Strategy):
             self.target,
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
+        how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # a run of before has none in its identity
         with recording(self.directory, about, state, how) as record:
             self.awaited = set(record.devices)
+            self.lengths = [line["length"] for line in record.lines if "length" in line]
+            for line in record.lines:
+                there = [k for k, times in zip(line["devices"], line["times"], strict=True) if times]
+                self.used = used_of(self.used, line["devices"], there)
             result = self._rounds(grid, record.state, num_rounds, evaluate_fn, record)
             record.finish(protocol.unpacked(result.arrays))
         return result
@@ -585,13 +598,33 @@ class FederatedStrategy(Strategy):
     # -- a round: its replies ------------------------------------------------------------------------------------------
 
     def _enough(self, received: Sequence[Message]) -> bool:
-        """Whether K devices have answered, if more than K were asked."""
+        """Whether K devices have answered, if more than K were asked.
+
+        If some of them were used the last time they were asked, the others get as much time again: the fastest devices
+        would otherwise be used in every round.
+        """
         opened = self._round
         opened.take(received)
-        if self.over_selection == 1:
+        if self.over_selection == 1 or not self._suffice(opened, opened.usable):
             return False
-        there = [times for identity, times in opened.drawn.items() if identity in opened.usable]
-        return sum(there) >= opened.wanted and len(there) >= self.fewest
+        if self._suffice(opened, set(opened.usable) - self.used):
+            return True
+        opened.enough = opened.enough or time.monotonic()
+        return time.monotonic() - opened.enough >= opened.enough - opened.began
+
+    def _suffice(self, opened: Opened, there: Container[int]) -> bool:
+        """Whether these devices are as many as the round wants."""
+        times = [times for identity, times in opened.drawn.items() if identity in there]
+        return sum(times) >= opened.wanted and len(times) >= self.fewest
+
+    def _take_turns(self, opened: Opened) -> None:
+        """Set aside replies of devices that were used the last time, if the others suffice and some did not answer."""
+        if self.over_selection == 1:
+            return
+        if set(opened.drawn) & opened.silent and self._suffice(opened, set(opened.usable) - self.used):
+            opened.aside = [k for k in opened.drawn if k in opened.usable and k in self.used]
+            opened.usable = {k: reply for k, reply in opened.usable.items() if k not in opened.aside}
+        self.used = used_of(self.used, opened.drawn, opened.usable)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -602,6 +635,7 @@ class FederatedStrategy(Strategy):
         for identity, reason in (opened.before | opened.refused).items():
             if reason.startswith(protocol.SIZE):  # it may have been restarted, with other data
                 self.roster.forget(identity)
+        self._take_turns(opened)
         following = opened.state
         if opened.plan is not None and not opened.abandoned:
             count = len(set(opened.drawn) & set(opened.usable))
@@ -615,7 +649,9 @@ class FederatedStrategy(Strategy):
         return (None if opened.update is None else protocol.packed(following.params)), self._metrics(opened)
 
     def _closed(self, opened: Opened) -> tuple[State, Update | None]:
-        """The state after the round's step, unless that is not finite."""
+        """The state after the round's step, unless that is not finite. No update is much longer than a usual one."""
+        if length := opened.shorten(self.max_norm, self.lengths):
+            self.lengths.append(length)
         round = opened.stacked()
         closed: Closed = jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round))
         found = self._finite(opened, closed)
@@ -679,21 +715,25 @@ class FederatedStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The devices' metrics, weighted by `num-examples`, in the order in which the devices were asked."""
         found: dict[str, dict[str, float]] = {}
+        members = {member.node: member for member in self._round.members}
+        asked = {message.metadata.message_id: members[message.metadata.dst_node_id] for message in self.evaluating}
         for reply in replies:
+            id = reply.metadata.reply_to_message_id
+            if id not in asked or id in found:
+                self._round.refuse(None, f"node {reply.metadata.src_node_id}: an evaluation that was not asked for")
+                continue
             try:
-                found.setdefault(reply.metadata.reply_to_message_id, evaluation(reply))
+                found[id] = evaluation(reply, asked[id].node, asked[id].size)
             except Refused as error:
                 self._round.refuse(None, f"node {reply.metadata.src_node_id}: its evaluation: {error}")
-        in_order = [found[m.metadata.message_id] for m in self.evaluating if m.metadata.message_id in found]
-        if not in_order:
-            return None
-        means: dict[str, Any] = {}
-        for name in sorted({name for own in in_order for name in own} - {protocol.SIZE}):
-            those = [own for own in in_order if name in own]
-            means[name] = sum(own[protocol.SIZE] * own[name] for own in those) / sum(
-                own[protocol.SIZE] for own in those
-            )
-        return MetricRecord(means)
+        in_order = [found[id] for id in asked if id in found]
+        return MetricRecord({**means(in_order)}) if in_order else None
+
+
+def used_of(before: Iterable[int], drawn: Iterable[int], there: Iterable[int]) -> set[int]:
+    """The devices whose reply was used the last time they were drawn, after a round that used those `there`."""
+    drawn = set(drawn)
+    return (set(before) - drawn) | (drawn & set(there))
 
 
 def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:

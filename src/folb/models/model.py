@@ -20,7 +20,8 @@ class Model(NamedTuple):
     A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated on fewer
     samples at once, and on a CPU the devices of a round run one after another. `block` is the largest number of samples
     that a CPU should take at once, so that intermediate values stay in its cache. A model with `codes` takes whole
-    numbers from 0 to codes - 1 as inputs, and would ignore any others without an error.
+    numbers from 0 to codes - 1 as inputs, and would ignore any others without an error. A model with `scores` tells as
+    many labels apart as scores(params, x) has columns; any others would have a loss that is not finite.
     """
 
     init: Callable[[Array], Params]
@@ -29,6 +30,7 @@ class Model(NamedTuple):
     heavy: bool = False
     block: int | None = None
     codes: int | None = None
+    scores: Callable[[Params, Array], Array] | None = None
 
     def at_once(self, most: int) -> int:
         """How many samples to take at once; `most` suits other accelerators and models."""
@@ -50,6 +52,7 @@ def classifier(
         heavy=heavy,
         block=block,
         codes=codes,
+        scores=scores,
     )
 
 

@@ -15,21 +15,26 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import fields, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote_to_bytes
 
+import numpy as np
+
 from folb.errors import InputError
 from folb.report import page
 from folb.report.payload import columns, described, table
+from folb.results.run import Run
 from folb.store import directory
 from folb.store.directory import RunDirectory
 from folb.store.round_lines import as_run
 
 PORT = 8470
 ADDRESS = "127.0.0.1"
+PIECE = 2_000_000  # bytes of rounds.jsonl in one answer: about 8,000 rounds
 TAIL = 4096  # bytes before a cursor that must be unchanged
 
 
@@ -167,20 +172,23 @@ def _entry(name: str, path: Path) -> dict[str, str]:
 
 
 class Following:
-    """Reads the new rounds of a directory: the cost of a request does not grow with the run."""
+    """Reads the new rounds of a directory: the cost of a request does not grow with the run.
+
+    A request reads at most `PIECE` bytes of it, so that a long run is shown at once, and then piece by piece.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lock = threading.Lock()
         self.cursor = ""
-        self.lines: list[list[dict[str, Any]]] = []  # of each run, without the values of devices
+        self.runs: list[Run] = []  # without the values of devices
         self.table: dict[str, Any] = {}
 
     def news(self, after: str, records: str) -> dict[str, Any]:
         """What came after a cursor; with the values of devices only for the run numbered `records`."""
         stored = directory.read(self.path)
         offset = _offset(stored, after)
-        lines, end = stored.rounds(offset or 0)
+        lines, end = stored.rounds(offset or 0, PIECE)
         wanted = {i for i in range(len(stored.environment["runs"])) if str(i) == records}
         with self.lock:
             self.advance(stored)
@@ -188,6 +196,7 @@ class Following:
         return {
             "cursor": _cursor(stored, end),
             "fresh": offset is None,
+            "more": bool(lines) and b"\n" in stored.recorded(end, PIECE),
             "about": about,
             "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
         }
@@ -195,15 +204,27 @@ class Following:
     def advance(self, stored: RunDirectory) -> None:
         """Bring the table up to date."""
         about_runs = stored.environment["runs"]
-        offset = _offset(stored, self.cursor) if len(self.lines) == len(about_runs) else None
-        more, end = stored.rounds(offset or 0)
-        if offset is None:
-            self.lines = [[] for _ in about_runs]
+        offset = _offset(stored, self.cursor) if len(self.runs) == len(about_runs) else None
+        more, end = stored.rounds(offset or 0, PIECE)
+        lines: list[list[dict[str, Any]]] = [[] for _ in about_runs]
         for line in more:
-            self.lines[line["run"]].append({key: value for key, value in line.items() if not isinstance(value, list)})
+            lines[line["run"]].append({key: value for key, value in line.items() if not isinstance(value, list)})
+        if offset is None:
+            self.runs = [as_run(about, own) for about, own in zip(about_runs, lines, strict=True)]
+        elif more:
+            later = [as_run(about, own) for about, own in zip(about_runs, lines, strict=True)]
+            self.runs = [joined(run, part) for run, part in zip(self.runs, later, strict=True)]
         if more or offset is None:
-            self.table = table(stored, [as_run(about, own) for about, own in zip(about_runs, self.lines, strict=True)])
+            self.table = table(stored, self.runs)
         self.cursor = _cursor(stored, end)
+
+
+def joined(run: Run, later: Run) -> Run:
+    """A run and its later rounds."""
+    arrays = [field.name for field in fields(Run) if isinstance(getattr(run, field.name), np.ndarray)]
+    both: dict[str, Any] = {name: np.concatenate([getattr(run, name), getattr(later, name)]) for name in arrays}
+    measured = later.loss_measured if len(later.evaluated_rounds) else run.loss_measured
+    return replace(run, **both, loss_measured=measured)
 
 
 def _cursor(stored: RunDirectory, offset: int) -> str:

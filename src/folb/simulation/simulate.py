@@ -24,6 +24,7 @@ from jax import Array
 from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.round import State, upload_shape
+from folb.core.solver import Solver
 from folb.core.system import System
 from folb.core.trace import Trace
 from folb.core.traffic import nbytes, sizes
@@ -52,6 +53,7 @@ from folb.store.environment import cores, memory
 from folb.typing import Params
 
 CHUNK_SECONDS = 0.25
+SMALL_BATCH = 1000  # a batch that is larger than any device takes little memory up to here
 LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
 LOWERING = threading.Lock()  # the interpreter does one at a time: two programs at once would both be ready late
 COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
@@ -197,6 +199,7 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    algorithms = [_bounded(algorithm, federation) for algorithm in algorithms]
     shared = problem(
         federation,
         model,
@@ -217,6 +220,7 @@ def simulation(
             if algorithm.asynchrony is not None:
                 expected = "should be a system model without a clock, such as network: these devices start one by one"
                 raise InputError("system", f"with {algorithm.name}", expected)
+    _check_labels(federation, model)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         for seed in seeds:
@@ -338,8 +342,8 @@ def check(
     for algorithm in algorithms:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
-    check_whole("rounds", rounds, 1)
-    check_whole("evaluate_every", every, 1)
+    check_whole("rounds", rounds, 1, ENDLESS)
+    check_whole("evaluate_every", every, 1, ENDLESS)
     if every > rounds:
         raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
     if not len(seeds):
@@ -360,6 +364,7 @@ def check(
         if streamed and (algorithm.attack is not None or algorithm.root is not None):
             expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
             raise InputError("algorithms", algorithm.name, expected)
+        _check_batch(algorithm.solver, int(federation.train.size.max()))
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
@@ -377,6 +382,41 @@ def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
     if streamed:
         expected = "should be None with streaming (stream=True, --stream), which draws devices some rounds ahead"
         raise InputError("concurrency", M, expected)
+
+
+def _check_labels(federation: Federation, model: Model) -> None:
+    """A label that the model has no score for would make the loss NaN, as if the run diverged."""
+    if model.scores is None:
+        return
+    sample = jax.ShapeDtypeStruct((1, *federation.shape), _kind(federation))
+    found = jax.eval_shape(lambda x: model.scores(model.init(jax.random.key(0)), x), sample)  # type: ignore[misc]
+    classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
+    if largest >= classes:
+        expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
+        raise InputError("model: classes", classes, expected)
+
+
+def _kind(federation: Federation) -> Any:
+    """The type of a model's inputs."""
+    if federation.expand is None:
+        return federation.train.x.dtype
+    return federation.expand(federation.table, federation.train.x[:1]).dtype
+
+
+def _check_batch(solver: Solver, largest: int) -> None:
+    """A batch of unit "step" may span many passes through a device's samples, and takes memory for each sample."""
+    most = max(largest, SMALL_BATCH)
+    if solver.unit == "step" and solver.batch > most:
+        why = f"the largest device has {largest} samples, and unit is step"
+        raise InputError("batch", solver.batch, f"should be at most {most}: {why}")
+
+
+def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
+    """The same algorithm without room for samples that no device has: a batch never spans two epochs."""
+    solver, largest = algorithm.solver, int(federation.train.size.max())
+    if solver.unit != "epoch" or solver.batch <= largest:
+        return algorithm
+    return replace(algorithm, solver=replace(solver, batch=largest))
 
 
 def _check_codes(federation: Federation, codes: int) -> None:

@@ -145,16 +145,21 @@ class RunDirectory:
             return "finished"
         return "running" if holder(self.path) else "interrupted"
 
-    def rounds(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """The whole lines of rounds.jsonl from a byte offset on, and the offset after them."""
-        return self._rounds(offset) if offset else self._all_rounds
+    def rounds(self, offset: int = 0, size: int = -1) -> tuple[list[dict[str, Any]], int]:
+        """The whole lines of rounds.jsonl from a byte offset on, and the offset after them.
+
+        With `size`, the lines within so many bytes; at least one, if there is one.
+        """
+        return self._rounds(offset, size) if offset or size >= 0 else self._all_rounds
 
     @cached_property
     def _all_rounds(self) -> tuple[list[dict[str, Any]], int]:
-        return self._rounds(0)
+        return self._rounds(0, -1)
 
-    def _rounds(self, offset: int) -> tuple[list[dict[str, Any]], int]:
-        content = self.recorded(offset)
+    def _rounds(self, offset: int, size: int) -> tuple[list[dict[str, Any]], int]:
+        content = self.recorded(offset, size)
+        if len(content) == size and b"\n" not in content:
+            return self._rounds(offset, 2 * size)
         content = content[: content.rfind(b"\n") + 1]
         lines = [parsed(raw, len(self.environment["runs"])) for raw in content.splitlines()]
         if damaged := lines.count(None):

@@ -13,6 +13,7 @@ from typing import Any
 from folb.errors import InputError
 from folb.store.fields import POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, check_fields, many
 
+DEEPEST = 20
 REPEAT = "folb run this file to repeat the comparison"
 # the fields of every file that folb writes
 FIELDS = {
@@ -76,9 +77,18 @@ def read(path: Path) -> dict[str, Any]:
     """The content of any TOML file."""
     text = read_text(path)
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, error) from error
+    if _deeper(content, DEEPEST):
+        raise InputError("experiment", path.name, f"{path} should have tables and lists of at most {DEEPEST} levels")
+    return content
+
+
+def _deeper(content: Any, levels: int) -> bool:
+    """Whether tables and lists are nested in more than `levels` levels: what reads them goes down as far."""
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return levels < 0 or any(_deeper(value, levels - 1) for value in inner)
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

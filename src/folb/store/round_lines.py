@@ -50,6 +50,8 @@ SOMETIMES = {
     "rejected_devices": many(COUNT),
     "refused": TROUBLE,
     "failed": TROUBLE,
+    "shortened": TROUBLE,
+    "length": number(0, LARGEST),
     "abandoned": TEXT,
 }
 PER_DEVICE = ("times", "weights", "gamma")
@@ -88,7 +90,7 @@ def _devices_match(line: dict[str, Any]) -> bool:
 
 def trouble(line: dict[str, Any]) -> Iterator[str]:
     """What went wrong in a round on real devices, in words."""
-    for name, verb in (("refused", "rejected"), ("failed", "lost")):
+    for name, verb in (("refused", "rejected"), ("failed", "lost"), ("shortened", "shortened")):
         for device, reason in line.get(name, []):
             yield f"{verb}: {reason}" if device is None else f"device {device} {verb}: {reason}"
     if line.get("abandoned"):

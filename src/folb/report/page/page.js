@@ -133,6 +133,7 @@ async function follow(address, show, status) {
   for (;;) {
     const records = chosen;
     let news = null;
+    let pause = POLL;
     try {
       const query = new URLSearchParams({ after: cursor, records });
       const response = await fetch(`${address}?${query}`, { signal: AbortSignal.timeout(60000) });
@@ -149,8 +150,9 @@ async function follow(address, show, status) {
       experiment.append(news.columns);
       if (changed || news.fresh) experiment.draw(about);
       cursor = news.cursor;
+      if (news.more) pause = 0; // a long run comes in pieces
     }
-    await new Promise((done) => setTimeout(done, POLL));
+    await new Promise((done) => setTimeout(done, pause));
   }
 }
 

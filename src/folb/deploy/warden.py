@@ -1,0 +1,122 @@
+"""A program of Flower's that ends with the deployment that started it, and answers only its own user.
+
+    python -P -m folb.deploy.warden PROGRAM ARGUMENTS
+
+Flower's Control API asks nobody who he is, and any user of this machine could reach it on loopback: he could have the
+SuperLink run his code as its owner. So every connection is looked up in the system's table, which has the user at its
+other end. And a deployment that is killed cannot end its processes: each holds the end of a pipe, and ends when the
+other end is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+TABLE = Path("/proc/net/tcp")  # of Linux
+ESTABLISHED = "01"
+STOP = 10.0  # seconds in which a program may end by itself
+
+App = Callable[..., Awaitable[None]]
+
+
+def command(program: str) -> list[str]:
+    """The beginning of a command that runs a program under this module."""
+    return [sys.executable, "-P", "-m", __name__, program]
+
+
+@functools.cache
+def lifeline() -> int:
+    """The standard input for such a command: a pipe whose other end this process holds until it ends, or is killed."""
+    reading, _ = os.pipe()
+    return reading
+
+
+def knows_users() -> bool:
+    """Whether this system says who is at the other end of a connection."""
+    return TABLE.is_file()
+
+
+def is_own(table: str, client: tuple[str, int], server: tuple[str, int], user: int) -> bool:
+    """Whether the connection from `client` to `server` is that of `user`, by the system's table.
+
+    A connection that its client has closed counts for root there, so only a living one is believed.
+    """
+    ends = [_end(*client), _end(*server)]
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return any(row[1:3] == ends and row[3] == ESTABLISHED and int(row[7]) == user and row[9] != "0" for row in rows)
+
+
+def _end(host: str, port: int) -> str:
+    """An address as the table has it."""
+    (number,) = struct.unpack("=I", socket.inet_aton(host))
+    return f"{number:08X}:{port:04X}"
+
+
+def own_user_only(app: App) -> App:
+    """The same server, closed to other users."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or _admitted(scope.get("client"), scope.get("server")):
+            return await app(scope, receive, send)
+        await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"only for the user who started it\n"})
+
+    return answer
+
+
+def _admitted(client: Any, server: Any) -> bool:
+    if not knows_users():
+        return True
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return is_own(TABLE.read_text(), tuple(client), tuple(server), os.getuid())
+    return False
+
+
+def close_to_others() -> None:
+    """Let every server of this process answer only this user."""
+    import uvicorn
+
+    load = uvicorn.Config.load
+
+    def loaded(self: Any) -> None:
+        load(self)
+        self.loaded_app = own_user_only(self.loaded_app)
+
+    uvicorn.Config.load = loaded  # type: ignore[method-assign]
+
+
+def end_with_the_other_end(pipe: int) -> None:
+    """End this process once nobody holds the other end of the pipe."""
+    while os.read(pipe, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the program that the arguments name. Standard input is the pipe; the program gets none."""
+    pipe = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=end_with_the_other_end, args=(pipe,), daemon=True).start()
+    close_to_others()
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
