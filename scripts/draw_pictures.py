@@ -25,7 +25,9 @@ def weights_of_folb() -> bytes:
     replies = rules.Round({"w": jnp.zeros(2)}, ones, ones, ones, moves, grad={"w": jnp.asarray(GRADIENTS)})
     mean, folb = rules.mean(replies), rules.folb(replies)
     figure, (left, middle, right) = figures.subplots(1, 3, figsize=(11, 3.9), width_ratios=(1, 0.9, 1))
-    _arrows(left, GRADIENTS, GRADIENTS.mean(axis=0), "g, their mean (10)")
+    for k, gradient in enumerate(GRADIENTS):
+        _arrow(left, gradient, COLOURS[k], str(k + 1), (5, 3))
+    _arrow(left, GRADIENTS.mean(axis=0), "black", "g, their mean (10)", (-96, 2))
     left.set_title("Gradients of four devices", fontsize="medium")
     place = np.arange(len(GRADIENTS))
     middle.bar(place - 0.2, np.asarray(mean.weights), 0.38, color="0.75", label="mean (2): 1/K")
@@ -36,8 +38,8 @@ def weights_of_folb() -> bytes:
     middle.set_ylabel("weight")
     middle.legend(frameon=False, fontsize="small")
     middle.set_title("Weights of their updates", fontsize="medium")
-    for update, colour, name in ((mean, "0.55", "mean (2)"), (folb, "black", "FOLB (13)")):
-        _arrow(right, np.asarray(update.delta["w"]), colour, name)
+    _arrow(right, np.asarray(mean.delta["w"]), "0.55", "mean (2)", (-46, 6))
+    _arrow(right, np.asarray(folb.delta["w"]), "black", "FOLB (13)", (-12, -12))
     right.set_title("Updates of the model", fontsize="medium")
     for axes, (across, up) in ((left, (1.6, 1.6)), (right, (-1.25, -1.0))):
         axes.set_xlim(*sorted((-across / 1.4, across)))
@@ -52,15 +54,9 @@ def weights_of_folb() -> bytes:
     return _svg(figure)
 
 
-def _arrows(axes: Any, vectors: Any, mean: Any, name: str) -> None:
-    for k, vector in enumerate(vectors):
-        _arrow(axes, vector, COLOURS[k], f"{k + 1}")
-    _arrow(axes, mean, "black", name)
-
-
-def _arrow(axes: Any, vector: Any, colour: str, name: str) -> None:
+def _arrow(axes: Any, vector: Any, colour: str, name: str, beside: tuple[int, int]) -> None:
     axes.annotate("", vector, (0, 0), arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 1.8})
-    axes.annotate(name, vector, xytext=(4, 4), textcoords="offset points", color=colour, fontsize="small")
+    axes.annotate(name, vector, xytext=beside, textcoords="offset points", color=colour, fontsize="small")
 
 
 def _svg(figure: Any) -> bytes:

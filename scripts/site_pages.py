@@ -1,8 +1,8 @@
 """What the site has beside docs/: README, other Markdown files, the examples that pages link to, and the notebooks.
 
-MkDocs calls the functions whose names begin with `on_`. On the site, README is the front page, and a link from a page to
-a file outside docs/ leads to a page that shows this file. So the same Markdown files are right in the repository and on
-the site.
+MkDocs calls the functions whose names begin with `on_`. On the site, README is the front page, and a link to a file
+outside docs/ leads to a page that shows this file. So the same Markdown files are right in the repository and on the
+site.
 """
 
 from __future__ import annotations
