@@ -29,7 +29,7 @@ DOCUMENTS = [
     ),
 ]
 LIMIT = 600  # seconds for a command
-COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:folb|flwr|make|pip|python3?|source|\.venv/bin/\w+)(?: |$)")
+COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:folb [a-z]|flwr [a-z]|make [a-z]|pip |python3? |source |\.venv/bin/\w+ )")
 
 LEFT_OUT = {
     r"^make ": "it sets up an environment of its own, and is a command of the Makefile",
