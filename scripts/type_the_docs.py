@@ -139,8 +139,11 @@ def watched(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
 
 def type_document(name: str, home: Path, env: dict[str, str]) -> list[str]:
     """Type a document; return what failed."""
-    failed = []
-    for language, block in blocks((home / name).read_text()):
+    failed, found = [], blocks((home / name).read_text())
+    for language, block in found:  # first, because a command may stand before the file that it needs
+        if language == "toml" and "dataset =" in block:
+            (home / "experiment.toml").write_text(shortened(block))
+    for language, block in found:
         if language == "python":
             if "grid=grid" in block:
                 print(
@@ -149,9 +152,6 @@ def type_document(name: str, home: Path, env: dict[str, str]) -> list[str]:
                 continue
             (home / "typed.py").write_text(shortened(block))
             steps = [("python typed.py", f"python: {block.splitlines()[-1]}")]
-        elif language == "toml" and "dataset =" in block:
-            (home / "experiment.toml").write_text(shortened(block))
-            continue
         elif not language:
             steps = [(shortened(command), command) for command in commands(block)]
         else:

@@ -11,7 +11,7 @@ import folb
 
 HOME = Path(folb.__file__).parent
 LAYERS = (
-    ("errors", "typing", "atomic"),
+    ("errors", "typing", "atomic", "progress"),
     ("core",),
     ("models",),
     ("data",),

@@ -58,7 +58,7 @@ def test_a_target_that_some_seeds_never_reach(tmp_path):
         line["test_accuracy"], line["seconds"] = accuracy[line["seed"]][line["round"] - 1], 2.0
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
     (row,) = payload.view([directory.read(path)])["experiments"][0]["table"]["rows"]
-    assert [*row[:2], *row[3:5]] == ["folb", "4 (1 of 3 never)", "0.29 (1 of 3 never)", "8 (1 of 3 never)"]
+    assert [*row[:2], *row[3:5]] == ["folb", "4 (2 to never)", "0.29 (1 of 3 never)", "8 (1 of 3 never)"]
 
 
 def test_columns_are_the_rounds(stored):

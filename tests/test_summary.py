@@ -70,7 +70,29 @@ def test_the_table_has_the_medians_of_both():
     runs = [run([0.1, 0.9, *5 * [0.1]]), run([0.1, 0.1, *5 * [0.9]]), run(7 * [0.9])]
     headings, (row,) = summary.table(runs, 0.8)
     shown = dict(zip(headings, row, strict=True))
-    assert (shown["rounds to 80 %"], shown["held from"]) == ("2", "3 (1 of 3 never)")
+    assert (shown["rounds to 80 %"], shown["held from"]) == ("2 (1 to 3)", "3 (1 to never)")
+
+
+def test_a_median_stands_with_its_range():
+    assert summary.ranged([13]) == "13" and summary.ranged([None]) == "never"
+    assert summary.ranged([42, 7, 35]) == "35 (7 to 42)"
+    assert summary.ranged([None, 7, 35]) == "35 (7 to never)"
+    assert summary.ranged([None, 7, None]) == "never (7 to never)"
+    assert summary.ranged([None, None]) == "never"
+
+
+def test_a_line_says_who_is_told_from_the_first_by_the_seeds():
+    def arriving(name, *rounds):
+        curves = [[0.9 if t >= reached else 0.1 for t in range(1, 101)] for reached in rounds]
+        return [replace(run(curve), algorithm=name, seed=seed) for seed, curve in enumerate(curves)]
+
+    first, near, far = arriving("a", 10, 12, 11), arriving("b", 14, 9, 15), arriving("c", 50, 61, 54)
+    assert summary.told_apart([*first, *near, *far], 0.7) == (
+        "Fewest rounds to 70 %: a. 3 seeds do not tell it from b."
+    )
+    assert summary.told_apart([*first, *far], 0.7).endswith("3 seeds tell it from all others.")
+    assert "With one seed this says little" in summary.told_apart([first[0], far[0]], 0.7)
+    assert summary.told_apart(first, 0.7) == summary.told_apart([*first, *far], 0.95) == ""
 
 
 def test_columns_that_are_zero_everywhere_are_left_out():

@@ -21,7 +21,9 @@ def add(commands: Any) -> None:
     compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     compare.add_argument(
-        "--algorithms", metavar="A,B", help="names of `folb list`, or my_file.py:function (folb,fedprox,fedavg)"
+        "--algorithms",
+        metavar="A,B",
+        help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
     )
     common.add_experiment(compare)
     compare.set_defaults(handle=_compare)
@@ -48,9 +50,12 @@ def add_resume(commands: Any) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     given: dict[str, Any] = {}
+    settings = common.settings(options.set)
     if options.algorithms is not None:
         given["algorithms"] = [name for name in options.algorithms.split(",") if name]
-    _execute(common.experiment(options, set=common.settings(options.set), **given), options)
+    else:
+        settings = {"averaging": ["simple", "samples"], **settings}  # which average it is matters more than FOLB does
+    _execute(common.experiment(options, set=settings, **given), options)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -108,6 +113,7 @@ def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     """Show the results of a run. Of several processes, only the first shows them."""
     from folb.cli import tables
     from folb.results.document import with_held_from
+    from folb.results.summary import told_apart
     from folb.store import directory
 
     if start is None:
@@ -115,6 +121,9 @@ def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(with_held_from(json.loads((stored.path / directory.RESULTS).read_bytes()))))
         return
+    runs, target = stored.runs(), start.plan.experiment.target
     tables.say(tables.summary(start.plan))
-    tables.show_in_parts(tables.results(stored.runs(), start.plan.experiment.target))
+    tables.show_in_parts(tables.results(runs, target))
+    if apart := told_apart(runs, target):
+        tables.say(f"\n{apart}")
     tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")

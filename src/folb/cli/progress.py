@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from folb.cli.signals import how_to_resume
+from folb.progress import EVERY, Lines
 
 if TYPE_CHECKING:
     from folb.results.run import Run
@@ -22,7 +24,7 @@ Begin = Callable[[int], None]  # shows the bar, given the number of rounds
 
 
 def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begin, Observe], T]) -> T:
-    """Do some work, and show its progress once it has begun.
+    """Do some work, and show its progress once it has begun: as a bar or, without a terminal, in lines now and then.
 
     The main thread receives Ctrl-C and SIGTERM even while the compiler or a long round is at work. It then ends the
     process at once; only the current round is lost.
@@ -35,18 +37,28 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
     failed: list[BaseException] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True))
+    drawn = bar.console.is_terminal
     tasks: list[Any] = []
+    lines: list[Lines] = []
 
     def begin(total: int) -> None:
-        tasks.append(bar.add_task(about, total=total))
-        bar.start()
+        # beside a bar, only a long run is announced
+        lines.append(Lines(total, tell, EVERY if drawn is False else math.inf, about))
+        if drawn:
+            tasks.append(bar.add_task("compiling", total=total))
+            bar.start()
+
+    def tell(line: str) -> None:
+        bar.console.print(f"folb: {line}", highlight=False, markup=False, soft_wrap=True)
 
     def end() -> None:
         if tasks:  # otherwise it would end a line that never began
             bar.stop()
 
     def observe(i: int, first: int, part: Run) -> None:
-        bar.advance(tasks[0], len(part.seconds))
+        if drawn:
+            bar.update(tasks[0], description=about, advance=len(part.seconds))
+        lines[0].advance(len(part.seconds))
         if stop.is_set():
             raise KeyboardInterrupt
 

@@ -35,7 +35,7 @@ class Experiment:
     objective: str = "uniform"
     algorithms: Sequence[str] = ("folb", "fedprox", "fedavg")
     rounds: int = 100
-    seeds: Sequence[int] = (0, 1, 2)  # a number n is taken as the seeds 0 .. n-1
+    seeds: Sequence[int] = (0, 1, 2, 3, 4)  # a number n is taken as the seeds 0 .. n-1
     target: float = 0.7
     evaluate_every: int = 1
     records: bool = False  # keep every device's weight and gamma in every round

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
+import numpy as np
+
+from folb.results.effects import interval
 from folb.results.run import Run
 
 
@@ -57,8 +60,8 @@ def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
     sent = [run.bytes_to(target) for run in group]
     return [
         label,
-        arrival([run.rounds_to(target) for run in group]),
-        arrival([run.held_from(target) for run in group]),
+        ranged([run.rounds_to(target) for run in group]),
+        ranged([run.held_from(target) for run in group]),
         arrival([None if total is None else total / 1e6 for total in sent], ".2f"),
         arrival([run.seconds_to(target) for run in group], ".0f"),
         f"{100 * mean(finals):.1f}{spread(finals)} %" + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
@@ -82,6 +85,41 @@ def arrival(reached: Sequence[float | None], form: str = "g") -> str:
     text = "never" if math.isinf(middle) else f"{middle:{form}}"
     missed = reached.count(None)
     return f"{text} ({missed} of {len(reached)} never)" if missed and not math.isinf(middle) else text
+
+
+def ranged(reached: Sequence[float | None]) -> str:
+    """When the target is reached, as text: the median over the seeds, and the range."""
+    if len(reached) == 1 or not any(reached):
+        return arrival(reached)
+    first, last = (f"{value:g}" for value in (min(filter(None, reached)), max(value or math.inf for value in reached)))
+    middle = f"{median_round(reached):g}".replace("inf", "never")
+    return f"{middle} ({first} to {last.replace('inf', 'never')})"
+
+
+def told_apart(runs: Sequence[Run], target: float) -> str:
+    """Who needs the fewest rounds to the target, and who is not told from it by the seeds, in a line."""
+    groups = labelled(runs)
+    counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
+    seeds = min(map(len, groups.values()))
+    if len(groups) < 2 or not any(map(any, counts.values())):
+        return ""
+    best = min(counts, key=lambda label: median_round(counts[label]))
+    opening = f"Fewest rounds to {100 * target:g} %: {best}."
+    if seeds < 2:
+        return f"{opening} With one seed this says little: other seeds may say otherwise."
+    # a run that never arrives counts as if it did after twice its rounds
+    logs = {
+        label: np.array([math.log(r or 2 * len(run.seconds)) for r, run in zip(counts[label], group, strict=True)])
+        for label, group in groups.items()
+    }
+    alike = [
+        label
+        for label in groups
+        if label != best and interval(logs[label][:seeds] - logs[best][:seeds], np.zeros(seeds)).low <= 0
+    ]
+    if not alike:
+        return f"{opening} {seeds} seeds tell it from all others."
+    return f"{opening} {seeds} seeds do not tell it from {', '.join(alike)}."
 
 
 def median_round(reached: Sequence[float | None]) -> float:

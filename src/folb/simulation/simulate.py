@@ -28,6 +28,7 @@ from folb.core.system import System
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.models import Model
+from folb.progress import Lines, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
 from folb.simulation.evaluate import evaluation_block
@@ -80,6 +81,7 @@ def simulate(
     observe: Observe | None = None,
     checkpoints: Path | None = None,
     stream: bool | None = None,
+    progress: bool = False,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
@@ -95,6 +97,7 @@ def simulate(
     `stream` says whether the samples stay on the host. If so, the samples of a round's devices are copied while the
     round before is computed; for an evaluation all samples are copied, in blocks. By default they stay if they take
     more than half of the accelerator's memory. Results agree up to rounding.
+    With `progress`, lines on standard error say how far it is, and how long the rest will take.
     """
     ready = simulation(
         federation,
@@ -110,6 +113,15 @@ def simulate(
         accelerators=accelerators,
         stream=stream,
     )
+    if progress:
+        lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr)
+        watched = observe
+
+        def observe(i: int, first: int, part: Run) -> None:
+            lines.advance(len(part.seconds))
+            if watched is not None:
+                watched(i, first, part)
+
     return ready.run(observe, checkpoints)
 
 

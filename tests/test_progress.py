@@ -1,0 +1,63 @@
+"""How far a simulation is: lines where no bar can be drawn."""
+
+import math
+
+import numpy as np
+import pytest
+
+import folb
+from folb import data, models, progress
+from folb.core import algorithms
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_come_now_and_then_and_estimate_the_rest_without_the_compilation(clock):
+    told = []
+    lines = progress.Lines(100, told.append, every=10)
+    for at, rounds in ((30, 10), (31, 10), (35, 10), (41, 10), (90, 60)):
+        clock[0] = at
+        lines.advance(rounds)
+    assert told == [
+        "compiling the program of 100 rounds",
+        "10 of 100 rounds",  # 30 seconds, mostly of the compiler
+        "40 of 100 rounds, about 22 seconds left",
+        "100 rounds in 90 seconds",
+    ]
+
+
+def test_a_long_run_is_announced_once_also_beside_a_bar(clock):
+    told = []
+    lines = progress.Lines(1000, told.append, every=math.inf)
+    for at in range(10):
+        clock[0] = 4.0 * at
+        lines.advance(1)
+    assert told == ["1000 rounds take about 67 minutes"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(1, "1 second"), (3, "3 seconds"), (99, "99 seconds"), (100, "2 minutes"), (8000, "2.2 hours")],
+)
+def test_times_in_words(seconds, words):
+    assert progress.clock(seconds) == words
+
+
+def test_simulate_tells_it_and_still_calls_observe(capfd):
+    federation = data.synthetic.synthetic(devices=4)
+    seen = []
+    runs = folb.simulate(
+        federation,
+        models.logistic(federation.shape, federation.classes),
+        algorithms.fedavg(K=2),
+        rounds=3,
+        progress=True,
+        observe=lambda i, first, part: seen.append(len(part.seconds)),
+    )
+    assert "folb: compiling the program of 3 rounds" in capfd.readouterr().err
+    assert sum(seen) == 3 and np.isfinite(runs[0].train_loss).all()
