@@ -27,7 +27,7 @@ def weights_of_folb() -> bytes:
     figure, (left, middle, right) = figures.subplots(1, 3, figsize=(11, 3.9), width_ratios=(1, 0.9, 1))
     for k, gradient in enumerate(GRADIENTS):
         _arrow(left, gradient, COLOURS[k], str(k + 1), (5, 3))
-    _arrow(left, GRADIENTS.mean(axis=0), "black", "g, their mean (10)", (-96, 2))
+    _arrow(left, GRADIENTS.mean(axis=0), "black", "g, their mean (10)", (-122, 0))
     left.set_title("Gradients of four devices", fontsize="medium")
     place = np.arange(len(GRADIENTS))
     middle.bar(place - 0.2, np.asarray(mean.weights), 0.38, color="0.75", label="mean (2): 1/K")
@@ -38,7 +38,7 @@ def weights_of_folb() -> bytes:
     middle.set_ylabel("weight")
     middle.legend(frameon=False, fontsize="small")
     middle.set_title("Weights of their updates", fontsize="medium")
-    _arrow(right, np.asarray(mean.delta["w"]), "0.55", "mean (2)", (-46, 6))
+    _arrow(right, np.asarray(mean.delta["w"]), "0.55", "mean (2)", (3, -9))
     _arrow(right, np.asarray(folb.delta["w"]), "black", "FOLB (13)", (-12, -12))
     right.set_title("Updates of the model", fontsize="medium")
     for axes, (across, up) in ((left, (1.6, 1.6)), (right, (-1.25, -1.0))):
