@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,14 @@ def _arrow(axes: Any, vector: Any, colour: str, name: str, beside: tuple[int, in
 
 def _svg(figure: Any) -> bytes:
     content = io.BytesIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
+    figure.savefig(content, format="svg")
     return content.getvalue()
 
 
 def main() -> None:
-    matplotlib.rcParams["svg.hashsalt"] = "folb"  # the same picture is the same bytes
+    # the same picture is the same bytes: no random names, and no date of today
+    matplotlib.rcParams["svg.hashsalt"] = "folb"
+    os.environ["SOURCE_DATE_EPOCH"] = "0"
     (HOME / "folb.svg").write_bytes(weights_of_folb())
     (HOME / "heterogeneity.svg").write_bytes(figures.portrait(data.load("synthetic_1_1"), "svg"))
 
