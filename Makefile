@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples check bench bench-command bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-stream clean
+.PHONY: demo test test-slow test-examples test-docs check docs docs-serve bench bench-command bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -20,10 +20,20 @@ test-slow: .venv/.test  ## the tests that take minutes
 test-examples: .venv/.examples  ## the Flower examples, in Flower's simulation and on SuperNodes; the whole demo
 	$(BIN)/python -m pytest -m slow tests/test_deployment.py
 
+test-docs: .venv/.docs  ## the site, the notebook, and every command of the documents, typed in a fresh clone
+	$(BIN)/python -m pytest -m slow tests/test_site.py
+	$(BIN)/python scripts/type_the_docs.py
+
 check: .venv/.test  ## format, lint and strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: .venv/.docs  ## the site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: .venv/.docs  ## the site at 127.0.0.1:8000, made again when a file changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
 
 bench: .venv/.bench  ## speed against plain device loops, in one run
 	$(BIN)/python benchmarks/speed.py
@@ -57,7 +67,7 @@ bench-gpu: .venv/.run  ## on a GPU: FedJAX on the same work, and a large search 
 	$(BIN)/python benchmarks/search.py --epochs --out docs/benchmarks/search-gpu.json
 
 clean:
-	rm -rf .venv .venv-peers demo build src/*.egg-info
+	rm -rf .venv .venv-peers demo site build src/*.egg-info
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -71,6 +81,10 @@ clean:
 
 .venv/.test: requirements-test.txt .venv/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	@touch $@
+
+.venv/.docs: requirements-docs.txt .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	@touch $@
 
 .venv/.examples: .venv/.test

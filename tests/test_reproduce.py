@@ -632,13 +632,17 @@ def test_the_committed_pages_are_those_of_the_committed_results(tmp_path, monkey
         for verdict in page.verdicts:
             waits = verdict.claim.figure == "servers"
             assert waits or verdict.word != "not tested here", verdict.claim.id
-    # the README's half page is the front page's
+    # the README's sentence on FOLB is the first of the front page's advice
     said, judged = pages.advised(made), [one for page in made for one in page.verdicts]
     assert len(outside) >= 1
-    assert said in (ROOT / "README.md").read_text() and said in (committed / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert said in (committed / "README.md").read_text()
+    assert " ".join(said.split()).partition(":")[0] in " ".join(readme.replace("\n> ", "\n").split())
     paper = [one for one in judged if one.claim.figure in figure_files.names()]
-    assert f"{len(paper)} claims" in (ROOT / "README.md").read_text()
-    # and so is its sentence on the theory
+    assert f"{len(paper)} claims" in readme
+    # and the sentence of docs/theory.md is that of the verdicts
+    sentence = "of the theory, Theorem 1 and the bound of its selection hold; Lemma 1, Theorem 2 and the bounds (14)"
+    assert sentence in " ".join((ROOT / "docs/theory.md").read_text().split())
     theory = {one.claim.id: one.word for one in judged if one.claim.figure == "theory"}
     failing = ("lemma_1-squares", "lemma_1-sum", "theorem_2", "one_set", "hetero_selection")
     assert theory["theorem_1"] == "holds" and {theory[name] for name in failing} == {"does not hold"}

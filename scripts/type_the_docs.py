@@ -1,0 +1,189 @@
+"""Type every command of README, the tutorial, the concepts and the guides, in a fresh clone.
+
+python scripts/type_the_docs.py [DOCUMENT ...]
+
+Each command must end with exit code 0 and print its key line, and each block of Python must run. The documents are
+typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened, `LEFT_OUT` what is not
+typed and why; each is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [
+    "README.md",
+    "docs/tutorial.md",
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for kind in ("concepts", "guides")
+        for path in (ROOT / "docs" / kind).glob("*.md")
+    ),
+]
+LIMIT = 600  # seconds for a command
+COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:folb [a-z]|flwr [a-z]|make [a-z]|pip |python3? |source |\.venv/bin/\w+ )")
+
+LEFT_OUT = {
+    r"^make ": "it sets up an environment of its own, and is a command of the Makefile",
+    r"pip install|-m venv|^source ": "the environment of this script is used",
+    r"devices=1000000": "it needs 10 GB of memory",
+    r"--coordinator": "it needs two machines; tests/test_parallel.py runs two processes",
+    r"^folb arena(?!.*--pages-only)": "it takes hours",
+    r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
+    r"^folb deploy": "it takes minutes; make test-examples runs it",
+    r"^flwr ": "it needs Ray or a SuperLink; make test-examples runs it",
+    r"path/to/": "the path stands for one of yours",
+}
+REAL_DATA = r"\b(mnist|femnist|shakespeare|sent140)\b"  # left out where its files are not there
+
+SHORTER = (  # in this order
+    (r"\bRUN RUN\b|\bRUN\b", "last"),
+    (r"--rounds \d+", "--rounds 5"),
+    (r"--seeds \d+", "--seeds 1"),
+    (r"--points \d+", "--points 3"),
+    (r"^((?:\S+=\S+ )*folb (?:compare|tune|attack)\b(?!.*--rounds).*)$", r"\1 --rounds 5"),
+    (r"^((?:\S+=\S+ )*folb (?:compare|tune|attack)\b(?!.*--seeds).*)$", r"\1 --seeds 1"),
+    (r"\brounds ?= ?\d+|\bROUNDS = \d+", "rounds = 5"),  # in Python and in experiment files
+    (r'"rounds": \d+', '"rounds": 5'),
+    (r"\bseeds ?= ?(\d+|range\(\d+\))", "seeds = 1"),
+    (r'"seeds": \d+', '"seeds": 1'),
+)
+
+KEY_LINES = {  # what a command must print
+    r"folb compare|folb run|folb show|folb resume": r"final accuracy|finished",
+    r"folb tune": r"rounds to",
+    r"folb attack": r"share",
+    r"folb list$": r"System models",
+    r"folb list \w": r"\w",
+    r"folb runs": r"finished",
+    r"folb report": r"\.html",
+    r"folb export .*latex": r"\\begin\{tabular\}",
+    r"folb export .*csv": r"algorithm",
+    r"folb data info": r"devices +[\d,]+",
+    r"folb (arena|reproduce).*--pages-only": r"README\.md",
+    r"folb watch": r"127\.0\.0\.1",
+}
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """The blocks of a document: the language of each, and its lines."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
+
+
+def commands(block: str) -> list[str]:
+    """The commands of a block, each on one line, without comments."""
+    lines = [re.sub(r"(^| +)# .*$", "", line).strip() for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if COMMAND.match(line)]
+
+
+def shortened(text: str) -> str:
+    for pattern, instead in SHORTER:
+        text = re.sub(pattern, instead, text, flags=re.M)
+    return text
+
+
+def reason_to_leave_out(command: str, data: str | None) -> str:
+    for pattern, reason in LEFT_OUT.items():
+        if re.search(pattern, command):
+            return reason
+    if (name := re.search(REAL_DATA, command)) and not (data and (Path(data) / name[1]).is_dir()):
+        return f"the files of {name[1]} are not in FOLB_DATA"
+    return ""
+
+
+def key_line(command: str) -> str:
+    if "--json" in command:
+        return r"^\{"
+    return next((line for pattern, line in KEY_LINES.items() if re.search(pattern, command)), "")
+
+
+def typed(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
+    """The exit code and the output of a command; one that goes on for ever is stopped with Ctrl-C once it answers."""
+    if command.startswith("folb watch"):
+        return watched(command, home, env)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=home,
+        env=env,
+        input="y\n",  # for what asks first
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+    return done.returncode, done.stdout
+
+
+def watched(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
+    with tempfile.TemporaryFile("w+") as output:
+        page = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=home, env=env, stdout=output, stderr=subprocess.STDOUT
+        )
+        said, end = "", time.monotonic() + 60
+        while "127.0.0.1" not in said and page.poll() is None and time.monotonic() < end:
+            time.sleep(0.5)
+            output.seek(0)
+            said = output.read()
+        page.send_signal(signal.SIGINT)
+        code = page.wait(timeout=30)
+    return (0 if code in (0, 130, -signal.SIGINT) else code), said
+
+
+def type_document(name: str, home: Path, env: dict[str, str]) -> list[str]:
+    """Type a document; return what failed."""
+    failed, found = [], blocks((home / name).read_text())
+    for language, block in found:  # first, because a command may stand before the file that it needs
+        if language == "toml" and "dataset =" in block:
+            (home / "experiment.toml").write_text(shortened(block))
+    for language, block in found:
+        if language == "python":
+            if "grid=grid" in block:
+                print(
+                    f"  left out: {block.splitlines()[-1]} (it is a part of a Flower app; make test-examples runs two)"
+                )
+                continue
+            (home / "typed.py").write_text(shortened(block))
+            steps = [("python typed.py", f"python: {block.splitlines()[-1]}")]
+        elif not language:
+            steps = [(shortened(command), command) for command in commands(block)]
+        else:
+            continue
+        for command, shown in steps:
+            if reason := reason_to_leave_out(command, env.get("FOLB_DATA")):
+                print(f"  left out: {shown} ({reason})", flush=True)
+                continue
+            began = time.monotonic()
+            code, output = typed(command, home, env)
+            right = code == 0 and bool(re.search(key_line(command), output, flags=re.M))
+            said = shown if command == shown or shown.startswith("python: ") else f"{shown}  as  {command}"
+            print(f"  {'ok' if right else 'FAILED'}, {time.monotonic() - began:.0f} s: {said}", flush=True)
+            if not right:
+                print(f"    exit code {code}\n    " + output.strip().replace("\n", "\n    "))
+                failed.append(f"{name}: {shown}")
+    return failed
+
+
+def main(documents: list[str]) -> int:
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "folb"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home)], check=True)
+        own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": f"{home}/src"}
+        env = {key: value for key, value in os.environ.items() if key != "FOLB_RUNS"} | own
+        for name in documents or DOCUMENTS:
+            print(name, flush=True)
+            failed += type_document(name, home, env)
+    print("\n".join(["failed:", *failed]) if failed else "all commands ended well")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
