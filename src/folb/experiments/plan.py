@@ -203,6 +203,9 @@ def _identity(experiment: Experiment, federation: Federation, system: Any) -> st
     servers = [table.get("server") for table in experiment.set.values() if isinstance(table, Mapping)]
     if any(name in RENEWED for one in servers for name in (one if isinstance(one, list) else [one])):
         digest.update(b"second defaults")
+    guarded = [table.get("guarded") for table in experiment.set.values() if isinstance(table, Mapping)]
+    if any(True in (one if isinstance(one, list) else [one]) for one in guarded):
+        digest.update(b"second guard")  # its bounds have changed
     for name in (experiment.model, experiment.system, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
