@@ -1080,5 +1080,9 @@ def test_a_task_survives_the_journey():
     numbers = {"step.beta": 0.9, "gamma.most": np.inf}
     task = protocol.Task(3, ("delta", "grad"), 5, (2**32 - 1, 0), (7, 9), 0.1, 0.2, 7, "epoch", "momentum", numbers)
     assert protocol.task(task.record()) == task
+    shapes = protocol.shapes({"a weight": np.ones((2, 3)), "scale": np.ones(())})
+    task = dataclasses.replace(task, codec="top_k", down="int8", shapes=shapes)
+    assert protocol.task(task.record()) == task
+    assert {name: value.shape for name, value in protocol.like(shapes).items()} == {"a weight": (2, 3), "scale": ()}
     tree = {"a": {"b": np.ones(2), "c": {"d": np.zeros(1)}}, "e": np.ones(3)}
     assert jax.tree.all(jax.tree.map(np.array_equal, protocol.nested(protocol.flat(tree)), tree))
