@@ -10,11 +10,12 @@ import pytest
 from jax.tree_util import Partial
 from scipy.stats import chi2
 
-from folb import algorithms
+from folb import algorithms, data, simulate, system
 from folb.core import round, selection
 from folb.core.randomness import uniform
 from folb.core.rules import Update
 from folb.data.federation import Federation
+from folb.errors import InputError
 from folb.models import Model, cross_entropy, logistic
 from folb.simulation import play as rounds
 from folb.simulation import problem as problems
@@ -236,3 +237,52 @@ def test_a_round_corrects_for_its_selection(sampling):
         _, info = play(problem, algorithm, state, 0, 1)
         expected = share / (importance / importance.sum())
         np.testing.assert_allclose(info.weights, expected[np.asarray(info.device)], rtol=1e-4)
+
+
+def oort(memory, size, explore=0.1):
+    """The chances of sampling=oort."""
+    N = len(size)
+    known = selection.Known(
+        1, 2, False, None, jnp.asarray(size), jnp.full(N, 1 / N), memory=jnp.asarray(memory, jnp.float32)
+    )
+    return np.asarray(selection.SAMPLINGS["oort"].weigh.func(known, explore=explore))
+
+
+def test_oort_prefers_devices_that_are_fast_and_have_a_large_loss():
+    memory = [[1.0, 1.0], [1.0, 2.0], [1.0, 8.0], [0.5, 1.0], [np.inf, np.inf]]
+    # the median of 1, 2, 8 and 1 seconds is 1, the lower one
+    use = np.array([10, 10 / 4, 10 / 64, 5, 0])
+    expected = 0.9 * use / use.sum() + 0.1 * np.array([0, 0, 0, 0, 1])
+    np.testing.assert_allclose(oort(memory, [10.0] * 5), expected, rtol=1e-5)
+    for everyone_or_nobody in (1.0, np.inf):
+        np.testing.assert_allclose(oort(np.full((5, 2), everyone_or_nobody), [10.0] * 5), 0.2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lie", [1e6, 1e15, 3e38])
+def test_a_huge_loss_buys_a_liar_no_more_than_every_twentieth_has(lie):
+    memory = np.ones((40, 2))
+    memory[:, 0] = np.linspace(1, 2, 40)
+    memory[0] = [lie, 1e-9]
+    chances = oort(memory, [10.0] * 40)
+    assert np.isfinite(chances).all() and chances[0] <= 1.01 * np.sort(chances)[-2] < 2 / 40
+
+
+def test_oort_needs_fewer_seconds_than_uniform_draws_where_speeds_differ():
+    federation = data.load("synthetic_1_1", devices=12, sizes=40)
+    runs = simulate(
+        federation,
+        logistic(federation.shape, federation.classes),
+        [algorithms.fedavg(K=3, replacement=False, sampling=how) for how in ("uniform", "oort")],
+        rounds=30,
+        system=system.network(speed_spread=2.0),
+    )
+    assert runs[1].seconds[10:].sum() < 0.7 * runs[0].seconds[10:].sum()
+    assert len(np.unique(runs[1].devices)) == 12  # and nobody is left out for good
+
+
+@pytest.mark.parametrize("explore", [0, -1, 1.5, float("nan")])
+def test_the_share_of_exploration_is_checked(explore):
+    with pytest.raises(InputError, match=r"explore = .*: should be more than 0 and at most 1"):
+        algorithms.fedavg(sampling="oort", explore=explore)
+    with pytest.raises(InputError, match=r"explore = 0.2: is for sampling=oort"):
+        algorithms.fedavg(explore=0.2)

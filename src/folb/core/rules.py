@@ -51,6 +51,7 @@ class Round(NamedTuple):
     downhill: Params | None = None  # what each device was to descend along, in the same form, if not `grad` + `shift`
     staleness: Array | None = None  # steps of the server since the device started, if rounds do not wait
     starts: Params | None = None  # the model that each device started from, stacked, if they may differ
+    seconds: Array | None = None  # from the start of the round until each reply came
     update: Update | None = None  # what the rule made of the round: for server steps and memories
 
 

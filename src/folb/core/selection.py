@@ -24,7 +24,7 @@ from folb.core.rules import Round
 from folb.core.shuffle import shuffled
 from folb.core.tree import compiled
 from folb.core.upload import BEFORE_WORK, GRAD, LOSS, NORM, Upload, sketch, upload
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check, check_number, check_whole, choose
 from folb.typing import Params
 
 jax.tree_util.register_dataclass(
@@ -292,6 +292,37 @@ def _last_loss(round: Round) -> tuple[tuple[()], Array]:
     return (), round.sent["loss"]
 
 
+SLOW = 2.0  # alpha of Oort: who takes r times the median seconds is r^-alpha as useful
+CROWD = 0.95  # of all devices that were met: nobody is more useful than this quantile of them
+
+
+def _useful_and_fast(known: Known, *, explore: Array | float) -> Array:
+    """Oort (Lai et al., 2021): by samples times the last loss, less for slow devices, and a share for those not met."""
+    loss, seconds = known.memory[:, 0], known.memory[:, 1]
+    met = jnp.isfinite(loss)
+    count = jnp.sum(met)
+
+    def quantile(values: Array, share: float) -> Array:
+        ordered = jnp.sort(jnp.where(met, values, jnp.inf))
+        return ordered[jnp.maximum(jnp.ceil(share * count).astype(jnp.int32) - 1, 0)]
+
+    slowness = jnp.maximum(seconds / jnp.maximum(quantile(seconds, 0.5), 1e-30), 1.0)
+    use = known.size * jnp.maximum(loss, 0.0) * slowness**-SLOW
+    use = jnp.where(met, jnp.minimum(use, quantile(use, CROWD)), 0.0)  # so a liar gains little by a huge loss
+    others = jnp.where(jnp.all(met), met, ~met).astype(jnp.float32)
+    mixed = (1 - explore) * _proportional(use) + explore * _proportional(others)
+    return jnp.where(count > 0, mixed, 1.0 / len(loss))
+
+
+def _no_use_yet(params: Params) -> tuple[tuple[()], Array]:
+    return (), jnp.full(2, jnp.inf, jnp.float32)
+
+
+def _last_use(round: Round) -> tuple[tuple[()], Array]:
+    assert round.seconds is not None
+    return (), jnp.stack([round.sent["loss"], round.seconds.astype(jnp.float32)], axis=1)
+
+
 def _of_each_cluster(known: Known) -> Draw:
     """One device of each of K clusters, by a sketch of their first gradients."""
     # if a cluster has no device here, a second one of another cluster comes in
@@ -360,6 +391,12 @@ SAMPLINGS = {
         candidates=0,
         uploads=("loss",),
     ),
+    "oort": Sampling(
+        Partial(_useful_and_fast, explore=0.1),
+        memory=True,
+        keeps=DeviceMemory(_no_use_yet, _last_use),
+        uploads=("loss",),
+    ),
     "clusters": Sampling(
         Partial(_of_each_cluster),
         memory=True,
@@ -370,10 +407,18 @@ SAMPLINGS = {
 CANDIDATES = 2  # times K, by default
 
 
-def sampling(wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candidates: int | None = None) -> Sampling:
+def sampling(
+    wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candidates: int | None = None, explore: Any = None
+) -> Sampling:
     """A sampling by its name, or your own; a plain function uses neither a survey nor a memory."""
+    if explore is not None and wanted != "oort":
+        raise InputError("explore", explore, "is for sampling=oort")
     if isinstance(wanted, str):
         found = SAMPLINGS[choose("sampling", wanted, SAMPLINGS)]
+        if explore is not None:
+            expected = "should be more than 0 and at most 1"
+            check_number("explore", explore, lambda share: (share > 0) & (share <= 1), expected)
+            found = replace(found, weigh=Partial(_useful_and_fast, explore=explore))
         if found.candidates is None and candidates is not None:
             some = ", ".join(name for name, one in SAMPLINGS.items() if one.candidates is not None)
             raise InputError("candidates", candidates, f"is for sampling={some}; sampling is {wanted}")

@@ -146,6 +146,7 @@ class Opened:
     wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
+    took: dict[int, float] = field(default_factory=dict)  # the seconds of the round until a usable reply came
     refused: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # lost devices, with the reason
     noted: list[tuple[int | None, str]] = field(default_factory=list)  # all rejections, with their devices
@@ -212,6 +213,7 @@ class Opened:
         else:
             try:
                 self.usable[identity] = replies.checked(reply, self.asked[identity][1])
+                self.took[identity] = time.monotonic() - self.began
                 self.failed.pop(identity, None)  # an error came first
                 self.up += protocol.nbytes(reply.content)
             except Refused as reason:
@@ -290,6 +292,7 @@ class Opened:
             own=self.own,
             key=drawn.key,
             start=self.start,
+            seconds=_array([self.took.get(identity, 0.0) for identity in identities]),
         )
 
 

@@ -154,7 +154,9 @@ def play(
         awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
         wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
-    done = _work_and_close(problem, algorithm, state, seed, t, draw, slots, times, here, model_at, key, second=second)
+    done = _work_and_close(
+        problem, algorithm, state, seed, t, draw, slots, times, here, model_at, key, second, effort.seconds
+    )
     surveyed = jnp.int32(0)
     if how.sampling.survey is not None and opened.online is not None:
         asked_before = candidates(how, len(train.size), seed, t, opened.online)
@@ -265,8 +267,8 @@ def _work_and_close(
     here: Params,
     start: Params,
     key: Array,
-    *,
     second: Gradients | None = None,
+    seconds: Array | None = None,
     staleness: Array | None = None,
 ) -> _Done:
     """The devices of the slots work, each from its own model in `here`, and the server, which sends `start` in this
@@ -308,6 +310,7 @@ def _work_and_close(
         own=own,
         key=key,
         start=start,
+        seconds=seconds,
         trusted=trust.update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
