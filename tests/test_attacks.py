@@ -11,15 +11,15 @@ from rich.console import Console
 from folb import algorithms, simulate
 from folb.cli import tables
 from folb.cli.main import main
-from folb.core import attack
+from folb.core import liars
 from folb.core.algorithm import Common
-from folb.core.attack import ATTACKS, SAYS, Attack
+from folb.core.liars import ATTACKS, SAYS, Attack
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.experiments.plan import common_settings
 from folb.models import logistic
-from folb.results.attacks import Outcome
+from folb.results.outcomes import Outcome
 
 K, P, N = 6, 5, 10
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
@@ -51,7 +51,7 @@ def make_round(seed=0, gradients=True):
 
 @jax.jit
 def seen(numbers, round):
-    return attack.told_gradients(numbers, attack.told(numbers, round))
+    return liars.told_gradients(numbers, liars.told(numbers, round))
 
 
 def lied(name, round=None, share=0.2):

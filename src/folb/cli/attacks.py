@@ -37,7 +37,7 @@ def _attack(options: argparse.Namespace) -> None:
     from folb.cli.running import completed, same_command
     from folb.experiments import attack
     from folb.experiments.execute import execute
-    from folb.results.attacks import outcomes, plain
+    from folb.results.outcomes import outcomes, plain
 
     def listed(text: str | None) -> list[str] | None:
         return None if text is None else [name for name in text.split(",") if name]

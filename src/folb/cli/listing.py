@@ -119,10 +119,10 @@ def _common() -> None:
 def _parts() -> None:
     """What algorithms are made of, kind by kind."""
     from folb.cli import tables
-    from folb.core.attack import SAYS
     from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
+    from folb.core.liars import SAYS
     from folb.core.local_step import LOCAL_STEPS
     from folb.core.robust import CENTRES
     from folb.core.selection import SAMPLINGS

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # these need jax
     from folb.experiments.settings import Setting
     from folb.experiments.tune import Point
     from folb.paper.pages import Page
-    from folb.results.attacks import Outcome
+    from folb.results.outcomes import Outcome
     from folb.results.run import Run
 
 

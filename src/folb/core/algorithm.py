@@ -14,17 +14,17 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
 
-from folb.core import attack as attacks
 from folb.core import average as averages
 from folb.core import drift, selection, tree
+from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import robust as robust_rules
 from folb.core import staleness as staleness_of
 from folb.core import step_size as step_sizes
-from folb.core.attack import Attack
 from folb.core.average import Average, server_model
 from folb.core.codec import Compression, compression
 from folb.core.gradient import Source
+from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
 from folb.core.rules import Rule

@@ -14,8 +14,8 @@ from jax import Array
 
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
-from folb.core.attack import told, told_gradients
 from folb.core.event_queue import nobody_yet
+from folb.core.liars import told, told_gradients
 from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
 from folb.core.selection import Draw, Multiset, Selection

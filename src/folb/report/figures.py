@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from folb.results.attacks import outcomes
+from folb.results.outcomes import outcomes
 from folb.results.run import Run
 from folb.results.summary import labelled
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.algorithm import Algorithm
-from folb.core.attack import count
+from folb.core.liars import count
 from folb.core.rules import fraction
 from folb.simulation.problem import Problem
 from folb.simulation.samples import TARGET, Trigger
