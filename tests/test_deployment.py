@@ -312,7 +312,7 @@ def test_the_demo_killed_leaves_no_process_behind(tmp_path):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_no_other_user_reaches_the_superlink(deployed):
     code = """
-import http.client, os, ssl, sys
+import encodings.idna, http.client, os, ssl, sys  # another user may not read the modules
 context = ssl.create_default_context(cafile=sys.argv[1])
 connection = http.client.HTTPSConnection("127.0.0.1", int(sys.argv[2]), timeout=60, context=context)
 os.setuid(int(sys.argv[3]))
