@@ -178,10 +178,16 @@ def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict
                 "drops": [run.drops for _, run in group],
                 "bytes_up": [int(run.bytes_up.sum()) for _, run in group],
                 "bytes_down": [int(run.bytes_down.sum()) for _, run in group],
+                "seconds": [_short(run.seconds_to(experiment.target)) for _, run in group],
+                "lasted": [_short(float(run.seconds.sum())) for _, run in group],
             },
         }
         for label, group in found.items()
     }
+
+
+def _short(seconds: float | None) -> float | None:
+    return None if seconds is None else summary.short(seconds)
 
 
 def _quantiles(curves: NDArray) -> dict[str, list[float | None]]:

@@ -189,7 +189,8 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
     measured = [document for document in one.present if "algorithms" in document]
     if measured:
         yield "## Measured\n"
-        yield from _measured(measured, printed=figure.name not in figure_files.outside())
+        timed = any(claim.metric == "seconds" for claim in figure.claims)
+        yield from _measured(measured, figure.name not in figure_files.outside(), timed)
     if one.present:
         yield "## Settings\n"
         yield from _settings(one.present)
@@ -267,9 +268,9 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
         yield f"Not run: {'; '.join(verdict.untested)}.\n"
 
 
-def _measured(documents: Sequence[Mapping[str, Any]], printed: bool) -> Iterator[str]:
-    """All arms; with the paper's rounds, if it printed any."""
-    headings = ["arm", "algorithm", "rounds to target", "paper"]
+def _measured(documents: Sequence[Mapping[str, Any]], printed: bool, timed: bool) -> Iterator[str]:
+    """All arms; with the paper's rounds, if it printed any, and with seconds, if a claim is about them."""
+    headings = ["arm", "algorithm", "rounds to target", "paper", *(["simulated s to target"] if timed else [])]
     headings += ["final accuracy (%)", "final loss", "drops > 5 points", "MB up"]
     if not printed:
         headings.remove("paper")
@@ -283,6 +284,7 @@ def _measured(documents: Sequence[Mapping[str, Any]], printed: bool) -> Iterator
                 label,
                 _arrival(runs["rounds"], rounds),
                 *([str(document["printed"].get(label.split()[0], ""))] if printed else []),
+                *([_middle(runs["seconds"], 1).replace("inf", "never")] if timed else []),
                 _middle(runs["final"], 100),
                 _middle(runs["loss"], 1),
                 f"{np.mean(runs['drops']):.1f}",

@@ -4,18 +4,19 @@ A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in
 words that tell variants apart (such as "mu=1, averaging=samples"), it does so for each of them. Each such case is a
 condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
 
-    rounds, loss, bytes_up       log(worse / better), shown as a ratio; above 1 in favour of `better`
-    final, best, mean (accuracy) better - worse
-    drops                        worse - better
+    rounds, seconds, loss, bytes_up  log(worse / better), shown as a ratio; above 1 in favour of `better`
+    final, best, mean (accuracy)     better - worse
+    drops                            worse - better
 
 with a 95 % interval: Student's, over the means of the draws, or over the seeds where there is one draw. A run that
-never reaches the target counts as one round more than it had. A loss above 1000, or not finite, counts as 1000. A
-condition holds if its interval, against each of `worse`, excludes no effect in the claimed direction; or lies beyond
-`at_least`, if that is given. With `same`, the interval must lie within that distance of no effect. `than` (arm, better,
-worse) demands that the effect is larger than another effect. `keeping` lists metrics that may not fall by more than the
-given amounts, because a model that has learnt nothing does not drop. A condition with fewer than three runs is not
-tested, nor is a condition in which no run reaches the target. If all conditions of a claim are of the latter kind, the
-claim does not hold: no algorithm reached the target, so none was faster.
+never reaches the target counts as one round more than it had; or as the seconds of the longest run of the arm, so that
+short rounds which lead nowhere do not count as fast. A loss above 1000, or not finite, counts as 1000. A condition
+holds if its interval, against each of `worse`, excludes no effect in the claimed direction; or lies beyond `at_least`,
+if that is given. With `same`, the interval must lie within that distance of no effect. `than` (arm, better, worse)
+demands that the effect is larger than another effect. `keeping` lists metrics that may not fall by more than the given
+amounts, because a model that has learnt nothing does not drop. A condition with fewer than three runs is not tested,
+nor is a condition in which no run reaches the target. If all conditions of a claim are of the latter kind, the claim
+does not hold: no algorithm reached the target, so none was faster.
 
 A claim with `published` compares `better` with a number that others published (`source` says who), such as an accuracy
 of 0.9686 or 87 rounds. The effect is ours - theirs; for rounds it is theirs / ours, as above. Its interval counts the
@@ -48,7 +49,8 @@ from folb.typing import NDArray
 RESAMPLES, FEWEST, WORST_LOSS = 2000, 3, 1000.0
 HOLDS, PARTLY, FAILS, UNTESTED = "holds", "holds only under a condition", "does not hold", "not tested here"
 
-RATIOS = ("rounds", "loss", "bytes_up", "printed", "ratio")
+ARRIVALS = ("rounds", "seconds")  # to the target
+RATIOS = (*ARRIVALS, "loss", "bytes_up", "printed", "ratio")
 ACCURACIES = {"final": "the final accuracy", "best": "the best accuracy", "mean": "the mean accuracy"}
 POINTS = tuple(ACCURACIES)
 METRICS = (*RATIOS, *POINTS, "drops", "value", "violated")
@@ -281,7 +283,7 @@ def _conditions(
 
 def _censored(claim: Claim, document: Document, under: str) -> str:
     """A note if most runs never arrive: their rounds are only known to be more than the run had."""
-    if claim.metric != "rounds":
+    if claim.metric not in ARRIVALS:
         return ""
     sides = [document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse)]
     rounds = [value for side in sides for value in side["rounds"]]
@@ -346,8 +348,8 @@ def _against(
 
 
 def _arrives(claim: Claim, document: Document, under: str) -> bool:
-    """Whether there is something to compare. For rounds, at least one run must arrive."""
-    if claim.metric != "rounds":
+    """Whether there is something to compare. For rounds and seconds, at least one run must arrive."""
+    if claim.metric not in ARRIVALS:
         return True
     sides = (document["algorithms"][label(document, name, under)]["runs"] for name in (claim.better, *claim.worse))
     return any(value is not None for side in sides for value in side["rounds"])
@@ -387,6 +389,8 @@ def _effects(document: Document, metric: str, better: str, worse: str, under: st
 def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArray:
     """A metric of each run; its logarithm, if effects are ratios."""
     limits = {"rounds": document["experiment"]["rounds"] + 1, "loss": WORST_LOSS}
+    if metric == "seconds":
+        limits[metric] = max(end for one in document["algorithms"].values() for end in one["runs"]["lasted"])
     values = np.array([limits.get(metric, math.nan) if value is None else value for value in runs[metric]], float)
     if metric == "loss":
         values = np.clip(values, 1e-9, WORST_LOSS)
