@@ -134,7 +134,7 @@ def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     run = simulate(
         federation, light, algorithm, rounds=10, seeds=[3], system=work, objective=objective, evaluate_every=10
     )[0]
-    strategy = plain(algorithm, seed=3, objective=objective, system=work)
+    strategy = plain(algorithm, seed=3, objective=objective, system=work, min_replies=1)
     result = strategy.start(InProcessGrid(apps(federation), seed=5), initial(model, 3), num_rounds=10)
     assert run.lost.any() == (name != "folb_two_set")
     assert furthest(initial(model, 3), run.params) > 1e-2  # it went somewhere
