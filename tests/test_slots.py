@@ -64,7 +64,14 @@ def begin(seed=SEED):
 
 
 def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, **settings):
-    settings = {"system": SYSTEM, "wait": 0.0, "deadline": 0.05, "seed": SEED, "guarded": False} | settings
+    settings = {
+        "system": SYSTEM,
+        "wait": 0.0,
+        "deadline": 0.05,
+        "seed": SEED,
+        "guarded": False,
+        "min_replies": 1,
+    } | settings
     strategy = FederatedStrategy(algorithm, **settings)
     result = strategy.start(grid(parts, tamper), arrays(begin()), num_rounds=rounds)
     return {name: array.numpy() for name, array in result.arrays.items()}, strategy
