@@ -17,6 +17,7 @@ from folb.experiments import execute
 from folb.experiments.experiment import Experiment
 from folb.report import live, page
 from folb.report.payload import view
+from folb.results import summary
 from folb.store import directory as store
 
 CHROMIUM = os.environ.get("FOLB_CHROMIUM") or shutil.which("chromium")
@@ -131,9 +132,9 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
     for row, runs in zip(rows, (results[:2], results[2:]), strict=True):
         shown = dict(zip(headings, row, strict=True))
         reached = [run["rounds_to_target"] for run in runs]
-        assert None not in reached and shown["rounds to 40 %"] == f"{median(reached):g}"
+        assert None not in reached and shown["rounds to 40 %"] == summary.ranged(reached)
         held = [run["held_from"] for run in runs]
-        assert None not in held and shown["held from"] == f"{median(held):g}"
+        assert None not in held and shown["held from"] == summary.ranged(held)
         assert shown["final accuracy"].startswith(f"{50 * sum(run['final'] for run in runs):.1f} ±")
         assert shown["best"] == f"{50 * sum(run['best'] for run in runs):.1f} %"
         assert shown["MB up"] == f"{sum(run['bytes_up'] for run in runs) / 2e6:.2f}"

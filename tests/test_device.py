@@ -99,7 +99,12 @@ WORDS = jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32)
 
 @partial(jax.jit, static_argnames="abreast")
 def solve(solver, params, slots, abreast=True):
-    return local.solve(MODEL, TRAIN, solver, params, slots, abreast)
+    return local.solve(MODEL, TRAIN, solver, for_each(slots, params), slots, abreast)
+
+
+def for_each(slots, params):
+    """A start for each slot."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(slots.device), *leaf.shape)), params)
 
 
 def slots(work=WORK, device=(0, 1, 2, 3, 4, 5), words=WORDS):
@@ -248,8 +253,8 @@ def test_gamma_falls_as_a_device_works():
     @jax.jit
     def gamma(work):
         chosen = Slots(jnp.full(6, k), work, WORDS)
-        delta = local.solve(MODEL, TRAIN, solver, params, chosen, True)
-        here = jax.tree.map(lambda v: jnp.broadcast_to(v, (6, *v.shape)), params)
+        here = for_each(chosen, params)
+        delta = local.solve(MODEL, TRAIN, solver, here, chosen, True)
         wanted = jnp.ones(6, bool)
         grad = local.gradients(MODEL, TRAIN, here, chosen.device, wanted, True)
         after = local.gradients(MODEL, TRAIN, jax.tree.map(jnp.add, here, delta), chosen.device, wanted, True)

@@ -246,7 +246,7 @@ WRONG = {
     "a missing device": ("3,0.5", "5,0.5", r"trace\.csv: device = 3: has no line; there are devices up to 5"),
     "an unknown device": ("5,5,1,1,0,33,36", "5,5,1,1,0,33,36\n6,5,1,1,0,3,6", r"line 11: device = 6: .* 6 devices"),
     "too few devices": ("5,5,1,1,0,33,36", "", r"trace\.csv: device = 5: has no line; devices are 0 to 5"),
-    "no such column": ("latency", "lateness", r"column = 'lateness': did you mean 'latency'"),
+    "no such column": ("latency", "latencies", r"column = 'latencies': did you mean 'latency'"),
     "no speed column": ("speed", "latency", r"column = 'speed': is missing"),
     "no until": (",until", "", r"column = 'from': should come with until"),
 }

@@ -48,17 +48,17 @@ def test_no_update_is_much_longer_than_the_others(name, federation, model, tmp_p
     honest = quick(algorithm).start(InProcessGrid(apps(federation)), initial(model), 2)
     strategy = quick(algorithm, directory=tmp_path, guarded=False)
     found = strategy.start(InProcessGrid(apps(federation), tamper=scaled(1e14)), initial(model), 2)
-    assert change(found, model) < 20 * change(honest, model)
+    assert change(found, model) < 200 * change(honest, model)
     for line in directory.read(tmp_path).rounds()[0]:
         ((device, words),) = line["shortened"]
-        assert device == 4 and "10 times the median" in words
+        assert device == 4 and "100 times the median" in words
         assert f"device 4 shortened: {words}" in trouble(line) and 0 < line["length"] < 100
 
 
 def test_without_a_liar_nothing_is_shortened(federation, model):
     results = [
         quick(algorithms.fedavg(K=8), max_norm=most).start(InProcessGrid(apps(federation)), initial(model), 3).arrays
-        for most in (10.0, math.inf)
+        for most in (100.0, math.inf)
     ]
     for one, other in zip(*(protocol.unpacked(arrays).values() for arrays in results), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -239,13 +239,13 @@ def test_a_round_corrects_for_its_selection(sampling):
         np.testing.assert_allclose(info.weights, expected[np.asarray(info.device)], rtol=1e-4)
 
 
-def oort(memory, size, explore=0.1):
+def oort(memory, size, exploration=0.1):
     """The chances of sampling=oort."""
     N = len(size)
     known = selection.Known(
         1, 2, False, None, jnp.asarray(size), jnp.full(N, 1 / N), memory=jnp.asarray(memory, jnp.float32)
     )
-    return np.asarray(selection.SAMPLINGS["oort"].weigh.func(known, explore=explore))
+    return np.asarray(selection.SAMPLINGS["oort"].weigh.func(known, exploration=exploration))
 
 
 def test_oort_prefers_devices_that_are_fast_and_have_a_large_loss():
@@ -280,9 +280,9 @@ def test_oort_needs_fewer_seconds_than_uniform_draws_where_speeds_differ():
     assert len(np.unique(runs[1].devices)) == 12  # and nobody is left out for good
 
 
-@pytest.mark.parametrize("explore", [0, -1, 1.5, float("nan")])
-def test_the_share_of_exploration_is_checked(explore):
-    with pytest.raises(InputError, match=r"explore = .*: should be more than 0 and at most 1"):
-        algorithms.fedavg(sampling="oort", explore=explore)
-    with pytest.raises(InputError, match=r"explore = 0.2: is for sampling=oort"):
-        algorithms.fedavg(explore=0.2)
+@pytest.mark.parametrize("exploration", [0, -1, 1.5, float("nan")])
+def test_the_share_of_exploration_is_checked(exploration):
+    with pytest.raises(InputError, match=r"exploration = .*: should be more than 0 and at most 1"):
+        algorithms.fedavg(sampling="oort", exploration=exploration)
+    with pytest.raises(InputError, match=r"exploration = 0.2: is for sampling=oort"):
+        algorithms.fedavg(exploration=0.2)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -17,8 +18,11 @@ AGAIN = 0.02  # seconds
 
 
 def _collecting(frame: FrameType | None) -> bool:
-    """Whether jax's function for searches for garbage is running."""
+    """Whether something runs whose exceptions Python drops: jax's function for searches for garbage, or a weak
+    reference's."""
     while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
+        if frame.f_code.co_filename == weakref.__file__:
+            return True
         frame = frame.f_back
     return frame is not None
 

@@ -104,7 +104,7 @@ class Common(TypedDict, total=False):
     local_gamma: Annotated[float | None, "gamma of local_step=delta_sgd; by default 2"]
     local_delta: Annotated[float | None, "delta of local_step=delta_sgd; by default 0.1"]
     candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
-    explore: Annotated[float | None, "of sampling=oort: the share of draws for devices not met yet; by default 0.1"]
+    exploration: Annotated[float | None, "of sampling=oort: the share of draws for devices not met yet; by default 0.1"]
     memory: Annotated[
         Literal["scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"] | None,
         "what the server remembers of devices; by default nothing",
@@ -215,7 +215,7 @@ def compose(
     mu: Any = 0.0,
     sampling: str | Sampling | Callable[[Known], Any] = "uniform",
     candidates: int | None = None,
-    explore: Any = None,
+    exploration: Any = None,
     local_step: str | LocalStep | Callable[..., Any] | None = None,
     local_beta: Any = None,
     local_gamma: Any = None,
@@ -279,7 +279,7 @@ def compose(
     check_number("mu", mu, lambda mu: mu >= 0, "should be at least 0")
     check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
-    chosen = selection.sampling(sampling, K, candidates, explore)
+    chosen = selection.sampling(sampling, K, candidates, exploration)
     asked: Any = uploads
     remembers = drift.memory(
         memory,

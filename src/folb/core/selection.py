@@ -296,7 +296,7 @@ SLOW = 2.0  # alpha of Oort: who takes r times the median seconds is r^-alpha as
 CROWD = 0.95  # of all devices that were met: nobody is more useful than this quantile of them
 
 
-def _useful_and_fast(known: Known, *, explore: Array | float) -> Array:
+def _useful_and_fast(known: Known, *, exploration: Array | float) -> Array:
     """Oort (Lai et al., 2021): by samples times the last loss, less for slow devices, and a share for those not met."""
     loss, seconds = known.memory[:, 0], known.memory[:, 1]
     met = jnp.isfinite(loss)
@@ -310,7 +310,7 @@ def _useful_and_fast(known: Known, *, explore: Array | float) -> Array:
     use = known.size * jnp.maximum(loss, 0.0) * slowness**-SLOW
     use = jnp.where(met, jnp.minimum(use, quantile(use, CROWD)), 0.0)  # so a liar gains little by a huge loss
     others = jnp.where(jnp.all(met), met, ~met).astype(jnp.float32)
-    mixed = (1 - explore) * _proportional(use) + explore * _proportional(others)
+    mixed = (1 - exploration) * _proportional(use) + exploration * _proportional(others)
     return jnp.where(count > 0, mixed, 1.0 / len(loss))
 
 
@@ -392,7 +392,7 @@ SAMPLINGS = {
         uploads=("loss",),
     ),
     "oort": Sampling(
-        Partial(_useful_and_fast, explore=0.1),
+        Partial(_useful_and_fast, exploration=0.1),
         memory=True,
         keeps=DeviceMemory(_no_use_yet, _last_use),
         uploads=("loss",),
@@ -408,17 +408,17 @@ CANDIDATES = 2  # times K, by default
 
 
 def sampling(
-    wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candidates: int | None = None, explore: Any = None
+    wanted: str | Sampling | Callable[[Known], Any], K: int = 10, candidates: int | None = None, exploration: Any = None
 ) -> Sampling:
     """A sampling by its name, or your own; a plain function uses neither a survey nor a memory."""
-    if explore is not None and wanted != "oort":
-        raise InputError("explore", explore, "is for sampling=oort")
+    if exploration is not None and wanted != "oort":
+        raise InputError("exploration", exploration, "is for sampling=oort")
     if isinstance(wanted, str):
         found = SAMPLINGS[choose("sampling", wanted, SAMPLINGS)]
-        if explore is not None:
+        if exploration is not None:
             expected = "should be more than 0 and at most 1"
-            check_number("explore", explore, lambda share: (share > 0) & (share <= 1), expected)
-            found = replace(found, weigh=Partial(_useful_and_fast, explore=explore))
+            check_number("exploration", exploration, lambda share: (share > 0) & (share <= 1), expected)
+            found = replace(found, weigh=Partial(_useful_and_fast, exploration=exploration))
         if found.candidates is None and candidates is not None:
             some = ", ".join(name for name, one in SAMPLINGS.items() if one.candidates is not None)
             raise InputError("candidates", candidates, f"is for sampling={some}; sampling is {wanted}")

@@ -89,7 +89,7 @@ def arrival(reached: Sequence[float | None], form: str = "g") -> str:
 
 def ranged(reached: Sequence[float | None]) -> str:
     """When the target is reached, as text: the median over the seeds, and the range."""
-    if len(reached) == 1 or not any(reached):
+    if len(set(reached)) == 1:
         return arrival(reached)
     first, last = (f"{value:g}" for value in (min(filter(None, reached)), max(value or math.inf for value in reached)))
     middle = f"{median_round(reached):g}".replace("inf", "never")
