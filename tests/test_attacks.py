@@ -20,6 +20,7 @@ from folb.errors import InputError
 from folb.experiments.plan import common_settings
 from folb.models import logistic
 from folb.results.outcomes import Outcome
+from folb.store import checkpoint
 
 K, P, N = 6, 5, 10
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
@@ -183,6 +184,22 @@ def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
         simulate(*small, algorithms.scaffold(robust=robust, **told), rounds=6)[0] for robust in (None, "median")
     )
     assert not bare.train_loss[-1] < 100 and safe.train_loss[-1] < 10
+
+
+def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monkeypatch):
+    made = algorithms.scaffold(K=4, robust="geometric_median", bucket=2, attack="noise", attackers=0.4)
+    whole = simulate(*small, made, rounds=12)[0]
+    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+
+    def kill(i, first, part):
+        if first + len(part.seconds) > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(*small, made, rounds=12, checkpoints=tmp_path, observe=kill)
+    assert any(tmp_path.iterdir())
+    resumed = simulate(*small, made, rounds=12, checkpoints=tmp_path)[0]
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ VARIANTS = {
     "without replacement": ("folb", {"replacement": False, "unit": "epoch", "server": "adam"}),
     "full gradients": ("folb_hetero", {"unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),
     "guarded": ("folb_never_flip", {"guarded": True, "server": "momentum"}),
+    "robust": ("scaffold", {"robust": "geometric_median", "bucket": 2}),
 }
 
 
@@ -139,6 +140,33 @@ def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     assert run.lost.any() == (name != "folb_two_set")
     assert furthest(initial(model, 3), run.params) > 1e-2  # it went somewhere
     assert furthest(result.arrays, run.params) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack": "alie"}, "attack = 'fedavg': should be none on real devices"),
+        ({"robust": "fltrust"}, "robust = 'fltrust': should be another rule: a Flower server has no samples"),
+    ],
+)
+def test_what_only_the_simulator_has_is_refused(settings, message):
+    with pytest.raises(InputError) as error:
+        FederatedStrategy(algorithms.fedavg(**settings))
+    assert message in str(error.value)
+
+
+def test_by_default_half_of_the_devices_must_answer_a_guarded_or_robust_rule(federation, model):
+    def lose(partition, message, reply):
+        return None if message.metadata.message_type == "train" and partition != 0 else reply
+
+    for algorithm, abandoned in (
+        (algorithms.folb(K=30), 1),
+        (algorithms.fedavg(K=30, robust="median"), 1),
+        (algorithms.fedavg(K=30), 0),
+    ):
+        grid = InProcessGrid(apps(federation), tamper=lose)
+        result = quick(algorithm, deadline=0.05).start(grid, initial(model), num_rounds=1)
+        assert result.train_metrics_clientapp[1]["abandoned"] == abandoned
 
 
 def test_guarded_unless_told_otherwise(federation, model):

@@ -74,7 +74,15 @@ def attacks(runs: Sequence[Run], form: str = "png", *, title: str = "", note: st
         axes.imshow(table, aspect="auto", cmap="viridis", vmin=0, vmax=100)
         for (i, j), value in np.ndenumerate(table):
             if np.isfinite(value):
-                axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize="x-small", color="white")
+                axes.text(
+                    j,
+                    i,
+                    f"{value:.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize="x-small",
+                    color="black" if value > 60 else "white",
+                )
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize="x-small")
         axes.set_yticks(range(len(rules)), rules, fontsize="x-small")
         axes.set_title(f"{100 * share:g} % of the devices lie", fontsize="small")
