@@ -219,7 +219,7 @@ def test_folb_sends_its_gradients_through_the_codec():
 
 OTHERS = {
     "two sets": algorithms.folb_two_set(**USUAL, compress_up="top_k", keep=0.2),
-    "guarded": algorithms.folb_hetero(**USUAL, guarded=True, compress_up="int8", compress_down="int8"),
+    "guarded": algorithms.folb_hetero(**USUAL, guarded=True, compress_up="int8"),
     "scaffold": algorithms.scaffold(**USUAL, compress_up="int8", error_feedback=True),
     "accord": algorithms.accord(lr=LR, batch=5, K=4, compress_up="int8", compress_down="int8", error_feedback=True),
     "a survey": algorithms.fednu_direct(**USUAL, compress_up="sign", compress_down="int8"),
