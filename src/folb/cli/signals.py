@@ -5,11 +5,11 @@ from __future__ import annotations
 import _thread
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -18,11 +18,8 @@ AGAIN = 0.02  # seconds
 
 
 def _collecting(frame: FrameType | None) -> bool:
-    """Whether something runs whose exceptions Python drops: jax's function for searches for garbage, or a weak
-    reference's."""
+    """Whether jax's function for searches for garbage is running."""
     while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
-        if frame.f_code.co_filename == weakref.__file__:
-            return True
         frame = frame.f_back
     return frame is not None
 
@@ -31,12 +28,17 @@ def _collecting(frame: FrameType | None) -> bool:
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash.
 
-    In a search for garbage Python calls a function of jax, and drops what is raised there: Ctrl-C then comes again a
-    moment later.
+    In a search for garbage Python calls a function of jax, and those of weak references, and drops what is raised
+    there: Ctrl-C then comes again a moment later.
     """
+    searching = False
+
+    def note(phase: str, about: Any) -> None:
+        nonlocal searching
+        searching = phase == "start"
 
     def interrupt(number: int, frame: Any) -> None:
-        if _collecting(frame):
+        if searching or _collecting(frame):
             threading.Timer(AGAIN, _thread.interrupt_main).start()
             return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
@@ -49,11 +51,13 @@ def interruptible() -> Iterator[None]:
     ):
         yield
         return
+    gc.callbacks.append(note)
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.callbacks.remove(note)
 
 
 def leave(options: argparse.Namespace, code: int) -> int:
