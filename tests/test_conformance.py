@@ -450,9 +450,8 @@ FURTHER = {  # each of these checks compiles a program of its own
 # The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
 ALWAYS = {
     *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
-    *("own scaffold", "feddyn", "fedbuff", "folb, guarded, fedexp", "folb, sketch, guarded"),
+    *("own scaffold", "feddyn", "folb, guarded, fedexp", "folb, sketch, guarded"),
     *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two", "fedavg, top_k, int8 down"),
-    "fedavg, fltrust, attacked",
 }
 
 

@@ -296,6 +296,7 @@ def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
     assert not started_in(tmp_path) and not list((tmp_path / "tmp").iterdir())
 
 
+@pytest.mark.slow
 @needs_flower
 def test_the_demo_killed_leaves_no_process_behind(tmp_path):
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "FOLB_RUNS": str(tmp_path / "runs")}

@@ -117,6 +117,7 @@ def test_python_runs(document, tmp_path, monkeypatch, capsys):
             assert printed or "print(" not in code
 
 
+@pytest.mark.slow
 def test_the_notebook_draws_its_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "docs/notebooks/figure.ipynb").read_text())["cells"]

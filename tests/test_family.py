@@ -520,7 +520,9 @@ def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
     assert not strategy.opened.refused
 
 
-@pytest.mark.parametrize("bits", sketch.BITS)
+@pytest.mark.parametrize(
+    "bits", [pytest.param(bits, marks=() if bits == 8 else pytest.mark.slow) for bits in sketch.BITS]
+)
 def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
     made = algorithms.folb(gradient="sketch", sketch=32, bits=bits, **USUAL)  # some of these programs are there already
     on_flower(made, rounds=1, directory=tmp_path / "run", system=None)
