@@ -125,7 +125,7 @@ TABLE = {
     "adabest": Case("adabest", {}, MOMENTUM),
     "fednova": Case("fednova", {"averaging": "samples", "local_step": "momentum"}, LOCAL),
     "fedacg": Case("fedacg", {}, BETA),
-    "accord": Case("accord", {}, AGREED),
+    "accord": Case("accord", {"replacement": True, "sampling": "uniform"}, AGREED),
     "fedbuff": Case("fedbuff", {"K": 3, "concurrency": 3}, STALE),
     "fedasync": Case("fedasync", {"K": 1, "concurrency": 4}, STALE),
     "fedavg, delta_sgd, adagrad": Case("fedavg", {"local_step": "delta_sgd", "server": "adagrad"}, STEP),
