@@ -14,6 +14,8 @@ from test_femnist import write_npz as write_femnist
 from test_mnist import write as write_mnist
 
 from folb import data
+from folb.cli import tables
+from folb.cli.main import main
 from folb.data import fetch
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
@@ -313,3 +315,11 @@ def test_the_note_is_in_the_pictures(tmp_path):
     assert "only a sample" in (tmp_path / "curves.svg").read_text()
     federation = data.load("synthetic_1_1", sizes=[20, 30])
     assert "2 devices, 50 samples, 25.0 ± 5.0 each" in portrait(federation, "svg").decode()
+
+
+@pytest.mark.parametrize("what", ["parts", "systems", "folb"])
+def test_a_list_fits_a_terminal_of_80_columns(what, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "console", lambda: tables.Output(width=80))
+    main(["list", what])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and max(map(len, lines)) <= 80

@@ -98,13 +98,23 @@ def _show(section: Section, *, settings: bool) -> None:
     console = tables.console()
     console.print(f"[bold underline]{section.title}[/bold underline]", highlight=False)
     for name, constructor in section.things.items():
-        console.print(f"  [bold]{name}[/bold]  ", end="", highlight=False)
-        tables.say(first_line(constructor))
+        _entry(name, first_line(constructor))
         if more := section.more(name):
-            tables.say(f"      {more}")
+            tables.say(tables.indented(more, "      "))
         if settings and (known := settings_of(constructor)):
             tables.show(tables.settings(known))
     console.print()
+
+
+def _entry(name: str, says: str) -> None:
+    """A name and what it is; further lines are indented below it."""
+    from rich.text import Text
+
+    from folb.cli import tables
+
+    line = Text(tables.indented(f"{name}  {says}", "  ", "      "))
+    line.stylize("bold", 2, 2 + len(name))
+    tables.console().print(line, highlight=False)
 
 
 def _common() -> None:
@@ -149,6 +159,5 @@ def _parts() -> None:
     for title, parts in kinds.items():
         console.print(f"[bold underline]{title}[/bold underline]", highlight=False)
         for name, says in parts.items():
-            console.print(f"  [bold]{name}[/bold]  ", end="", highlight=False)
-            tables.say(says)
+            _entry(name, says)
         console.print()

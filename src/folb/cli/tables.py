@@ -83,6 +83,12 @@ def _longest(texts: Iterable[str]) -> int:
     return max(map(cell_len, texts))
 
 
+def indented(text: str, first: str, others: str | None = None) -> str:
+    """Text in lines that fit standard output: the first begins with `first`, the others with `others`."""
+    indent = first if others is None else others
+    return textwrap.fill(text, console().width, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+
+
 def say(text: str) -> None:
     """Print text as it is."""
     console().print(text, highlight=False, markup=False)

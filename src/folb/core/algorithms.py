@@ -30,7 +30,7 @@ Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K
 Sampling = Annotated[
     Literal["uniform", "samples", "power_of_choice", "remembered_loss", "oort", "clusters"],
     "P_k: uniform, or a device's share of the samples; or the K of some candidates with the largest loss, as they say "
-    "now or said last; or one device of each of K clusters",
+    "now or said last; or by use and speed (oort); or one device of each of K clusters",
 ]
 
 
