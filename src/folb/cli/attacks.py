@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.cli import options as common
-
-if TYPE_CHECKING:
-    from folb.experiments.execute import OnStart
-    from folb.simulation.simulate import Observe
-    from folb.store.directory import RunDirectory
 
 
 def add(commands: Any) -> None:
@@ -34,9 +29,8 @@ def add(commands: Any) -> None:
 
 def _attack(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import completed, same_command
+    from folb.cli.running import executed, same_command
     from folb.experiments import attack
-    from folb.experiments.execute import execute
     from folb.results.outcomes import outcomes, plain
 
     def listed(text: str | None) -> list[str] | None:
@@ -49,22 +43,7 @@ def _attack(options: argparse.Namespace) -> None:
     if options.evaluate_every is None:
         options.evaluate_every = options.rounds or 100
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)
-    common.use_compilation_cache()
-    accelerators = common.accelerators(options)
-
-    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
-        return execute(
-            experiment,
-            directory=options.out,
-            again=options.again,
-            accelerators=accelerators,
-            stream=options.stream,
-            track=options.track,
-            on_start=on_start,
-            observe=observe,
-        )
-
-    stored, start = completed(options, work, command=same_command())
+    stored, start = executed(options, experiment, same_command())
     found = outcomes(stored.runs())
     if options.json:
         about = {"dataset": experiment.dataset, "rounds": experiment.rounds, "seeds": list(experiment.seeds)}
