@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     )
     attack.add_argument("--attacks", metavar="A,B", help="attacks of `folb list parts` (most of them)")
     attack.add_argument("--attackers", metavar="A,B", default="0.2", help="shares of the devices that lie (0.2)")
-    common.add_experiment(attack)
+    common.add_experiment(attack, every="only in the end")
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
     common.add_running(attack)
     attack.set_defaults(handle=_attack)
@@ -31,6 +31,7 @@ def _attack(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.cli.running import executed, same_command
     from folb.experiments import attack
+    from folb.experiments.experiment import Experiment
     from folb.results.outcomes import outcomes, plain
 
     def listed(text: str | None) -> list[str] | None:
@@ -41,7 +42,7 @@ def _attack(options: argparse.Namespace) -> None:
     given = common.settings(options.set)
     chosen = attack.settings(algorithms, listed(options.rules), attacks, listed(options.attackers) or [], given)
     if options.evaluate_every is None:
-        options.evaluate_every = options.rounds or 100
+        options.evaluate_every = options.rounds or Experiment.rounds
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)
     stored, start = executed(options, experiment, same_command())
     found = outcomes(stored.runs())
