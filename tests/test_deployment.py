@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import sqlite3
 import ssl
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 
 from folb import algorithms, data, models, simulate
 from folb.cli import main
-from folb.deploy import demo, superlink
+from folb.deploy import demo, superlink, warden
 from folb.deploy.superlink import HOST, holds
 from folb.errors import InputError
 from folb.store import directory as store
@@ -327,6 +328,16 @@ print(connection.getresponse().status)
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert status(65534) == 403 and status(0) != 403
+
+
+@pytest.mark.skipif(not warden.knows_users(), reason="needs the table of Linux")
+def test_a_connection_is_its_user_s_while_it_lives():
+    with socket.create_server((HOST, 0)) as server:
+        with socket.create_connection(server.getsockname()) as client:
+            ends, table = (client.getsockname(), server.getsockname()), warden.TABLE.read_text()
+            assert warden.is_own(table, *ends, os.getuid()) and not warden.is_own(table, *ends, os.getuid() + 1)
+        table = warden.TABLE.read_text()  # a closed connection counts for root
+        assert not any(warden.is_own(table, *ends, user) for user in (0, os.getuid()))
 
 
 def started_in(path):

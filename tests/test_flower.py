@@ -662,6 +662,7 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
         (algorithms.folb(guarded=True), {}, "guarded = True"),
         (algorithms.folb(), {"guarded": True}, "guarded = True"),
         (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: belongs to the guard"),
+        (algorithms.folb(), {"max_norm": 3.0}, "max_norm = 3.0: is not possible with sums only"),
         (
             algorithms.folb(server="fedexp"),
             {},

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from folb.cli import options as common
-
-if TYPE_CHECKING:
-    from folb.experiments.execute import OnStart
-    from folb.simulation.simulate import Observe
-    from folb.store.directory import RunDirectory
 
 
 def add(commands: Any) -> None:
@@ -26,7 +21,7 @@ def add(commands: Any) -> None:
     )
     attack.add_argument("--attacks", metavar="A,B", help="attacks of `folb list parts` (most of them)")
     attack.add_argument("--attackers", metavar="A,B", default="0.2", help="shares of the devices that lie (0.2)")
-    common.add_experiment(attack)
+    common.add_experiment(attack, every="only in the end")
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
     common.add_running(attack)
     attack.set_defaults(handle=_attack)
@@ -34,9 +29,9 @@ def add(commands: Any) -> None:
 
 def _attack(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import completed, same_command
+    from folb.cli.running import executed, same_command
     from folb.experiments import attack
-    from folb.experiments.execute import execute
+    from folb.experiments.experiment import Experiment
     from folb.results.outcomes import outcomes, plain
 
     def listed(text: str | None) -> list[str] | None:
@@ -47,24 +42,9 @@ def _attack(options: argparse.Namespace) -> None:
     given = common.settings(options.set)
     chosen = attack.settings(algorithms, listed(options.rules), attacks, listed(options.attackers) or [], given)
     if options.evaluate_every is None:
-        options.evaluate_every = options.rounds or 100
+        options.evaluate_every = options.rounds or Experiment.rounds
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)
-    common.use_compilation_cache()
-    accelerators = common.accelerators(options)
-
-    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
-        return execute(
-            experiment,
-            directory=options.out,
-            again=options.again,
-            accelerators=accelerators,
-            stream=options.stream,
-            track=options.track,
-            on_start=on_start,
-            observe=observe,
-        )
-
-    stored, start = completed(options, work, command=same_command())
+    stored, start = executed(options, experiment, same_command())
     found = outcomes(stored.runs())
     if options.json:
         about = {"dataset": experiment.dataset, "rounds": experiment.rounds, "seeds": list(experiment.seeds)}

@@ -67,25 +67,9 @@ def _run(options: argparse.Namespace) -> None:
 def _execute(experiment: Experiment, options: argparse.Namespace) -> None:
     from dataclasses import replace
 
-    from folb.cli.running import completed
-    from folb.experiments.execute import execute
+    from folb.cli.running import executed
 
-    common.use_compilation_cache()
-    accelerators = common.accelerators(options)
-
-    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
-        return execute(
-            replace(experiment, records=True) if options.records else experiment,
-            directory=options.out,
-            again=options.again,
-            accelerators=accelerators,
-            stream=options.stream,
-            track=options.track,
-            on_start=on_start,
-            observe=observe,
-        )
-
-    _show(*completed(options, work), options.json)
+    _show(*executed(options, replace(experiment, records=True) if options.records else experiment), options.json)
 
 
 def _resume(options: argparse.Namespace) -> None:

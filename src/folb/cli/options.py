@@ -28,15 +28,15 @@ Run directories are in FOLB_RUNS, else in ./runs.
 """
 
 
-def add_experiment(command: argparse.ArgumentParser) -> None:
-    """The experiment's choices, except the algorithms."""
+def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
+    """The experiment's choices, except the algorithms. `every` is the default of --evaluate-every, in words."""
     command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
     command.add_argument("--system", help="a system model of `folb list`, or my_file.py:function (uniform)")
     command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (5), or a list such as 4,5,6")
     command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (0.7)")
-    command.add_argument("--evaluate-every", type=int, metavar="N", help="evaluate every N rounds (1)")
+    command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
     command.add_argument(
         "--set",
         action="append",

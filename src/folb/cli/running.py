@@ -14,6 +14,7 @@ from folb.cli.progress import under_progress
 if TYPE_CHECKING:
     from folb.experiments.draws import Complete
     from folb.experiments.execute import OnStart, Start
+    from folb.experiments.experiment import Experiment
     from folb.experiments.plan import Plan
     from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
@@ -52,6 +53,30 @@ def completed(
         tracked = f" and logs to {options.track}" if options.track else ""
         print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
     return stored, started[0]
+
+
+def executed(
+    options: argparse.Namespace, experiment: Experiment, command: str | None = None
+) -> tuple[RunDirectory, Start | None]:
+    """An experiment that was run as the options say; otherwise as `completed`."""
+    from folb.experiments.execute import execute
+
+    common.use_compilation_cache()
+    accelerators = common.accelerators(options)
+
+    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
+        return execute(
+            experiment,
+            directory=options.out,
+            again=options.again,
+            accelerators=accelerators,
+            stream=options.stream,
+            track=options.track,
+            on_start=on_start,
+            observe=observe,
+        )
+
+    return completed(options, work, command=command)
 
 
 def completing(options: argparse.Namespace) -> Complete:

@@ -19,7 +19,7 @@ import numpy as np
 from folb.core.system import High, Link, Low, Rate, System, Tau, rounds
 from folb.core.trace import Source, Trace
 from folb.data import source_files
-from folb.data.tabular import parquet_batches
+from folb.data.tabular import csv_header, parquet_batches
 from folb.errors import InputError, check, choose
 from folb.typing import NDArray
 
@@ -118,12 +118,12 @@ def _parquet(path: Path) -> dict[str, NDArray]:
 
 def _csv(path: Path) -> dict[str, NDArray]:
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        names = [name.strip() for name in next(csv.reader(lines), [])]
+        names = [name.strip() for name in csv_header(path, lines)]
         _check_header(path, names)
         try:
             with warnings.catch_warnings(action="ignore"):  # `_read` reports that there are no lines
                 rows = np.loadtxt(lines, delimiter=",", quotechar='"', comments=None, ndmin=2, max_rows=LINES + 1)
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, InputError):
             raise
         except ValueError:
             _find_text(path, names)
@@ -137,9 +137,12 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines)
         next(reader)
-        for cells in reader:
-            if cells:
-                yield reader.line_num, cells
+        try:
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, cells
+        except csv.Error as error:  # a value of more than 131,072 characters
+            raise InputError(f"{path}, line {reader.line_num}", str(error), "should be numbers") from error
 
 
 def _line(path: Path, row: int) -> int:

@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,10 +95,7 @@ def _check_kind(field: str, kind: Any) -> None:
 def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
     """The columns of a csv file with a header: those needed and the optional one as text, the others as numbers."""
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        try:
-            header = next(csv.reader(lines), [])
-        except csv.Error as error:  # a name of more than 131,072 characters
-            raise InputError(str(path), str(error), "first line: should name every column") from error
+        header = csv_header(path, lines)
         _check_columns(path, header, needed)
         text = (*needed, optional)
         kinds = np.dtype([(f"f{i}", object if name in text else np.float32) for i, name in enumerate(header)])
@@ -113,6 +110,14 @@ def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, ND
     if not len(rows):
         raise InputError(str(path), 0, "rows: should be at least 1")
     return {name: rows[f"f{i}"] for i, name in enumerate(header)}
+
+
+def csv_header(path: Path, lines: Iterable[str]) -> list[str]:
+    """The names in the first line of a csv file."""
+    try:
+        return next(csv.reader(lines), [])
+    except csv.Error as error:  # a name of more than 131,072 characters
+        raise InputError(str(path), str(error), "first line: should name every column") from error
 
 
 def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str]) -> None:

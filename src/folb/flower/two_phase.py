@@ -55,8 +55,8 @@ class TwoPhaseStrategy(FederatedStrategy):
     """FOLB (13), or (18), in which the server learns two sums a round and no device's own update or gradient.
 
     A round in which fewer than `min_devices` distinct devices answer is abandoned: the sum of a few says much about
-    each. `add` sums what the devices send. All else is as in `FederatedStrategy`, except that nothing can be guarded:
-    the guard has to look at each gradient.
+    each. `add` sums what the devices send. All else is as in `FederatedStrategy`, except that nothing can be guarded,
+    and no update shortened: the server would have to look at each.
     """
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
@@ -64,6 +64,8 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("guarded", True, "is not possible with sums only: the guard looks at each gradient")
         if "cap" in settings:
             raise InputError("cap", settings["cap"], "belongs to the guard, which is not possible with sums only")
+        if "max_norm" in settings:
+            raise InputError("max_norm", settings["max_norm"], "is not possible with sums only: it bounds each update")
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
         if self.fraction_train is None and min_devices > algorithm.selection.enough:

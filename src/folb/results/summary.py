@@ -97,13 +97,16 @@ def ranged(reached: Sequence[float | None]) -> str:
 
 
 def told_apart(runs: Sequence[Run], target: float) -> str:
-    """Who needs the fewest rounds to the target, and who is not told from it by the seeds, in a line."""
+    """Who needs the fewest rounds to the target, and who is not told from it by the seeds, in a line.
+
+    It is empty if there is only one algorithm, or if none reaches the target with most seeds.
+    """
     groups = labelled(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
     seeds = min(map(len, groups.values()))
-    if len(groups) < 2 or not any(map(any, counts.values())):
-        return ""
     best = min(counts, key=lambda label: median_round(counts[label]))
+    if len(groups) < 2 or math.isinf(median_round(counts[best])):  # or nobody arrives with most seeds
+        return ""
     opening = f"Fewest rounds to {100 * target:g} %: {best}."
     if seeds < 2:
         return f"{opening} With one seed this says little: other seeds may say otherwise."
