@@ -132,6 +132,16 @@ def test_a_narrow_terminal_gets_the_whole_table_in_parts(wide, room):
     assert sum(line.startswith("folb averaging=samples ") for line in lines) == len(parts)
 
 
+def test_the_name_of_a_run_stays_in_one_piece(monkeypatch):
+    def listed(name):
+        row = (name, "finished", "750 of 750", "89.1 %", "2026-11-16 22:49", "folb, fedavg")
+        return printed(tables.run_directories([row]), 80)
+
+    monkeypatch.setattr(tables, "console", lambda: tables.Console(width=80))
+    assert any(line.startswith("synthetic_1_1-df52b334 ") for line in listed("synthetic_1_1-df52b334"))
+    assert "".join(listed(90 * "x")).count("x") == 90  # too long for one piece, and not cut either
+
+
 def test_a_wide_terminal_gets_the_table_as_it_is(wide):
     assert list(tables.in_parts(wide, 160)) == [wide]
 
