@@ -93,6 +93,8 @@ def test_a_line_says_who_is_told_from_the_first_by_the_seeds():
     assert summary.told_apart([*first, *far], 0.7).endswith("3 seeds tell it from all others.")
     assert "With one seed this says little" in summary.told_apart([first[0], far[0]], 0.7)
     assert summary.told_apart(first, 0.7) == summary.told_apart([*first, *far], 0.95) == ""
+    never, once = arriving("d", 101, 101, 101), arriving("e", 101, 30, 101)  # both medians are never
+    assert summary.told_apart([*never, *once], 0.7).startswith("Fewest rounds to 70 %: e. ")
 
 
 def test_columns_that_are_zero_everywhere_are_left_out():

@@ -103,15 +103,16 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     seeds = min(map(len, groups.values()))
     if len(groups) < 2 or not any(map(any, counts.values())):
         return ""
-    best = min(counts, key=lambda label: median_round(counts[label]))
-    opening = f"Fewest rounds to {100 * target:g} %: {best}."
-    if seeds < 2:
-        return f"{opening} With one seed this says little: other seeds may say otherwise."
     # a run that never arrives counts as if it did after twice its rounds
     logs = {
         label: np.array([math.log(r or 2 * len(run.seconds)) for r, run in zip(counts[label], group, strict=True)])
         for label, group in groups.items()
     }
+    # by the median, as the table has it; if medians are equal, or never, by the mean of the logarithms
+    best = min(counts, key=lambda label: (median_round(counts[label]), logs[label].mean()))
+    opening = f"Fewest rounds to {100 * target:g} %: {best}."
+    if seeds < 2:
+        return f"{opening} With one seed this says little: other seeds may say otherwise."
     alike = [
         label
         for label in groups
