@@ -190,6 +190,8 @@ def run_directories(rows: Iterable[Sequence[str]]) -> Table:
         column.overflow = "fold"  # a cut name is useless
     for row in rows:
         table.add_row(*map(escape, row))
+    names = table.columns[0]  # a name in pieces cannot be copied
+    names.no_wrap = _longest(["run", *map(str, names.cells)]) <= console().width // 2
     return table
 
 
