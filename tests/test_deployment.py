@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +30,8 @@ from folb.store import directory as store
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs flwr")
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "flower"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples" / "flower"
 LONG = 240.0  # seconds: a bound for a slow machine, never reached on another
 
 
@@ -454,3 +457,42 @@ def test_the_examples_run_unchanged_in_simulation_and_deployment(app, simulated,
     results = json.loads((tmp_path / "run" / "results.json").read_bytes())
     [run] = results["runs"]
     assert run["evaluated_rounds"] == [1, 2] and run["train_loss"][1] < run["train_loss"][0]
+
+
+def test_an_app_asks_no_index_for_packages():
+    """Flower would ask at each run, and no index has folb: `flwr run` would end with exit code 608."""
+    for app in ("synthetic", "mnist"):
+        assert tomllib.loads((EXAMPLES / app / "pyproject.toml").read_text())["project"]["dependencies"] == []
+
+
+@pytest.mark.slow
+@needs_flower
+def test_the_simulation_of_the_documents_runs_as_typed():
+    pytest.importorskip("ray")
+    documents = ["docs/deployment.md", "examples/flower/README.md"]
+    command = [sys.executable, str(ROOT / "scripts/type_the_docs.py"), *documents]
+    typed = subprocess.run(command, capture_output=True, text=True, timeout=4 * LONG)
+    assert typed.returncode == 0, typed.stdout
+    assert len(re.findall(r"ok, \d+ s: flwr run", typed.stdout)) == 2, typed.stdout
+
+
+@pytest.mark.slow
+@needs_flower
+@pytest.mark.parametrize("document", ["docs/deployment.md", "examples/flower/README.md"])
+def test_what_the_documents_submit_to_a_superlink_runs_as_typed(document, deployed, tmp_path):
+    """With the connection's lines and the command as they stand there; only address, certificate and settings differ."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), flags=re.M | re.S)
+    [lines] = [block for kind, block in blocks if kind == "toml"]
+    lines = lines.replace("127.0.0.1:8000", f"{HOST}:{deployed.port}")
+    lines = lines.replace("/etc/superlink/ca.crt", str(deployed.home / "ca.crt"))
+    commands = "".join(block for kind, block in blocks if not kind)
+    [command] = re.findall(r"^flwr run examples/flower/synthetic deploy --stream", commands, flags=re.M)
+    settle(deployed)
+    environment = deployed.environment("flwr") | {"FLWR_HOME": str(tmp_path)}
+    subprocess.run(["flwr", "config", "list"], env=environment, check=True)
+    with (tmp_path / "config.toml").open("a") as config:
+        config.write("\n" + lines)
+    command += f" -c 'rounds=1 directory=\"{tmp_path / 'run'}\"'"
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONG)
+    assert "round 1 of 1" in done.stdout, done.stdout
+    assert store.read(tmp_path / "run").state == "finished"
