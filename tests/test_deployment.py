@@ -480,7 +480,7 @@ def test_the_simulation_of_the_documents_runs_as_typed():
 @needs_flower
 @pytest.mark.parametrize("document", ["docs/deployment.md", "examples/flower/README.md"])
 def test_what_the_documents_submit_to_a_superlink_runs_as_typed(document, deployed, tmp_path):
-    """With the connection's lines and the command as they stand there; only address, certificate and settings differ."""
+    """With the connection and the command as they stand there; only address, certificate and settings differ."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), flags=re.M | re.S)
     [lines] = [block for kind, block in blocks if kind == "toml"]
     lines = lines.replace("127.0.0.1:8000", f"{HOST}:{deployed.port}")

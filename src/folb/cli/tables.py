@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from folb.errors import one_line
 from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
@@ -114,9 +115,9 @@ def _plain(*headings: str, left: Iterable[str]) -> Table:
     return table
 
 
-def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> Table:
-    """One line for each algorithm: medians and means over the seeds."""
-    headings, rows = results_of.table(runs, target, clock)
+def results(runs: Sequence[Run], target: float, clock: str = "simulated s", rounds: int | None = None) -> Table:
+    """One line for each algorithm: medians and means over the seeds; of how many rounds, if they are not all done."""
+    headings, rows = results_of.table(runs, target, clock, rounds)
     table = _plain(*headings, left=headings[:1])
     for row in rows:
         table.add_row(*map(escape, row))
@@ -182,17 +183,33 @@ def rounds_to_target(found: Standings) -> Table:
     return table
 
 
-def run_directories(rows: Iterable[Sequence[str]]) -> Table:
-    """A line for each run directory."""
-    headings = ("run", "state", "rounds", "best", "started", "algorithms")
-    table = _plain(*headings, left=set(headings) - {"rounds", "best"})
-    for column in table.columns:
-        column.overflow = "fold"  # a cut name is useless
-    for row in rows:
-        table.add_row(*map(escape, row))
-    names = table.columns[0]  # a name in pieces cannot be copied
-    names.no_wrap = _longest(["run", *map(str, names.cells)]) <= console().width // 2
-    return table
+RUNS = ("run", "state", "rounds", "best", "started, UTC", "differs in")
+BESIDE = 30  # characters for the last of these columns: with fewer it goes below the others
+
+
+def show_runs(rows: Iterable[Sequence[str]]) -> None:
+    """Print a line for each run directory, its name uncut; what does not fit stands below it."""
+    lines = [RUNS, *([one_line(cell) for cell in row] for row in rows)]
+    out = console()
+    widths = [_longest(cells) for cells in zip(*lines, strict=True)][:-1]
+    taken = sum(widths) + GAP * len(widths)
+    for n, (*cells, differs) in enumerate(lines):
+        right = [RUNS[i] in ("rounds", "best") for i in range(len(cells))]
+        text = (" " * GAP).join(map(_padded, cells, widths, right))
+        below = [differs]
+        if taken - GAP > out.width:
+            text, below = cells[0], ["  ".join(filter(None, cells[1:])), differs]
+        elif taken + BESIDE <= out.width and differs:
+            beside = textwrap.wrap(differs, out.width - taken)
+            text, below = text + " " * GAP + beside[0], []
+            text += "".join(f"\n{' ' * taken}{line}" for line in beside[1:])
+        whole = "\n".join([text.rstrip(), *(indented(words, "    ") for words in below if words)])
+        out.print(whole, style="bold" if n == 0 else None, highlight=False, markup=False, soft_wrap=True)
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    gap = " " * (width - cell_len(text))
+    return gap + text if right else text + gap
 
 
 def settings(known: Mapping[str, Setting]) -> Table:
