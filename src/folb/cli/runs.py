@@ -15,6 +15,7 @@ from folb.errors import InputError
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
+COLUMNS = ("run", "state", "rounds", "best", "started, UTC", "differs in")  # of `folb runs`
 TROUBLE = 20  # the most lines of it that are shown
 
 
@@ -57,7 +58,7 @@ def _runs(options: argparse.Namespace) -> None:
 
     found = directory.listed()
     if found:
-        tables.show_runs(map(_row, found))
+        tables.show_rows([COLUMNS, *map(_row, found)], right=(2, 3), headed=True)
     else:
         tables.say(f"no runs in {directory.home()}")
 
