@@ -19,6 +19,7 @@ from folb.report import live, page
 from folb.report.payload import view
 from folb.results import summary
 from folb.store import directory as store
+from folb.store import lock
 
 CHROMIUM = os.environ.get("FOLB_CHROMIUM") or shutil.which("chromium")
 FLAGS = [
@@ -558,10 +559,12 @@ def test_the_list_of_runs_is_live_and_tells_them_apart(home, served, visit):
     other = rundirectory.write(home, "b-2", done=3, rounds=20, finished=False, differs="lr=0.5")
     expect(rows).to_have_count(2)
     expect(link).to_be_focused()
-    row = rows.filter(has_text="b-2")
-    expect(row.locator(".state")).to_have_text("interrupted, 27 of 180 rounds")
-    rundirectory.append(other, 4, 4)
-    expect(row.locator(".state")).to_have_text("interrupted, 36 of 180 rounds")
+    state = rows.filter(has_text="b-2").locator(".state")
+    expect(state).to_have_text("interrupted")
+    with lock.claimed(other):
+        expect(state).to_have_text("running, 27 of 180 rounds")
+        rundirectory.append(other, 4, 4)
+        expect(state).to_have_text("running, 36 of 180 rounds")
     shutil.rmtree(other)
     expect(rows).to_have_count(1)
 
