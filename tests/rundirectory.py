@@ -38,6 +38,7 @@ def write(
     records=True,
     finished=True,
     note="",
+    differs="",
     started="2026-01-02T03:04:05+00:00",
 ) -> Path:
     """A run directory with `done` rounds of each run on disk, and results.json if it is `finished`."""
@@ -66,6 +67,7 @@ def write(
         "note": note,
         "devices": devices,
         "identity": "0123abcd" * 8,
+        "differs": differs,
         "runs": runs,
     }
     (path / "environment.json").write_text(json.dumps(environment), encoding="utf-8")

@@ -19,6 +19,7 @@ from folb.report import live, page
 from folb.report.payload import view
 from folb.results import summary
 from folb.store import directory as store
+from folb.store import lock
 
 CHROMIUM = os.environ.get("FOLB_CHROMIUM") or shutil.which("chromium")
 FLAGS = [
@@ -546,9 +547,61 @@ def test_it_survives_a_restart_of_the_run(home, served, visit):
     expect(state).to_have_text("interrupted, 27 of 270 rounds")
 
 
+def test_the_list_of_runs_is_live_and_tells_them_apart(home, served, visit):
+    rundirectory.write(home, "a-1", rounds=2, differs="mu=0.1 rounds=2")
+    tab = visit(served()[0])
+    rows = tab.locator("table.runs tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("mu=0.1 rounds=2")
+    expect(rows.first).to_contain_text("2026-01-02 03:04 UTC")
+    link = tab.get_by_role("link", name="a-1")
+    link.focus()
+    other = rundirectory.write(home, "b-2", done=3, rounds=20, finished=False, differs="lr=0.5")
+    expect(rows).to_have_count(2)
+    expect(link).to_be_focused()
+    state = rows.filter(has_text="b-2").locator(".state")
+    expect(state).to_have_text("interrupted")
+    with lock.claimed(other):
+        expect(state).to_have_text("running, 27 of 180 rounds")
+        rundirectory.append(other, 4, 4)
+        expect(state).to_have_text("running, 36 of 180 rounds")
+    shutil.rmtree(other)
+    expect(rows).to_have_count(1)
+
+
+@pytest.mark.parametrize("width", [400, 1000, 1400])
+def test_a_name_in_the_list_is_on_one_line(width, home, served, visit):
+    rundirectory.write(home, "synthetic_1_1-0123abcd", rounds=2, differs="algorithms=folb,fedavg rounds=2 mu=0.01,0.1")
+    tab = visit(served()[0], viewport={"width": width, "height": 800})
+    link = tab.get_by_role("link", name="synthetic_1_1-0123abcd")
+    expect(link).to_be_visible()
+    assert link.bounding_box()["height"] < 24
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    inner = "(node) => node.scrollWidth <= node.clientWidth"
+    assert tab.locator(".scrolling").evaluate(inner)  # all of it can be seen
+
+
+def test_a_table_of_unequal_rounds_says_so(tmp_path, visit):
+    path = rundirectory.write(tmp_path, algorithms=("folb", "fedavg"), seeds=2, done=5, rounds=20, finished=False)
+    kept = [line for line in lines(path) if line["algorithm"] == "folb" or line["round"] <= 3 + line["seed"]]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    table = visit(report(tmp_path / "report.html", path)).locator("table.results")
+    assert table.locator("thead th").all_text_contents()[:2] == ["algorithm", "after"]
+    assert table.locator("tbody td:nth-child(2)").all_text_contents() == ["5 rounds", "3 to 4 rounds"]
+
+
+def test_the_contents_of_a_report_tell_experiments_apart(tmp_path, visit):
+    paths = [rundirectory.write(tmp_path, name, rounds=2, differs=f"mu={name}") for name in ("a", "b")]
+    entries = visit(report(tmp_path / "report.html", *paths)).locator("nav li")
+    assert entries.all_text_contents() == [
+        "synthetic_1_1, logistic a, finished mu=a",
+        "synthetic_1_1, logistic b, finished mu=b",
+    ]
+
+
 def test_names_stay_text_on_the_live_page(home, served, visit):
     name = "<script>alert(1)<∕script><img src=x onerror=alert(1)>"
-    rundirectory.write(home, name, algorithms=(name.replace("∕", "/"),), rounds=3)
+    rundirectory.write(home, name, algorithms=(name.replace("∕", "/"),), rounds=3, differs=name)
     address, _, _ = served()
     tab = visit(address)
     link = tab.locator("table.runs a")

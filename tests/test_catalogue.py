@@ -54,13 +54,13 @@ def test_list_says_what_is_here_and_where_the_rest_is_expected(store, capsys):
     write_mnist(store / "mnist")
     code, out, _ = folb(capsys, "data", "list")
     assert code == 0
-    lines = {line.split()[0]: line for line in out.splitlines() if line}
-    assert set(data.DATASETS) <= set(lines)
-    assert f"present in {store / 'mnist'} " in lines["mnist"]
-    assert f"absent from {store / 'femnist'}: folb data fetch femnist " in lines["femnist"]
-    assert "generated" in lines["synthetic_iid"]
+    assert set(data.DATASETS) <= {line.split()[0] for line in out.splitlines() if line}
+    said = " ".join(out.split())
+    assert f"mnist present in {store / 'mnist'} " in said
+    assert "femnist absent: folb data fetch femnist " in said
+    assert "synthetic_iid generated" in said and said.endswith(f"data directory: {store}")
     (store / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert "mnist          absent" in folb(capsys, "data", "list")[1]
+    assert "mnist absent: folb data fetch mnist " in " ".join(folb(capsys, "data", "list")[1].split())
 
 
 def test_info_counts_what_the_federation_has(store, tmp_path, capsys):

@@ -343,7 +343,7 @@ def test_a_damaged_directory_is_shown_or_explained(kind, sound, home, tmp_path, 
         json.dumps(news, allow_nan=False)
     except InputError as error:
         explained.append(f"{error}\n")
-    assert live._entry(NAME, home / NAME)["name"] == NAME
+    assert live._entry(NAME, home / NAME, live.Following(home / NAME))["name"] == NAME
 
     assert state(home) == before
     if said is None:

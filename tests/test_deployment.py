@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +30,8 @@ from folb.store import directory as store
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs flwr")
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "flower"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples" / "flower"
 LONG = 240.0  # seconds: a bound for a slow machine, never reached on another
 
 
@@ -59,6 +62,14 @@ def online(deployed):
 def settle(deployed):
     """All four nodes are there again, after what an earlier test did to them."""
     assert holds(lambda: online(deployed) == 4, LONG)
+
+
+def ended(deployed, app, config, seconds=LONG):
+    """An app that all four nodes have run to its end."""
+    settle(deployed)
+    submitted = deployed.run(app, config)
+    assert holds(lambda: submitted.code is not None, seconds)
+    return submitted
 
 
 BARE = "--isolation=process"  # for a node that gets no work: without the process that would start its apps
@@ -215,10 +226,8 @@ def assert_equal_to_the_simulator(directory, algorithm, count):
 @needs_flower
 @pytest.mark.parametrize("name", [name for name, make in algorithms.ALGORITHMS.items() if not make().asynchrony])
 def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
-    settle(deployed)
     config = {"algorithm": name, "k": 2, "rounds": 10, "min-available-nodes": 4, "directory": str(tmp_path / "run")}
-    submitted = deployed.run(EXAMPLES / "synthetic", config)
-    assert holds(lambda: submitted.code is not None, 2 * LONG)
+    ended(deployed, EXAMPLES / "synthetic", config, 2 * LONG)
     assert_equal_to_the_simulator(tmp_path / "run", algorithms.ALGORITHMS[name](K=2, lr=0.01), 10)
 
 
@@ -228,10 +237,8 @@ def test_malformed_replies_of_every_kind_are_refused_alone(deployed, tmp_path):
     """Three of the four nodes lie, in a different way in every round; Flower itself stops some of these replies."""
     from malformed.kinds import KINDS
 
-    settle(deployed)
     directory = tmp_path / "run"
-    submitted = deployed.run(Path(__file__).parent / "malformed", {"directory": str(directory)})
-    assert holds(lambda: submitted.code is not None, 6 * LONG)
+    submitted = ended(deployed, Path(__file__).parent / "malformed", {"directory": str(directory)}, 6 * LONG)
     lines = rounds(directory)
     assert len(lines) == -(-len(KINDS) // 3), submitted.tail(30)
     assert all(line["updated"] and line["devices"] == [0, 1, 2, 3] for line in lines)
@@ -248,10 +255,8 @@ def test_updates_through_a_codec_with_error_feedback(deployed, tmp_path):
     from encoded.device import app
     from inprocess import InProcessGrid
 
-    settle(deployed)
     directory = tmp_path / "run"
-    submitted = deployed.run(Path(__file__).parent / "encoded", {"directory": str(directory)})
-    assert holds(lambda: submitted.code is not None, LONG)
+    submitted = ended(deployed, Path(__file__).parent / "encoded", {"directory": str(directory)})
     assert len(rounds(directory)) == server.ROUNDS, submitted.tail(30)
     expected = server.run(InProcessGrid([app] * 4), tmp_path / "here")
     found = np.load(directory / "model.npz")
@@ -281,15 +286,22 @@ def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(depl
     assert node.starts > 1
 
 
-@needs_flower
-def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
-    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "FOLB_RUNS": str(tmp_path / "runs")}
-    (tmp_path / "tmp").mkdir()
+@contextlib.contextmanager
+def demo_of_one_node(path):
+    """The demo, once its node has joined."""
+    environment = os.environ | {"TMPDIR": str(path / "tmp"), "FOLB_RUNS": str(path / "runs")}
+    (path / "tmp").mkdir()
     command = [sys.executable, "-m", "folb", "deploy", "demo", "--nodes", "1", "--rounds", "1000"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
         line = next(line for line in running.stderr if "joined" in line or "error" in line)
         assert "1 SuperNode has joined" in line
-        assert len(started_in(tmp_path)) >= 4  # each with the one that starts its apps
+        assert len(started_in(path)) >= 4  # each with the one that starts its apps
+        yield running
+
+
+@needs_flower
+def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
+    with demo_of_one_node(tmp_path) as running:
         running.send_signal(signal.SIGINT)
         last = running.stderr.read()
         assert running.wait(LONG) == 130
@@ -300,12 +312,7 @@ def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
 @pytest.mark.slow
 @needs_flower
 def test_the_demo_killed_leaves_no_process_behind(tmp_path):
-    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "FOLB_RUNS": str(tmp_path / "runs")}
-    (tmp_path / "tmp").mkdir()
-    command = [sys.executable, "-m", "folb", "deploy", "demo", "--nodes", "1", "--rounds", "1000"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
-        line = next(line for line in running.stderr if "joined" in line or "error" in line)
-        assert "1 SuperNode has joined" in line and len(started_in(tmp_path)) >= 4
+    with demo_of_one_node(tmp_path) as running:
         running.kill()
     assert holds(lambda: not started_in(tmp_path), LONG)
 
@@ -450,3 +457,42 @@ def test_the_examples_run_unchanged_in_simulation_and_deployment(app, simulated,
     results = json.loads((tmp_path / "run" / "results.json").read_bytes())
     [run] = results["runs"]
     assert run["evaluated_rounds"] == [1, 2] and run["train_loss"][1] < run["train_loss"][0]
+
+
+def test_an_app_asks_no_index_for_packages():
+    """Flower would ask at each run, and no index has folb: `flwr run` would end with exit code 608."""
+    for app in ("synthetic", "mnist"):
+        assert tomllib.loads((EXAMPLES / app / "pyproject.toml").read_text())["project"]["dependencies"] == []
+
+
+@pytest.mark.slow
+@needs_flower
+def test_the_simulation_of_the_documents_runs_as_typed():
+    pytest.importorskip("ray")
+    documents = ["docs/deployment.md", "examples/flower/README.md"]
+    command = [sys.executable, str(ROOT / "scripts/type_the_docs.py"), *documents]
+    typed = subprocess.run(command, capture_output=True, text=True, timeout=4 * LONG)
+    assert typed.returncode == 0, typed.stdout
+    assert len(re.findall(r"ok, \d+ s: flwr run", typed.stdout)) == 2, typed.stdout
+
+
+@pytest.mark.slow
+@needs_flower
+@pytest.mark.parametrize("document", ["docs/deployment.md", "examples/flower/README.md"])
+def test_what_the_documents_submit_to_a_superlink_runs_as_typed(document, deployed, tmp_path):
+    """With the connection and the command as they stand there; only address, certificate and settings differ."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), flags=re.M | re.S)
+    [lines] = [block for kind, block in blocks if kind == "toml"]
+    lines = lines.replace("127.0.0.1:8000", f"{HOST}:{deployed.port}")
+    lines = lines.replace("/etc/superlink/ca.crt", str(deployed.home / "ca.crt"))
+    commands = "".join(block for kind, block in blocks if not kind)
+    [command] = re.findall(r"^flwr run examples/flower/synthetic deploy --stream", commands, flags=re.M)
+    settle(deployed)
+    environment = deployed.environment("flwr") | {"FLWR_HOME": str(tmp_path)}
+    subprocess.run(["flwr", "config", "list"], env=environment, check=True)
+    with (tmp_path / "config.toml").open("a") as config:
+        config.write("\n" + lines)
+    command += f" -c 'rounds=1 directory=\"{tmp_path / 'run'}\"'"
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONG)
+    assert "round 1 of 1" in done.stdout, done.stdout
+    assert store.read(tmp_path / "run").state == "finished"

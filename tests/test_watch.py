@@ -138,7 +138,11 @@ def test_home_lists_the_runs_or_leads_to_the_one_there_is(home, served):
     _, content = ask(served(), "/")
     for name in ("a-1", "b-2", "cannot be read", "synthetic_1_1, logistic"):
         assert name.encode() in content
+    response, content = ask(served(), "/list")
+    assert response.headers["Content-Type"] == "application/json"
+    assert {one["name"]: one["state"] for one in json.loads(content)} == {"a-1": "finished", "b-2": "cannot be read"}
     alone = served("a-1")
+    assert ask(alone, "/list")[0].status == 404
     response, _ = ask(alone, "/")
     assert (response.status, response.headers["Location"]) == (302, "/run/a-1")
     assert ask(alone, "/run/b-2")[0].status == 404

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from folb import atomic, data
+from folb.cli import tables
 from folb.data import femnist, fetch, mnist, sent140, shakespeare, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
@@ -29,8 +30,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 def show() -> None:
     """Print each dataset, and whether its files are there."""
-    rows = {name: (_state(name), first_line(make)) for name, make in data.DATASETS.items()}
-    _print_table(rows)
+    tables.show_rows([(name, _state(name), first_line(make)) for name, make in data.DATASETS.items()])
     print(f"\ndata directory: {source_files.directory()}")
 
 
@@ -40,7 +40,7 @@ def _state(name: str) -> str:
     try:
         folders = {path.parent for path in RAW_FILES[name]()}
     except InputError:
-        return f"absent from {source_files.directory() / name}: folb data fetch {name}"
+        return f"absent: folb data fetch {name}"
     return f"present in {', '.join(sorted(map(str, folders)))}"
 
 
@@ -72,7 +72,7 @@ def describe(name: str, federation: Federation) -> None:
         "input": " x ".join(map(str, federation.shape)),
         "defaults": f"model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox",
     }
-    _print_table({fact: (value,) for fact, value in rows.items() if value})
+    tables.show_rows([(fact, value) for fact, value in rows.items() if value])
     print("\ndevices by number of samples")
     for line in _size_histogram(size):
         print(f"  {line}")
@@ -134,10 +134,3 @@ def get(name: str) -> list[Path]:
             bar.update(tasks[file], completed=done, total=total)
 
         return fetch.fetch(name.lower(), advance)
-
-
-def _print_table(rows: Mapping[str, tuple[str, ...]]) -> None:
-    lines = [(heading, *values) for heading, values in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

@@ -7,8 +7,9 @@ import atexit
 import gc
 import os
 import sys
+import textwrap
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from folb import __version__
 from folb.cli import arena, attacks, compare, datasets, deployment, listing, reproduce, runs, search
@@ -19,12 +20,12 @@ COLLECT = 10_000  # new objects between two searches for garbage
 
 EXAMPLES = """examples:
   folb compare synthetic_1_1
-  folb compare synthetic_1_1 --algorithms folb,fedavg --rounds 200 --seeds 5 --target 0.8
-  folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=simple,samples
-  folb compare path/to/leaf/data --model logistic --system deadline --set tau=10 --json
+  folb compare synthetic_1_1 --algorithms folb,fedavg --rounds 200 --target 0.8
+  folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=samples
+  folb compare path/to/leaf/data --model logistic --system deadline --set tau=10
   folb run experiment.toml
-  folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10 --seeds 5
-  folb tune synthetic_1_1 --algorithm folb --box lr=log:0.001..1 --box mu=0..1 --points 12 --by sustained
+  folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10
+  folb tune synthetic_1_1 --algorithm folb --box lr=log:0.001..1 --points 12
   folb reproduce table1 --quick
   folb arena --only 'synthetic_*' --contenders classic
   folb attack
@@ -32,8 +33,18 @@ EXAMPLES = """examples:
 """
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help that breaks no word, and no option at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": Help} | options)
 
     def error(self, message: str) -> NoReturn:
         print(f"folb: error: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -46,7 +57,6 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
         prog="folb",
         description="Fast-convergent federated learning: simulate and compare FOLB and its family.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"folb {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -22,8 +22,8 @@ With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
 results and the picture take 1 MB, and results.json 50 bytes more for each
 evaluation. While it runs there are three checkpoints. Each holds, for each run,
 the model, the server's memory, the memory of devices if the algorithm has one
-(a row for each device that can be met), and for each round so far 50 bytes and 9
-for each chosen device (17 with --records). The files of --track come on top.
+(a row for each device that can be met), and for each round so far 50 bytes, and
+9 for each chosen device (17 with --records). The files of --track come on top.
 Run directories are in FOLB_RUNS, else in ./runs.
 """
 
@@ -74,7 +74,7 @@ def add_running(command: argparse.ArgumentParser) -> None:
         help="keep the samples on the host; each round copies those of its devices to the accelerator "
         "(by default if all samples take half of its memory)",
     )
-    command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
+    command.epilog = DISK
 
 
 def add_devices(command: argparse.ArgumentParser) -> None:

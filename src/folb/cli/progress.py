@@ -43,7 +43,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
 
     def begin(total: int) -> None:
         # beside a bar, only a long run is announced
-        lines.append(Lines(total, tell, EVERY if drawn is False else math.inf, about))
+        lines.append(Lines(total, tell, math.inf if drawn else EVERY, about))
         if drawn:
             tasks.append(bar.add_task("compiling", total=total))
             bar.start()

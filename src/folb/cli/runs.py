@@ -15,12 +15,15 @@ from folb.errors import InputError
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
+COLUMNS = ("run", "state", "rounds", "best", "started, UTC", "differs in")  # of `folb runs`
 TROUBLE = 20  # the most lines of it that are shown
 
 
 def add(commands: Any) -> None:
     """All of these commands, and `folb resume`."""
-    listing = commands.add_parser("runs", help="list the runs: state, progress, best accuracy, start")
+    listing = commands.add_parser(
+        "runs", help="list the runs: state, progress, best accuracy, start, and what each differs in"
+    )
     listing.set_defaults(handle=_runs)
     show = commands.add_parser("show", help="show a run's results so far, its settings, and how to resume it")
     show.add_argument("run", metavar="RUN", help=RUN)
@@ -55,7 +58,7 @@ def _runs(options: argparse.Namespace) -> None:
 
     found = directory.listed()
     if found:
-        tables.show(tables.run_directories(map(_row, found)))
+        tables.show_rows([COLUMNS, *map(_row, found)], right=(2, 3), headed=True)
     else:
         tables.say(f"no runs in {directory.home()}")
 
@@ -73,7 +76,7 @@ def _row(path: Path) -> tuple[str, ...]:
             f"{done:,} of {total:,}",
             "" if best is None else f"{100 * best:.1f} %",
             stored.environment["started"].replace("T", " ")[:16],
-            ", ".join(dict.fromkeys(run["name"] for run in stored.environment["runs"])),
+            stored.differs,
         )
     except InputError as error:
         return path.name, "unreadable", "", "", "", str(error)
@@ -94,7 +97,8 @@ def _show(options: argparse.Namespace) -> None:
     stored = directory.read(directory.find(options.run))
     tables.say("\n".join(_facts(stored)) + "\n")
     if begun := stored.begun():
-        tables.show_in_parts(tables.results(begun, stored.experiment["target"], stored.clock))
+        experiment = stored.experiment
+        tables.show_in_parts(tables.results(begun, experiment["target"], stored.clock, experiment["rounds"]))
     trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in trouble_of(line)]
     if trouble:
         tables.say(f"\n{len(trouble):,} rejected, lost or abandoned, the last:")

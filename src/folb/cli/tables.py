@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
+from folb.errors import one_line
 from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
@@ -45,38 +46,70 @@ def show(table: Table) -> None:
 
 
 def show_in_parts(table: Table, keys: int = 1) -> None:
-    """Print a table that may be wider than the terminal: then in parts, each with the first `keys` columns."""
+    """Print a table that may be wider than the terminal.
+
+    Then columns with the same value in every row go into a line below it, and what still does not fit is shown in
+    parts, each with the first `keys` columns.
+    """
     out = console()
+    table, same = varying(table, out.width, keys)
     for n, part in enumerate(in_parts(table, out.width, keys)):
         out.print(*([""] if n else []), part, sep="\n", highlight=False)
+    if same:
+        say(indented(f"the same in every row: {', '.join(same)}", ""))
 
 
 GAP = 2  # the characters between two columns
+
+
+def varying(table: Table, room: int, keys: int = 1) -> tuple[Table, list[str]]:
+    """The table if it fits into `room` characters, otherwise without the columns that are the same in every row; and
+    these columns in words.
+    """
+    constant = [
+        i for i, column in enumerate(table.columns) if i >= keys and len(set(column.cells)) == 1 < table.row_count
+    ]
+    if _fits(table, room) or len(constant) == len(table.columns) - keys:
+        return table, []
+    words = [f"{table.columns[i].header}: {next(iter(table.columns[i].cells))}" for i in constant]
+    return _part(table, [i for i in range(len(table.columns)) if i not in constant]), words
 
 
 def in_parts(table: Table, room: int, keys: int = 1) -> Iterator[Table]:
     """The table if it fits into `room` characters. Otherwise its headings are broken into lines, and if it still does
     not fit, it is cut into several tables, each with the first `keys` columns.
     """
-    heads = [str(column.header).replace(" %", "\u00a0%") for column in table.columns]  # not broken there
-    cells = [list(map(str, column.cells)) for column in table.columns]
-    if sum(_longest([head, *own]) + GAP for head, own in zip(heads, cells, strict=True)) - GAP <= room:
+    if _fits(table, room):
         yield table
         return
-    widths = [_longest([*head.split(" "), *own]) for head, own in zip(heads, cells, strict=True)]
+    widths = [_longest([*_heading(column).split(" "), *map(str, column.cells)]) for column in table.columns]
     parts: list[list[int]] = []
-    for i in range(keys, len(heads)):
+    for i in range(keys, len(widths)):
         if not parts or sum(widths[j] + GAP for j in (*range(keys), *parts[-1])) + widths[i] > room:
             parts.append([])
         parts[-1].append(i)
     for part in parts:
-        shown = [*range(keys), *part]
-        cut = Table(box=None, pad_edge=False, header_style="bold")
-        for i in shown:
-            cut.add_column(textwrap.fill(heads[i], widths[i]), justify=table.columns[i].justify, overflow="fold")
-        for row in zip(*(cells[i] for i in shown), strict=True):
-            cut.add_row(*row)
-        yield cut
+        yield _part(table, [*range(keys), *part], widths)
+
+
+def _fits(table: Table, room: int) -> bool:
+    return sum(_longest([_heading(column), *map(str, column.cells)]) + GAP for column in table.columns) - GAP <= room
+
+
+def _heading(column: Column) -> str:
+    return str(column.header).replace(" %", "\u00a0%")  # not broken there
+
+
+def _part(table: Table, shown: Sequence[int], widths: Sequence[int] | None = None) -> Table:
+    """Some columns of a table; with `widths`, headings are broken into lines of that many characters."""
+    cut = Table(box=None, pad_edge=False, header_style="bold")
+    columns = [table.columns[i] for i in shown]
+    for i, column in zip(shown, columns, strict=True):
+        heading = str(column.header) if widths is None else textwrap.fill(_heading(column), widths[i])
+        cut.add_column(heading, justify=column.justify, overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        cut.add_row(*row)
+    return cut
 
 
 def _longest(texts: Iterable[str]) -> int:
@@ -86,7 +119,14 @@ def _longest(texts: Iterable[str]) -> int:
 def indented(text: str, first: str, others: str | None = None) -> str:
     """Text in lines that fit standard output: the first begins with `first`, the others with `others`."""
     indent = first if others is None else others
-    return textwrap.fill(text, console().width, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+    return textwrap.fill(
+        text,
+        console().width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def say(text: str) -> None:
@@ -114,9 +154,9 @@ def _plain(*headings: str, left: Iterable[str]) -> Table:
     return table
 
 
-def results(runs: Sequence[Run], target: float, clock: str = "simulated s") -> Table:
-    """One line for each algorithm: medians and means over the seeds."""
-    headings, rows = results_of.table(runs, target, clock)
+def results(runs: Sequence[Run], target: float, clock: str = "simulated s", rounds: int | None = None) -> Table:
+    """One line for each algorithm: medians and means over the seeds; of how many rounds, if they are not all done."""
+    headings, rows = results_of.table(runs, target, clock, rounds)
     table = _plain(*headings, left=headings[:1])
     for row in rows:
         table.add_row(*map(escape, row))
@@ -166,7 +206,8 @@ def _by_attack(those: Mapping[tuple[str, str], Outcome], number: Callable[[Outco
 
 def verdicts(pages: Sequence[Page]) -> Table:
     """The verdict of each claim of the paper."""
-    table = Table("where", "claim", "verdict", "effect [95 % interval]", pad_edge=False, show_lines=True)
+    where = Column("where", no_wrap=True)
+    table = Table(where, "claim", "verdict", "effect [95 % interval]", pad_edge=False, show_lines=True)
     table.header_style = "bold"
     for page in pages:
         for verdict in page.verdicts:
@@ -182,22 +223,41 @@ def rounds_to_target(found: Standings) -> Table:
     return table
 
 
-def run_directories(rows: Iterable[Sequence[str]]) -> Table:
-    """A line for each run directory."""
-    headings = ("run", "state", "rounds", "best", "started", "algorithms")
-    table = _plain(*headings, left=set(headings) - {"rounds", "best"})
-    for column in table.columns:
-        column.overflow = "fold"  # a cut name is useless
-    for row in rows:
-        table.add_row(*map(escape, row))
-    names = table.columns[0]  # a name in pieces cannot be copied
-    names.no_wrap = _longest(["run", *map(str, names.cells)]) <= console().width // 2
-    return table
+BESIDE = 30  # characters for the last column: with fewer it goes below the others
+
+
+def show_rows(rows: Sequence[Sequence[str]], right: Sequence[int] = (), headed: bool = False) -> None:
+    """Print rows of text, the first cell of each uncut; what does not fit stands below it. `right` are numbers.
+
+    With `headed` the first row is a heading.
+    """
+    out = console()
+    lines = [[one_line(cell) for cell in row] for row in rows]
+    widths = [_longest(cells) for cells in zip(*lines, strict=True)][:-1]
+    taken = sum(widths) + GAP * len(widths)
+    for n, (*cells, last) in enumerate(lines):
+        text = (" " * GAP).join(_padded(cell, widths[i], i in right) for i, cell in enumerate(cells))
+        below = [last]
+        if taken - GAP > out.width:
+            text, below = cells[0], ["  ".join(filter(None, cells[1:])), last]
+        elif taken + BESIDE <= out.width and last:
+            beside = textwrap.wrap(last, out.width - taken, break_on_hyphens=False)
+            text, below = text + " " * GAP + beside[0], []
+            text += "".join(f"\n{' ' * taken}{line}" for line in beside[1:])
+        whole = "\n".join([text.rstrip(), *(indented(words, "    ") for words in below if words)])
+        bold = "bold" if headed and n == 0 else None
+        out.print(whole, style=bold, highlight=False, markup=False, soft_wrap=True)
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    gap = " " * (width - cell_len(text))
+    return gap + text if right else text + gap
 
 
 def settings(known: Mapping[str, Setting]) -> Table:
     """A line for each setting."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = (Column(no_wrap=True), Column(), Column())
+    table = Table(*columns, box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, setting in known.items():
         kinds = [setting.type, *get_args(setting.type)]  # the choices of Literal["a", "b"] | None, too
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]

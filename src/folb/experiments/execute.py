@@ -307,6 +307,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
         "note": planned.federation.note,
         "devices": planned.federation.N,
         "identity": planned.identity,
+        "differs": planned.differs,
         "runs": about_runs(planned.algorithms, planned.experiment.seeds),
     }
 

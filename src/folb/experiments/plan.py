@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,6 +21,7 @@ from folb.data.device_trace import trace
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
 from folb.experiments import box as boxes
+from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.settings import OWN, Setting, from_file, read, setting, settings
 from folb.experiments.systems import SYSTEMS
@@ -91,6 +92,7 @@ class Plan:
     algorithms: list[Algorithm]
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     stream: bool = False  # whether the samples stay on the host
+    differs: str = ""  # what it sets otherwise than by default
 
 
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
@@ -127,7 +129,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
     identity = _identity(whole, federation, built_system)
-    return Plan(whole, federation, built_model, built_system, variants, identity, streamed)
+    apart = differs(experiment, _chosen(experiment.dataset, [dataset, model, system, *algorithms], given, drawn))
+    return Plan(whole, federation, built_model, built_system, variants, identity, streamed, apart)
 
 
 # settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
@@ -160,6 +163,16 @@ def _spelt_out(
         set={name: table for name, table in tables.items() if table},
         box={part.name: _spelt_box(box) for part, box in zip(parts, drawn, strict=True) if box},
     )
+
+
+def _chosen(
+    dataset: str, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
+) -> Iterator[Chosen]:
+    """Each part with its usual settings, those of the dataset included, and with those it was given."""
+    for part, values, box in zip(parts, given, [{}, {}, {}, *drawn], strict=True):
+        usual = {name: [setting.default] if part.swept else setting.default for name, setting in part.settings.items()}
+        by_dataset = _by_dataset(part, dataset) if part.swept else {}
+        yield Chosen(part.name, usual | by_dataset, values | _spelt_box(box))
 
 
 def _spelt_box(box: Mapping[str, boxes.Choice]) -> dict[str, Any]:

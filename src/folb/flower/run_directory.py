@@ -22,10 +22,12 @@ import numpy as np
 
 from folb import atomic
 from folb.core.algorithm import Algorithm
+from folb.core.algorithms import ALGORITHMS
 from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
 from folb.report import figures
+from folb.results import summary
 from folb.results.document import document
 from folb.store import checkpoint, directory, environment, experiment_file, lock
 from folb.store.round_lines import as_run
@@ -69,6 +71,14 @@ class RunSettings(NamedTuple):
         }
         experiment_file.check(found)
         return found
+
+    def differs(self) -> str:
+        """The algorithm, the rounds, and the settings that the algorithm does not have by default."""
+        name = self.algorithm.name
+        usual = ALGORITHMS[name]().origin.settings if name in ALGORITHMS else self.algorithm.origin.settings
+        own = {key: value for key, value in self.algorithm.origin.settings.items() if value != usual.get(key)}
+        known = {"algorithms": name, "rounds": self.rounds} | ({"seed": self.seed} if self.seed else {}) | own
+        return " ".join(f"{key}={summary.spelt(value)}" for key, value in known.items())
 
     def mark(self, state: State, more: str) -> str:
         """What tells this run from another. Not its first model: a resubmitted run may draw another one."""
@@ -134,6 +144,7 @@ class RunRecord:
             "note": "",
             "devices": 0,
             "identity": self.identity,
+            "differs": self.about.differs(),
             "runs": environment.about_runs([self.about.algorithm], [self.about.seed]),
         }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -269,7 +270,8 @@ class FederatedStrategy(Strategy):
                 why = f"{in_a_row} rounds in a row were abandoned (the last: {self._round.abandoned})"
                 raise RuntimeError(f"{why}; submit the same run again to resume it")
         if record is not None:
-            log.info("the run is in %s: folb show %s", record.path, record.path)
+            path = record.path.resolve()  # the SuperLink's working directory is rarely the reader's
+            log.info("the run is in %s: folb show %s", path, shlex.quote(str(path)))
         result.arrays = self._kept(arrays)
         return result
 

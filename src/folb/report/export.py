@@ -93,7 +93,7 @@ def to_latex(stored: RunDirectory) -> bytes:
     begun = stored.begun()
     if not begun:
         raise InputError("run", stored.name, "has no evaluated round yet")
-    headings, rows = summary.table(begun, target, stored.clock)
+    headings, rows = summary.table(begun, target, stored.clock, stored.experiment["rounds"])
     note = stored.environment["note"]
     lines = [
         r"% \usepackage{booktabs}",

@@ -1,8 +1,8 @@
 """`folb watch`: the report page of runs, live, for this machine only.
 
-The page asks for news every 0.4 s. With a cursor it says how much it has. The cursor is checked against the file, so
-neither the server nor the run needs to remember who is watching, and either may stop and start again. If the file is
-no longer the one that the page has seen, it is sent again from its beginning.
+The page of a run asks for news every 0.4 s, the list of runs every 2 s. With a cursor a page says how much it has. The
+cursor is checked against the file, so neither the server nor the run needs to remember who is watching, and either may
+stop and start again. If the file is no longer the one that the page has seen, it is sent again from its beginning.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Server(ThreadingHTTPServer):
         """The reader of this directory's rounds."""
         return self.followed.setdefault(path, Following(path))
 
+    def entries(self, runs: dict[str, Path]) -> list[dict[str, str]]:
+        """What the list shows of each run. One that cannot be read hides no other."""
+        return [_entry(name, path, self.following(path)) for name, path in runs.items()]
+
     def handle_error(self, request: Any, address: Any) -> None:
         """Ignore a page that is closed during its answer."""
         if not isinstance(sys.exception(), ConnectionError):
@@ -84,7 +88,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD for `/`, `/run/NAME` and `/data/NAME`, if the request names this server."""
+    """Answers GET and HEAD for `/`, `/list`, `/run/NAME` and `/data/NAME`, if the request names this server."""
 
     server: Server
     server_version, sys_version = "folb", ""
@@ -104,7 +108,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/" and not home:
             return self.redirect(_address("run", next(iter(runs))))
         if path == "/":
-            return self.html({"title": "Runs", "list": [_entry(name, path) for name, path in runs.items()]})
+            return self.html({"title": "Runs", "list": self.server.entries(runs)})
+        if path == "/list" and home:
+            return self.answer("application/json", json.dumps(self.server.entries(runs)))
         if kind == "run" and name in runs:
             return self.html({"title": name, "live": _address("data", name), "home": home})
         if kind == "data" and name in runs:
@@ -161,12 +167,16 @@ def _address(kind: str, name: str) -> str:
     return f"/{kind}/{quote(os.fsencode(name), safe='')}"
 
 
-def _entry(name: str, path: Path) -> dict[str, str]:
-    found = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read", "started": ""}
+def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
+    found = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read"}
+    found |= {"progress": "", "differs": "", "started": ""}
     try:
         stored = directory.read(path)
         about = described(stored)
-        return found | {"title": about["title"], "state": about["state"], "started": stored.environment["started"]}
+        if about["state"] == "running":  # of all others together there may be too much to read
+            found["progress"] = following.progress(stored)
+        started = f"{stored.environment['started'].replace('T', ' ')[:16]} UTC"
+        return found | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
     except InputError:
         return found
 
@@ -200,6 +210,13 @@ class Following:
             "about": about,
             "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
         }
+
+    def progress(self, stored: RunDirectory) -> str:
+        """How many of all rounds are done, as far as they have been read."""
+        with self.lock:
+            self.advance(stored)
+            done = sum(len(run.seconds) for run in self.runs)
+        return f"{done:,} of {len(self.runs) * stored.experiment['rounds']:,} rounds"
 
     def advance(self, stored: RunDirectory) -> None:
         """Bring the table up to date."""

@@ -141,6 +141,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
         "title": f"{dataset}, {model}",
         "note": environment["note"],
         "state": state,
+        "differs": stored.differs,
         "rounds": experiment["rounds"],
         "target": experiment["target"],
         "devices": environment["devices"],
@@ -174,5 +175,6 @@ def _again(stored: RunDirectory, state: str) -> list[list[str]]:
 
 def table(stored: RunDirectory, runs: Sequence[Run]) -> dict[str, Any]:
     """The table of `folb show`."""
-    headings, rows = summary.table(stored.begun(runs), float(stored.experiment["target"]), stored.clock)
+    experiment = stored.experiment
+    headings, rows = summary.table(stored.begun(runs), experiment["target"], stored.clock, experiment["rounds"])
     return {"headings": headings, "rows": rows}

@@ -38,20 +38,34 @@ def spelt(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def table(runs: Sequence[Run], target: float, clock: str = "simulated s") -> tuple[list[str], list[list[str]]]:
+def table(
+    runs: Sequence[Run], target: float, clock: str = "simulated s", rounds: int | None = None
+) -> tuple[list[str], list[list[str]]]:
     """The headings of the table of results, and a row for each algorithm; `clock` is the heading for seconds.
 
-    A column that may well be zero everywhere is left out if it is.
+    A column that may well be zero everywhere is left out if it is. If a run has fewer than `rounds`, each row says
+    after how many rounds it stands.
     """
     share = f"{100 * target:g} %"
-    headings = ["algorithm", f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}"]
+    headings = ["algorithm", AFTER, f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}"]
     headings += ["final accuracy", "best", "MB up", "MB down", clock, DROPS, IDLE]
     rows = [_row(label, group, target) for label, group in labelled(runs).items()]
-    told = [i for i, name in enumerate(headings) if name not in (DROPS, IDLE) or any(float(row[i]) for row in rows)]
+    unequal = rounds is not None and any(len(run.seconds) < rounds for run in runs)
+    silent = {
+        name for i, name in enumerate(headings) if name in (DROPS, IDLE) and not any(float(row[i]) for row in rows)
+    }
+    silent |= set() if unequal else {AFTER}
+    told = [i for i, name in enumerate(headings) if name not in silent]
     return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
 
 
-DROPS, IDLE = "drops > 5 points", "idle rounds"
+AFTER, DROPS, IDLE = "after", "drops > 5 points", "idle rounds"
+
+
+def after(counts: Sequence[int]) -> str:
+    """How many rounds the seeds have done, as text."""
+    low, high = min(counts), max(counts)
+    return f"{low:,} rounds" if low == high else f"{low:,} to {high:,} rounds"
 
 
 def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
@@ -60,6 +74,7 @@ def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
     sent = [run.bytes_to(target) for run in group]
     return [
         label,
+        after([len(run.seconds) for run in group]),
         ranged([run.rounds_to(target) for run in group]),
         ranged([run.held_from(target) for run in group]),
         arrival([None if total is None else total / 1e6 for total in sent], ".2f"),

@@ -134,6 +134,11 @@ class RunDirectory:
         return "s" if self.deployed else "simulated s"
 
     @property
+    def differs(self) -> str:
+        """What it sets otherwise than by default."""
+        return str(self.environment.get("differs", ""))
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes it."""
         return "the same flwr run, or folb deploy demo, again" if self.deployed else f"folb resume {self.handle}"
@@ -198,7 +203,7 @@ class RunDirectory:
 
 # the fields of environment.json, and optional ones that readers use
 FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity"), TEXT) | {"devices": COUNT}
-OTHER_FIELDS = {"carrier": TEXT, "accelerators": POSITIVE, "stream": TRUTH}
+OTHER_FIELDS = {"carrier": TEXT, "differs": TEXT, "accelerators": POSITIVE, "stream": TRUTH}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 
 

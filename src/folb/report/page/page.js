@@ -1,6 +1,7 @@
 // The page: experiments from its own data or, on a live page, piece by piece from the server.
 
 const POLL = 400; // milliseconds
+const POLL_LIST = 2000;
 
 class Experiment {
   devices = null;
@@ -112,13 +113,34 @@ function theme(redraw) {
   return node;
 }
 
+/** The runs, the newest first; on a narrow screen each is a block of lines. */
 function list(runs) {
   if (!runs.length) return h("p", {}, "There are no runs here yet.");
-  const headings = ["run", "experiment", "state", "started"].map((text) => h("th", { scope: "col" }, text));
-  const rows = runs.map(({ name, href, title, state, started }) => h("tr", {},
-    h("th", { scope: "row" }, h("a", { href }, name)), ...[title, state, started].map((text) => h("td", {}, text))));
-  const head = h("thead", {}, h("tr", {}, ...headings));
-  return scrolling("Runs", h("table", { class: "runs" }, head, h("tbody", {}, ...rows)));
+  const headings = ["run", "experiment", "state", "differs in", "started"];
+  const row = ({ name, href, title, state, progress, differs, started }) => {
+    const shown = h("span", { class: `state ${state}` }, state + (progress ? `, ${progress}` : ""));
+    const cells = [h("td", {}, title), h("td", {}, shown), h("td", { class: "differs-in" }, differs), h("td", {}, started)];
+    return h("tr", {}, h("th", { scope: "row" }, h("a", { href }, name)), ...cells);
+  };
+  const head = h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text))));
+  return scrolling("Runs", h("table", { class: "runs" }, head, h("tbody", {}, ...runs.map(row))));
+}
+
+/** Ask the server again and again for the list of runs; it is drawn again only if it has changed. */
+async function followList(runs, show, status) {
+  let seen = JSON.stringify(runs);
+  for (;;) {
+    await new Promise((done) => setTimeout(done, POLL_LIST));
+    try {
+      const response = await fetch("/list", { signal: AbortSignal.timeout(60000) });
+      status.textContent = response.ok ? "" : "waiting for the runs";
+      const now = response.ok ? await response.json() : null;
+      if (now && JSON.stringify(now) !== seen) show(now);
+      if (now) seen = JSON.stringify(now);
+    } catch {
+      status.textContent = "reconnecting";
+    }
+  }
 }
 
 /** Ask the server again and again for news; the server and the run may go away and come back. */
@@ -163,8 +185,16 @@ function begin(view) {
   const colours = theme(() => shown.forEach((experiment) => experiment.devices?.draw()));
   const home = view.home ? h("a", { href: view.home }, "All runs") : "";
   document.body.append(h("div", { class: "top" }, h("span", { class: "brand" }, "folb"), home, status, colours), main);
-  if (view.list) main.append(h("h1", {}, view.title), list(view.list));
-  else if (view.live) {
+  if (view.list) {
+    const place = h("div", {}, list(view.list));
+    main.append(h("h1", {}, view.title), place);
+    const show = (runs) => {
+      const at = document.activeElement?.getAttribute("href");
+      place.replaceChildren(list(runs));
+      if (at) [...place.querySelectorAll("a")].find((link) => link.getAttribute("href") === at)?.focus();
+    };
+    followList(view.list, show, status);
+  } else if (view.live) {
     follow(view.live, (experiment) => {
       shown[0] = experiment;
       document.title = experiment.about.title;
@@ -172,8 +202,9 @@ function begin(view) {
     }, status);
   } else {
     const several = view.experiments.length > 1;
-    const entry = ({ title, name, state }, i) => {
-      return h("li", {}, h("a", { href: `#experiment-${i}` }, title), ` ${name}, ${state}`);
+    const entry = ({ title, name, state, differs }, i) => {
+      const apart = differs ? h("span", { class: "apart" }, differs) : "";
+      return h("li", {}, h("a", { href: `#experiment-${i}` }, title), ` ${name}, ${state} `, apart);
     };
     if (several) main.append(h("h1", {}, view.title), h("nav", {}, h("ul", {}, ...view.experiments.map(entry))));
     view.experiments.forEach((about, i) => {

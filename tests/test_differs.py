@@ -1,0 +1,44 @@
+"""What a run differs in from the defaults, in words."""
+
+import pytest
+
+from folb.experiments.experiment import Experiment, from_toml, to_toml
+from folb.experiments.plan import plan
+
+SMALL = {"synthetic_1_1": {"sizes": [20, 30]}}
+
+
+def differs(**choices):
+    own = {"algorithms": ["folb", "fedprox"], "seeds": 5} | choices
+    found = plan(Experiment("synthetic_1_1", **own | {"set": SMALL | own.get("set", {})})).differs
+    assert " sizes=20,30" in f" {found}"
+    return f" {found}".replace(" sizes=20,30", "").replace(" algorithms=folb,fedprox", "").strip()
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({}, ""),
+        ({"algorithms": ["folb", "fedprox", "fedavg"]}, ""),
+        ({"algorithms": ["folb"], "rounds": 200, "seeds": 3}, "algorithms=folb rounds=200 seeds=3"),
+        ({"seeds": [4, 5], "target": 0.85, "records": True}, "seeds=4,5 target=0.85 records=true"),
+        ({"system": "deadline", "set": {"tau": 10}}, "system=deadline tau=10"),
+        ({"set": {"lr": 0.5}}, "lr=0.5"),
+        ({"set": {"lr": 0.01, "K": 10}}, ""),  # as by default
+        ({"set": {"mu": [0.1, 0.2]}}, "mu=0.1,0.2"),
+        ({"set": {"folb": {"mu": 0.1}}}, "folb.mu=0.1"),
+        ({"set": {"mu": 1}}, "folb.mu=1"),  # which is fedprox's own
+        ({"set": {"lr": [0.01 * n for n in range(1, 9)]}}, "lr=0.01,0.02,…,0.08"),
+        ({"box": {"lr": "log:0.001..1"}, "points": 4}, "points=4 lr=log:0.001..1"),
+        ({"model": "examples/my_model.py:mlp", "set": {"width": 8}}, "model=my_model.py:mlp width=8"),
+    ],
+)
+def test_the_choices_that_are_not_the_defaults(choices, words):
+    assert differs(**choices) == words
+
+
+def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
+    first = plan(Experiment("synthetic_1_1", rounds=7, set=SMALL | {"lr": 0.5, "server": "adam"}))
+    (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
+    again = plan(from_toml(tmp_path / "experiment.toml"))
+    assert again.differs == first.differs == "rounds=7 sizes=20,30 lr=0.5 server=adam"
