@@ -36,7 +36,7 @@ class Dataset:
     evaluate_every: int = 1  # in runs under attack
     model: str = "by dataset"
     attacks: Sequence[str] = EVERYWHERE
-    set: Mapping[str, Any] = field(default_factory=dict)
+    set: Mapping[str, Any] = field(default_factory=dict)  # a table is for the algorithm of that name
     goal: bool = False  # the goal is about this one
 
     def __post_init__(self) -> None:
@@ -88,8 +88,11 @@ class Battle:
     @property
     def experiment(self) -> Experiment:
         """All attacks with all seeds, as one program."""
+        part = self.rule.algorithm.rpartition(":")[2]
+        for_all = {key: value for key, value in self.dataset.set.items() if not isinstance(value, Mapping)}
         told = {"attack": self.attacks, "attackers": self.share / 100}
         informed = {"liars": self.share / 100} if self.rule.informed and self.share != PACE else {}
+        own = {**self.dataset.set.get(part, {}), **self.rule.set, **informed, **told}
         return Experiment(
             dataset=self.dataset.dataset,
             model=self.dataset.model,
@@ -97,7 +100,7 @@ class Battle:
             rounds=self.dataset.rounds,
             seeds=self.dataset.seeds,
             evaluate_every=1 if self.share == PACE else self.dataset.evaluate_every,
-            set={**self.dataset.set, self.rule.algorithm.rpartition(":")[2]: {**self.rule.set, **informed, **told}},
+            set={**for_all, part: own},
         )
 
     @property
