@@ -1,4 +1,4 @@
-"""The page of the defence, made only from its files and the stored results. Every sentence about results is computed."""
+"""The page of the defence, made only from its files and stored results. Every sentence about results is computed."""
 
 from __future__ import annotations
 
@@ -125,9 +125,10 @@ def _rules(losses: Losses) -> Iterator[str]:
         "mean over seeds.\n"
         "- **The nearest rule** is the one for which the larger of two numbers is smallest: its largest loss over "
         f"{100 * MOST:g} points, and its rounds over {SLOWER:g} times those of FedAvg.\n"
-        "- **Liars** are the devices with the lowest numbers, so the same in all seeds. How many of them a round has is "
-        "chance: of 10 devices, with 20 % liars, half or more lie in every thirtieth round.\n"
-        f"- **Settings.** Nothing is tuned. These assume the true share of liars, which favours them: {_informed(losses)}.\n"
+        "- **Liars** are the devices with the lowest numbers, so the same in all seeds. How many of them a round has "
+        "is chance: of 10 devices, with 20 % liars, half or more lie in every thirtieth round.\n"
+        "- **Settings.** Nothing is tuned. These assume the true share of liars, which favours them: "
+        f"{_informed(losses)}.\n"
     )
     yield "| dataset | rounds | evaluated, under attack | seeds | liars | target | settings |"
     yield "|---|---|---|---|---|---|---|"
@@ -167,7 +168,7 @@ def _dataset(losses: Losses, dataset: Dataset) -> Iterator[str]:
             yield f"| {rule.title} | {' | '.join(cells)} | {100 * worst[1].value:.1f} |"
         yield ""
     if shares:
-        yield "The rate of the backdoor in %, and in brackets without an attack; the liars' largest part of all weight:\n"
+        yield "The backdoor's rate in %, and in brackets without an attack; the liars' largest part of all weight in %:\n"
         heads = [f"{share} %: rate | weight" for share in shares]
         yield f"| rule | {' | '.join(heads)} |\n|---{'|---|---' * len(shares)}|"
         for rule in losses.rules:
