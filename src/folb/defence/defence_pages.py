@@ -168,7 +168,7 @@ def _dataset(losses: Losses, dataset: Dataset) -> Iterator[str]:
             yield f"| {rule.title} | {' | '.join(cells)} | {100 * worst[1].value:.1f} |"
         yield ""
     if shares:
-        yield "The backdoor's rate in %, and in brackets without an attack; the liars' largest part of all weight in %:\n"
+        yield "The backdoor's rate in %, in brackets without an attack; the liars' largest part of all weight in %:\n"
         heads = [f"{share} %: rate | weight" for share in shares]
         yield f"| rule | {' | '.join(heads)} |\n|---{'|---|---' * len(shares)}|"
         for rule in losses.rules:
