@@ -37,6 +37,7 @@ LEFT_OUT = {
     r"devices=1000000": "it needs 10 GB of memory",
     r"--coordinator": "it needs two machines; tests/test_parallel.py runs two processes",
     r"^folb arena(?!.*--pages-only)": "it takes hours",
+    r"^folb defend(?!.*--pages-only)": "it takes hours",
     r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
     r"^folb deploy": "it takes minutes; make test-examples runs it",
     r"^flwr ": "it needs Ray or a SuperLink; make test-examples runs it",
@@ -69,6 +70,7 @@ KEY_LINES = {  # what a command must print
     r"folb export .*csv": r"algorithm",
     r"folb data info": r"devices +[\d,]+",
     r"folb (arena|reproduce).*--pages-only": r"README\.md",
+    r"folb defend.*--pages-only": r"study\.md",
     r"folb watch": r"127\.0\.0\.1",
 }
 

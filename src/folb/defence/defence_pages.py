@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from folb import atomic
 from folb.arena import standings
@@ -102,7 +103,7 @@ def _goal(losses: Losses) -> Iterator[str]:
         f"The largest loss with {LIARS} % liars in points, and the attack; rounds to the target without liars, "
         "relative to FedAvg:\n"
     )
-    yield f"| rule | {' | '.join(f'{dataset.title}: loss | rounds' for dataset in losses.datasets)} |"
+    yield f"| rule | {' | '.join(f'{dataset.name}: loss | rounds' for dataset in losses.datasets)} |"
     yield f"|---{'|---|---' * len(losses.datasets)}|"
     for rule in losses.rules:
         cells = []
@@ -134,13 +135,21 @@ def _rules(losses: Losses) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for dataset in losses.datasets:
         target = losses.target(dataset)
-        given = ", ".join(f"{key} = {summary.spelt(value)}" for key, value in dataset.set.items())
+        given = ", ".join(_settings(dataset.set))
         yield (
             f"| {dataset.title} (`{dataset.name}`) | {dataset.rounds} | every {dataset.evaluate_every} | "
             f"{len(dataset.seeds)} | {_percents(dataset.shares)} | "
             f"{NOT_RUN if target is None else f'{100 * target:.1f} %'} | {given} |"
         )
     yield ""
+
+
+def _settings(given: Mapping[str, Any], part: str = "") -> Iterator[str]:
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{key}.")
+        else:
+            yield f"{part}{key} = {summary.spelt(value)}"
 
 
 def _informed(losses: Losses) -> str:
