@@ -1,11 +1,13 @@
 """What liars report, and what `folb attack` says they gained."""
 
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_store
 from rich.console import Console
 
 from folb import algorithms, simulate
@@ -20,7 +22,7 @@ from folb.errors import InputError
 from folb.experiments.plan import common_settings
 from folb.models import logistic
 from folb.results.outcomes import Outcome
-from folb.store import checkpoint
+from folb.store import checkpoint, directory
 
 K, P, N = 6, 5, 10
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
@@ -256,6 +258,24 @@ def test_the_table():
     assert title.startswith("10 % of the devices lie")
     assert lines[:3] == [["rule", "honest", "ipm"], ["a", "60.0", "-"], ["b", "100.0", "0.0"]]
     assert lines[4] == ["a", "45.6", "45.6"]
+
+
+@pytest.mark.slow
+def test_an_attack_that_is_killed_ends_with_the_same_bits(tmp_path):
+    """kill -9 of `folb attack`, with a memory and a robust rule; then `folb resume`."""
+    long = ["attack", "--set", "sizes=20,30,40,20,30", "--set", "K=4", "--rounds", "1200", "--seeds", "1"]
+    long += ["--algorithms", "scaffold", "--rules", "norm_bound", "--attacks", "noise,backdoor", "--attackers", "0.4"]
+    long += ["--evaluate-every", "50"]
+    whole, path = tmp_path / "whole", tmp_path / "run"
+    assert main([*long, "--out", str(whole)]) == 0
+    process = test_store.folb(*long, "--out", path)
+    test_store.wait_for_rounds(process, path, 20 * 500)
+    process.kill()
+    assert test_store.end(process)[0] == -signal.SIGKILL, "the run ended before it could be killed"
+    assert 0 < len(directory.read(path).rounds()[0]) < 2 * 1200
+    code, err = test_store.end(test_store.folb("resume", path))
+    assert code == 0, err
+    assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
 @pytest.mark.parametrize(
