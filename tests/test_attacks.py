@@ -173,6 +173,17 @@ def test_honest_liars_change_nothing(small):
     np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)
 
 
+def test_guarded_folb_learns_beside_liars_that_know_the_guard():
+    """Three of thirty took it to 2 % before a gradient no longer vouched for its own device."""
+    federation = synthetic(1, 1, devices=30, sizes=40)
+    model = logistic(federation.shape, federation.classes)
+    made = [
+        algorithms.folb(guarded=True, attack=name, attackers=0.1) for name in ("honest", "adaptive", "flipped_x1000")
+    ]
+    honest, adaptive, blind = (run.settled for run in simulate(federation, model, made, rounds=40))
+    assert adaptive > honest - 0.3 > 0.3 and blind > honest - 0.1
+
+
 def test_a_liar_is_drawn_again_for_its_loss(small):
     made = algorithms.fedavg(K=2, sampling="remembered_loss", candidates=5, attack="loss", attackers=0.2)
     run = simulate(*small, made, rounds=10)[0]
