@@ -14,9 +14,7 @@ from folb.errors import InputError
 def add(commands: Any) -> None:
     """`folb defend`."""
     defend = commands.add_parser("defend", help="robust rules on datasets under all attacks: which loses least")
-    common.add_pages(
-        defend, ("dataset", "mnist-*"), "docs/attacks if there is a docs, else defence; defence with --datasets"
-    )
+    common.add_pages(defend, ("dataset", "mnist-*"), "docs/attacks if it exists, else defence; defence with --datasets")
     defend.add_argument("--rules", metavar="A,B", help="these rules, such as median,krum (all)")
     defend.add_argument("--shares", metavar="A,B", help="these percents of liars; 0 is the pace without any (all)")
     defend.add_argument(

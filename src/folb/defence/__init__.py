@@ -16,7 +16,8 @@ __all__ = ["carry_out", "home"]
 
 def home() -> Path:
     """Where results and the page go by default."""
-    return Path("docs/attacks") if Path("docs").is_dir() else Path("defence")
+    documents = Path("docs/attacks")
+    return documents if documents.is_dir() else Path("defence")
 
 
 def carry_out(wanted: Sequence[Battle], home: Path, complete: Complete, tell: Callable[[str], None]) -> None:
