@@ -45,6 +45,7 @@ LEFT_OUT = {
     r"devices=1000000": "it needs 10 GB of memory",
     r"--coordinator": "it needs two machines; tests/test_parallel.py runs two processes",
     r"^folb arena(?!.*--pages-only)": "it takes hours",
+    r"^folb defend(?!.*--pages-only)": "it takes hours",
     r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
     r"^folb deploy": "it takes minutes; make test-examples runs it",
     r"^flwr .*\bdeploy\b": "it needs a SuperLink; tests/test_deployment.py types it",
@@ -77,6 +78,7 @@ KEY_LINES = {  # what a command must print
     r"folb export .*csv": r"algorithm",
     r"folb data info": r"devices +[\d,]+",
     r"folb (arena|reproduce).*--pages-only": r"README\.md",
+    r"folb defend.*--pages-only": r"study\.md",
     r"folb watch": r"127\.0\.0\.1",
     r"flwr run": r"round 5 of 5|resuming after round 5",  # its exit code is 0, whatever becomes of the run
 }

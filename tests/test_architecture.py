@@ -25,6 +25,7 @@ LAYERS = (
     ("deploy",),
     ("paper",),
     ("arena",),
+    ("defence",),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -79,6 +79,26 @@ def test_max_norm_is_checked(value):
         quick(algorithms.fedavg(K=2), max_norm=value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "enough"), [({}, 4), ({"robust": "median"}, 4), ({"guarded": False}, 1), ({"min_replies": 2}, 2)]
+)
+def test_half_of_the_replies_are_needed_behind_a_guard(settings, enough, federation, model):
+    """Where one of two replies is a liar's, no bound on its weight helps."""
+    robust = {name: settings[name] for name in settings if name == "robust"}
+    strategy = quick(
+        algorithms.folb(K=8, replacement=False, **robust), **{k: v for k, v in settings.items() if k not in robust}
+    )
+    for there in (enough - 1, enough):
+        grid = InProcessGrid(
+            apps(federation),
+            tamper=lambda k, message, reply, there=there: (
+                None if message.metadata.message_type == "train" and k >= there else reply
+            ),
+        )
+        moved = change(strategy.start(grid, initial(model), 1), model)
+        assert bool(strategy.opened.abandoned) is (there < enough) is (moved == 0)
+
+
 # -- evaluation --------------------------------------------------------------------------------------------------------
 
 LIES = {

@@ -13,8 +13,9 @@ from inprocess import InProcessGrid
 from malformed.kinds import KINDS, SHAPES, device
 
 from folb import algorithms, system
+from folb.core.robust import CENTRES
 from folb.flower import FederatedStrategy, arrays, client_app, protocol
-from folb.flower.replies import Expected, Form, Refused, checked
+from folb.flower.replies import Expected, Form, Refused, checked, length
 from folb.store import directory
 
 N, LIAR = 5, 2
@@ -175,14 +176,10 @@ class Spoiler:
 
     def content(self):
         content = RecordDict(
-            {
-                "delta": ArrayRecord(dict(self.honest["delta"].items())),
-                "grad": ArrayRecord(dict(self.honest["grad"].items())),
-                "metrics": MetricRecord(dict(self.honest["metrics"].items())),
-            }
+            {upload: type(record)(dict(record.items())) for upload, record in sorted(self.honest.items())}
         )
         for _ in range(self.rng.integers(1, 4)):
-            upload = self.choice(["delta", "grad", "metrics"])
+            upload = self.choice(sorted(self.honest))
             if self.rng.random() < 0.05:
                 content.pop(upload, None)
             elif upload not in content:
@@ -197,38 +194,66 @@ class Spoiler:
         return content
 
 
-@pytest.mark.parametrize("count", [1500, pytest.param(5000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["folb_hetero", "folb"])
-def test_no_generated_reply_spoils_the_model(name, count):
-    """So many rounds of each rule, one guarded and one not: a generated reply beside honest ones, then the step."""
-    algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](K=40, lr=0.1)
-    strategy = FederatedStrategy(
-        algorithm, guarded=name == "folb", system=system.fixed(work=2), wait=0.0, deadline=0.05
-    )
+def generated(algorithm, count, seed, guarded=False, repeated=False):
+    """So many times, a generated reply beside honest ones, then the step: how often it was used, and the longest step.
+
+    With `repeated`, it comes twice.
+    """
+    strategy = FederatedStrategy(algorithm, guarded=guarded, system=system.fixed(work=2), wait=0.0, deadline=0.05)
     grid = InProcessGrid(APPS)
     messages = list(strategy.configure_train(1, arrays(START), ConfigRecord(), grid))
     received = list(grid.send_and_receive(messages))
     liar = next(reply for reply in received if reply.metadata.src_node_id == grid.node(LIAR))
-    if name == "folb":  # which asks for no gamma
-        liar.content["metrics"]["gamma"] = 0.5
+    asked = set(liar.content["metrics"])
+    liar.content["metrics"].setdefault("gamma", 0.5)
     others = [reply for reply in received if reply is not liar]
-    opened, spoiler = strategy.opened, Spoiler(len(name), liar.content)
+    opened, spoiler = strategy.opened, Spoiler(seed, liar.content)
     opened.take(others)
-    honest, used = dict(opened.usable), 0
+    honest, used, longest = dict(opened.usable), 0, 0.0
     for _ in range(count):
         content = spoiler.content()
-        if name == "folb" and isinstance(content.get("metrics"), MetricRecord):
+        if "gamma" not in asked and isinstance(content.get("metrics"), MetricRecord):
             content["metrics"].pop("gamma", None)
-        lie = copy.copy(liar)
-        lie.__dict__["_content"] = content
+        lies = [copy.copy(liar) for _ in range(1 + repeated)]
+        for lie in lies:
+            lie.__dict__["_content"] = content
         opened.usable, opened.refused, opened.noted, opened.looked_at = dict(honest), {}, [], []
         opened.abandoned, opened.update, strategy.memory = "", None, ()
-        changed, numbers = strategy.aggregate_train(1, [lie])
+        changed, numbers = strategy.aggregate_train(1, lies)
         assert numbers["abandoned"] == 0, opened.abandoned
-        assert numbers["replied"] + numbers["refused"] == N
-        assert all(np.isfinite(array.numpy()).all() for array in changed.values())
+        assert numbers["replied"] >= N - 1 and len(opened.noted) == repeated + (numbers["replied"] < N)
+        assert all(reason.isprintable() and len(reason) < 500 for _, reason in opened.noted)
+        moved = {name: array.numpy() - START[name] for name, array in changed.items()}
+        assert all(np.isfinite(value).all() for value in moved.values())
+        longest = max(longest, np.sqrt(sum(float(np.square(value, dtype=float).sum()) for value in moved.values())))
         used += numbers["replied"] == N
     assert 0.04 * count < used < 0.9 * count  # some are harmless, and most are not
+    return longest
+
+
+@pytest.mark.parametrize("count", [1500, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["folb_hetero", "folb"])
+def test_no_generated_reply_spoils_the_model(name, count):
+    """One of the rules is guarded, and one is not."""
+    algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](K=40, lr=0.1)
+    generated(algorithm, count, len(name), guarded=name == "folb")
+
+
+ON_FLOWER = [name for name in CENTRES if name != "fltrust"]  # which needs samples of the server
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ON_FLOWER)
+def test_no_generated_reply_moves_a_robust_rule_far(name, count):
+    """It comes twice, and only one counts. The step stays as long as those of honest devices."""
+    made = algorithms.fedavg(K=N, lr=0.1, replacement=False, robust=name, bucket=2 if name == "krum" else 1)
+    longest = generated(made, count, len(name), repeated=True)
+    strategy = FederatedStrategy(
+        algorithms.fedavg(K=N, lr=0.1, replacement=False), system=system.fixed(work=2), wait=0.0, deadline=0.05
+    )
+    strategy.start(InProcessGrid(APPS), arrays(START), num_rounds=1)
+    lengths = [length(reply.arrays["delta"]) for reply in strategy.opened.usable.values()]
+    assert 0 < longest <= 2 * max(lengths)
 
 
 def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():

@@ -133,6 +133,61 @@ def test_two_liars_of_nine_do_not_decide(name, lie):
         assert not np.any(np.asarray(update.weights)[:2])
 
 
+CASES, LIARS = 1000, 2
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """CASES rounds, stacked, in which two of nine devices send any numbers of 32 bits; and the honest norms."""
+    rng = np.random.default_rng(8)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(a_round(seed, np.ones(K)) for seed in range(20)))
+    round = jax.tree.map(lambda leaf: np.resize(leaf, (CASES, *leaf.shape[1:])), stacked)
+    sent = flat(round.delta)
+    norms = np.linalg.norm(sent[:, LIARS:], axis=2)
+    ends = np.array([np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-45, -1e-45, 1e-38, 0.0, -0.0])
+    for case in range(CASES):
+        lie = rng.normal(size=(LIARS, P)) * 10.0 ** rng.uniform(-45, 38)
+        kind = case % 6
+        if kind == 1:  # some ends of 32 bits among usual numbers
+            lie = np.where(rng.random(lie.shape) < 0.3, rng.choice(ends, lie.shape), rng.normal(size=lie.shape))
+        elif kind == 2:  # the honest mean, of the other sign and any length
+            lie = -np.sign(lie[:, :1]) * sent[case, LIARS:].mean(axis=0) * 10.0 ** rng.uniform(-40, 37)
+        elif kind == 3:  # both send the same
+            lie[:] = rng.choice(ends) if rng.random() < 0.5 else lie[0]
+        elif kind == 4:  # an honest update, again
+            lie[:] = sent[case, LIARS]
+        elif kind == 5:  # one number of any size
+            lie = np.where(np.arange(P) == rng.integers(P), lie, 0.0)
+        sent[case, :LIARS] = lie
+    with np.errstate(over="ignore"):
+        return round._replace(delta=nested(sent.astype(np.float32))), norms
+
+
+@every_centre
+def test_a_thousand_hostile_rounds(name, hostile):
+    """The step is finite and as long as honest ones at most, and what is not finite has no weight."""
+    round, honest = hostile
+    update = jax.jit(jax.vmap(lambda one: ruled(name, one)))(round)
+    step, weights = flat(update.delta), np.asarray(update.weights)
+    most = np.maximum(honest.max(axis=1), np.linalg.norm(flat(round.trusted), axis=1))
+    assert np.all(np.linalg.norm(step, axis=1) <= 2 * most) and np.isfinite(weights).all()
+    finite = np.isfinite(flat(round.delta)).all(axis=2)
+    assert 0.6 < finite[:, 0].mean() < 0.95 and not np.any(weights[~finite])
+    assert np.any(weights[:, :LIARS] > 0)  # liars are sometimes accepted
+    if name != "krum":  # which may choose an update of 0
+        liked = np.einsum("ckp,cp->ck", flat(round.delta)[:, LIARS:], flat(round.trusted)) > 0
+        assert np.all(np.any(step, axis=1) | ~liked.any(axis=1))  # and never stop the round
+
+
+def test_what_memories_see_of_a_thousand_hostile_rounds(hostile):
+    round, honest = hostile
+    seen = jax.jit(jax.vmap(robust.bounded))(round)
+    norms = np.linalg.norm(flat(seen.delta), axis=2)
+    assert np.all(norms <= honest.max(axis=1)[:, None] * (1 + 1e-5))
+    finite = np.isfinite(flat(round.delta)).all(axis=2)
+    assert not np.any(np.asarray(seen.times)[~finite]) and not np.any(norms[~finite])
+
+
 @every_centre
 def test_without_replies_there_is_no_step(name):
     update = ruled(name, a_round(2, times=np.zeros(K)))

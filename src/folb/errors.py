@@ -71,7 +71,7 @@ def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None
 def choose(field: str, value: str, choices: Iterable[str]) -> str:
     """`value` if it is one of `choices`; otherwise an error that suggests the nearest."""
     choices = list(choices)
-    if value in choices:
+    if isinstance(value, str) and value in choices:  # an array would be compared number by number
         return value
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=NEAR)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -43,11 +43,12 @@ def read(home: Path, dataset: Dataset, contender: Contender) -> Cell | None:
         if lengths != {len(cell["runs"]["draw"])} or not cell["identity"]:
             raise ValueError("its runs have different lengths")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return cell
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
+def damaged(path: Path, error: Exception) -> InputError:
+    """The error for a file of results that cannot be read."""
     expected = f"is damaged ({type(error).__name__}: {error}): delete the file, and run it again"
     return InputError("results", str(path), expected)
 
@@ -66,7 +67,7 @@ def own(home: Path, known: Sequence[str]) -> Iterator[Contender]:
             about = json.loads(path.read_bytes())["about"]
             one = Contender(**about) if entries.YOURS in about["groups"] else None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
         if one is not None and one.name not in seen:
             seen.add(one.name)
             yield one

@@ -81,7 +81,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         """Check that nothing that is tuned on is reported."""
-        _check_name("dataset", self.name, "[a-z0-9_.-]+")
+        check_name("dataset", self.name, "[a-z0-9_.-]+")
         for name in ("draws", "seeds"):
             if shared := sorted(set(getattr(self.trials, name)) & set(getattr(self.report, name))):
                 raise InputError(f"{self.name}: tuning", shared, f"should be none of the {name} that are reported")
@@ -137,7 +137,7 @@ class Contender:
 
     def __post_init__(self) -> None:
         """Check the name, which is a file's, and that step sizes are sought widely."""
-        _check_name("contender", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
+        check_name("contender", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
         found = boxes.spelt(self.box)
         steps = boxes.parse("lr", found["lr"]) if "lr" in found else None
         if isinstance(steps, boxes.Range) and steps.high < 10**DECADES * steps.low * (1 - 1e-9):
@@ -163,22 +163,24 @@ class Contender:
         return about
 
 
-def _check_name(what: str, name: str, pattern: str) -> None:
+def check_name(what: str, name: str, pattern: str) -> None:
+    """Raise unless a name, which is a part of a file's, has only the characters of a pattern."""
     if not re.fullmatch(pattern, name):
         raise InputError(f"name of a {what}", name, f"should have only these characters: {pattern}")
 
 
 def datasets(path: Path | None = None) -> list[Dataset]:
     """The datasets of our file, or of the user's own."""
-    return _read(path or resources.files("folb.arena") / "datasets.toml", "dataset", Dataset)
+    return read_tables(path or resources.files("folb.arena") / "datasets.toml", "dataset", Dataset)
 
 
 def contenders() -> list[Contender]:
     """The contenders of our file."""
-    return _read(resources.files("folb.arena") / "contenders.toml", "contender", Contender)
+    return read_tables(resources.files("folb.arena") / "contenders.toml", "contender", Contender)
 
 
-def _read(path: Any, key: str, kind: type) -> list[Any]:
+def read_tables(path: Any, key: str, kind: type) -> list[Any]:
+    """The tables [[key]] of a file as objects of the dataclass `kind`, with different names."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ import traceback
 from typing import Any, NoReturn
 
 from folb import __version__
-from folb.cli import arena, attacks, compare, datasets, deployment, listing, reproduce, runs, search
+from folb.cli import arena, attacks, compare, datasets, defend, deployment, listing, reproduce, runs, search
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   folb reproduce table1 --quick
   folb arena --only 'synthetic_*' --contenders classic
   folb attack
+  folb defend --only mnist-2 --rules median,krum --shares 0,20
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
 
@@ -65,6 +66,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     reproduce.add(commands)
     arena.add(commands)
     attacks.add(commands)
+    defend.add(commands)
     runs.add(commands)
     deployment.add(commands)
     listing.add(commands)

@@ -19,6 +19,7 @@ from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
     from folb.arena.standings import Standings
+    from folb.defence.losses import Losses
     from folb.experiments.plan import Plan
     from folb.experiments.settings import Setting
     from folb.experiments.tune import Point
@@ -220,6 +221,16 @@ def rounds_to_target(found: Standings) -> Table:
     table = _plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
     for one in found.contenders:
         table.add_row(escape(one.name), *(found.held(dataset, one) for dataset in found.datasets))
+    return table
+
+
+def largest_losses(found: Losses) -> Table:
+    """For each rule and each dataset, the largest loss with each share of liars, in points."""
+    columns = [(dataset, share) for dataset in found.datasets for share in dataset.shares]
+    table = _plain("rule", *(f"{dataset.name} {share} %" for dataset, share in columns), left={"rule"})
+    for rule in found.rules:
+        worst = [found.largest(dataset, rule, share) for dataset, share in columns]
+        table.add_row(escape(rule.name), *("-" if one is None else f"{100 * one[1].value:.1f}" for one in worst))
     return table
 
 

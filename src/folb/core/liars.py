@@ -16,7 +16,7 @@ from jax import Array
 from folb.core import tree
 from folb.core.polar import median, scaled
 from folb.core.rules import Round, fraction
-from folb.errors import InputError, check, choose
+from folb.errors import InputError, check_number, choose
 from folb.typing import Params
 
 
@@ -92,7 +92,7 @@ def attack(name: str | None, attackers: Any = None) -> Attack | None:
         return None
     choose("attack", name, ATTACKS)
     share = 0.2 if attackers is None else attackers
-    check("attackers", share, lambda share: (share >= 0) & (share <= 1), "should be a share, from 0 to 1")
+    check_number("attackers", share, lambda share: (share >= 0) & (share <= 1), "should be a share, from 0 to 1")
     return Attack(share, **ATTACKS[name])
 
 

@@ -20,7 +20,7 @@ from jax.tree_util import Partial
 from folb.core import randomness, screening, tree
 from folb.core.polar import SMALLEST, clipped, median, over, polar, scaled
 from folb.core.rules import Round, Rule, Update, fraction
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check_number, check_whole, choose
 from folb.typing import Params
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def robust(algorithm: Algorithm, centre: str | None, liars: Any = None, bucket: 
         return algorithm
     found = CENTRES[choose("robust", centre, CENTRES)]
     liars = 0.2 if liars is None else liars
-    check("liars", liars, lambda liars: (liars >= 0) & (liars < 0.5), "should be at least 0 and less than 0.5")
+    check_number("liars", liars, lambda liars: (liars >= 0) & (liars < 0.5), "should be at least 0 and less than 0.5")
     if bucket is not None:
         check_whole("bucket", bucket, 1, 10**4)
     size = 1.0 if bucket is None else float(bucket)
@@ -188,7 +188,7 @@ def robust(algorithm: Algorithm, centre: str | None, liars: Any = None, bucket: 
 
 def root(centre: str | None, samples: int | None) -> int | None:
     """How many samples the server needs for a centre; None if it needs none."""
-    if centre == "fltrust":
+    if centre is not None and choose("robust", centre, CENTRES) == "fltrust":
         check_whole("root", ROOT if samples is None else samples, 1, 10**6)
         return ROOT if samples is None else int(samples)
     if samples is not None:

@@ -1,0 +1,68 @@
+"""`folb defend`: rules against attacks on datasets, and what each rule loses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from folb.cli import options as common
+from folb.errors import InputError
+
+
+def add(commands: Any) -> None:
+    """`folb defend`."""
+    defend = commands.add_parser("defend", help="robust rules on datasets under all attacks: which loses least")
+    common.add_pages(defend, ("dataset", "mnist-*"), "docs/attacks if it exists, else defence; defence with --datasets")
+    defend.add_argument("--rules", metavar="A,B", help="these rules, such as median,krum (all)")
+    defend.add_argument("--shares", metavar="A,B", help="these percents of liars; 0 is the pace without any (all)")
+    defend.add_argument(
+        "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
+    )
+    defend.set_defaults(handle=_defend)
+
+
+def _defend(options: argparse.Namespace) -> None:
+    from folb import defence
+    from folb.arena.entries import chosen
+    from folb.cli import tables
+    from folb.cli.running import completing, tell
+    from folb.defence import defence_pages, losses, opponents
+    from folb.defence.losses import Losses
+
+    home = options.out or (defence.home() if options.datasets is None else Path("defence"))
+    everywhere, everyone = opponents.datasets(options.datasets), opponents.rules()
+    if options.pages_only:
+        for name in ("only", "rules", "shares"):
+            if getattr(options, name):
+                raise InputError(name, getattr(options, name), "is not possible with --pages-only: it has everything")
+        common.check_pages(home)
+    else:
+        datasets = chosen(everywhere, options.only or ["*"], "only")
+        rules = chosen(everyone, (options.rules or "*").split(","), "rules")
+        common.use_compilation_cache()
+        wanted = opponents.battles(datasets, rules, _shares(options.shares))
+        if not wanted:
+            known = ", ".join(sorted({str(share) for one in datasets for share in one.shares}))
+            raise InputError("shares", options.shares, f"should be some of 0, {known}")
+        defence.carry_out(wanted, home, completing(options), tell)
+    found = Losses(everywhere, everyone, home)
+    defence_pages.write(found, home)
+    if options.json:
+        print(json.dumps(losses.document(found)))
+        return
+    tables.show_in_parts(tables.largest_losses(found))
+    for dataset in everywhere:
+        if dataset.goal:
+            tables.say(f"\n{dataset.title}. {' '.join(defence_pages.sentences(found, dataset))}")
+    tables.say(f"\nin {home}: {defence_pages.PAGE}, {defence_pages.PICTURE}, results/")
+
+
+def _shares(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        raise InputError("shares", text, "should be percents, such as 0,20") from None

@@ -1,0 +1,175 @@
+"""Generated settings and files for robust rules, attacks and the defence: each is rejected alone, with one line."""
+
+import json
+import math
+from random import Random
+
+import pytest
+from test_defence import KRUM, MEAN, TINY
+from test_hostile import HURTS
+
+from folb import algorithms
+from folb.cli.main import main
+from folb.core.liars import ATTACKS
+from folb.core.robust import CENTRES
+from folb.defence import battles, opponents
+from folb.defence.opponents import Battle
+from folb.errors import InputError
+from folb.experiments.experiment import from_toml
+from folb.experiments.plan import plan
+
+NAMES = ["fedavg", "folb", "accord", "scaffold", "fedprox"]
+WRONG = [value for value in HURTS if value is not None]  # None means the default
+BEYOND = {  # numbers that no such setting can have
+    "liars": [-1e-9, 0.5, 0.75, 1, 2],
+    "attackers": [-1e-9, 1.0001, 2, 100],
+    "bucket": [0, 0.5, 1.5, 10**5],
+    "root": [0, 2.5, 10**7],
+}
+NEARLY = [
+    "",
+    " ",
+    "None",
+    "mediam",
+    "Krum",
+    "median ",
+    "trimmed-mean",
+    "norm_bound\n",
+    "alie\0",
+    "ALIE",
+    "fltrust,krum",
+]
+
+
+def rejected(seed, attempt, *given):
+    """What an attempt raises: an `InputError` of one printable line."""
+    with pytest.raises(InputError) as error:
+        attempt(Random(seed), *given)
+    text = str(error.value)
+    assert text.isprintable() and len(text) <= 2000, seed
+    return text
+
+
+def hostile_setting(random):
+    """One setting is wrong, among others that are right."""
+    name = random.choice(NAMES)
+    right = {"robust": random.choice(sorted(CENTRES)), "attack": random.choice(sorted(ATTACKS))}
+    setting = random.choice(["robust", "attack", *BEYOND])
+    if setting in right:
+        right[setting] = random.choice([*WRONG, *NEARLY])
+    elif setting == "root":
+        right["robust"] = random.choice(["fltrust", "median"])
+        right[setting] = random.choice([*WRONG, *BEYOND[setting]]) if right["robust"] == "fltrust" else 10
+    else:
+        needs = "attack" if setting == "attackers" else "robust"
+        if random.random() < 0.2:  # right, but for nothing
+            del right[needs]
+            right[setting] = 0.25 if setting != "bucket" else 2
+        else:
+            right[setting] = random.choice([*WRONG, *BEYOND[setting]])
+    getattr(algorithms, name)(**right)
+
+
+def test_a_thousand_settings_are_rejected_alone():
+    texts = [rejected(seed, hostile_setting) for seed in range(1000)]
+    for setting in ("robust", "attack", *BEYOND):
+        assert sum(text.startswith(f"{setting} = ") for text in texts) > 50, setting
+
+
+def test_the_settings_that_are_right_are_taken():
+    for centre in CENTRES:
+        for attack in ("alie", "backdoor"):
+            algorithms.fedavg(robust=centre, attack=attack, attackers=0.4, liars=0.25, bucket=2)
+
+
+VALUES = ["nan", "-inf", "-1", "9" * 30, "true", "[[1]]", "'x'", "[]", "{a = {b = 1}}", "'\\u001b'", "1979-05-27", "''"]
+OF_RULES = ["robust", "attack", "attackers", "liars", "bucket", "root"]
+
+
+def hostile_experiment(random, folder):
+    """An experiment file with a setting of rules or attacks that is wrong, alone or in a sweep."""
+    key, value = random.choice(OF_RULES), random.choice(VALUES)
+    if random.random() < 0.3:
+        value = f"[{value}, {random.choice(VALUES)}]"
+    others = {"robust": "'fltrust'", "attack": "'alie'"} | {key: value}
+    where = random.choice(["set", "set.fedavg"])
+    lines = ["dataset = 'synthetic_1_1'", "algorithms = ['fedavg']", f"[{where}]"]
+    lines += [f"{name} = {text}" for name, text in others.items()]
+    path = folder / "e.toml"
+    path.write_text("\n".join([*lines, "[set.synthetic_1_1]", "sizes = [20, 30]"]))
+    plan(from_toml(path))
+
+
+def hostile_datasets(random, folder):
+    """A file of the defence's datasets with wrong values, or with other tables."""
+    fine = {
+        "name": "'t'",
+        "title": "'T'",
+        "dataset": "'synthetic_1_1'",
+        "rounds": "2",
+        "seeds": "[0]",
+        "shares": "[20]",
+    }
+    others, wholes = VALUES[:5], ["nan", "1.5", "true", "'x'", "[]"]
+    wrong = {
+        "title": others,
+        "dataset": others,
+        "name": [*others, "'x y'", "'../x'", "''", "'\\u001b'"],
+        "rounds": wholes,
+        "evaluate_every": wholes,
+        "seeds": VALUES[:6],
+        "attacks": VALUES[:6],
+        "shares": ["[0]", "[-1]", "[50]", "[20, 20]", "[2.5]", *VALUES[:6]],
+        "set": [one for one in VALUES if not one.startswith("{")],
+        "goal": [one for one in VALUES if one != "true"],
+        "more": VALUES,
+    }
+    key = random.choice(sorted(wrong))
+    lines = [f"{name} = {text}" for name, text in (fine | {key: random.choice(wrong[key])}).items()]
+    random.shuffle(lines)
+    path = folder / "d.toml"
+    head = "[[dataset]]" if random.random() < 0.8 else random.choice(["[dataset]", "[[datasets]]", "", "[[dataset"])
+    path.write_text("\n".join([head, *lines]))
+    opponents.datasets(path)
+
+
+def hostile_results(random, folder):
+    """A file of stored results, cut, with other bytes, or with a part of another kind."""
+    battle = Battle(TINY, random.choice([MEAN, KRUM]), random.choice([0, 20]))
+    one = {"settled": [0.5, 0.5], "backdoor": [0.0, 0.0], "weight": 0.1}
+    found = {"identity": battle.identity, "seeds": [0, 1], "attacks": {"honest": one, "alie": dict(one)}}
+    bad = random.choice([None, 3, "x", [], [1], [0.1] * 9])
+    key = random.choice(["identity", "seeds", "attacks", "settled", "backdoor", "cut", "noise"])
+    if key in one:
+        found["attacks"]["alie"][key] = bad
+    elif key == "identity":
+        found[key] = random.choice([None, "", 0, []])
+    elif key in found:
+        found[key] = bad if key == "seeds" or bad != [] else 1
+    content = bytearray(json.dumps(found).encode())
+    if key == "cut":
+        del content[random.randrange(len(content)) :]
+    elif key == "noise":
+        content[random.randrange(len(content))] = random.choice(b"\0\xff\x1b{")
+        content.append(random.choice(b"\0\xff{,"))
+    path = battles.place(folder, battle)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    battles.stored(folder, battle)
+
+
+@pytest.mark.parametrize("attempt", [hostile_experiment, hostile_datasets, hostile_results])
+def test_a_thousand_files_are_rejected_alone(attempt, tmp_path):
+    for seed in range(334):
+        rejected(seed, attempt, tmp_path)
+
+
+def test_files_of_samples_for_an_attack_are_rejected_with_a_line(tmp_path, capsys):
+    """`folb attack` reads them as every command does: tests/test_hostile.py has a thousand of them."""
+    random = Random(5)
+    for number in range(20):
+        path = tmp_path / "file.csv"
+        path.write_bytes(b"device,label,a\n0,0,1\n0,1,2\n" + random.randbytes(random.randint(1, 40)) + b",\xff\n")
+        assert main(["attack", str(path), "--attackers", str(random.choice([0.2, math.inf]))]) == 2, number
+        error = capsys.readouterr().err
+        assert error.startswith("folb: error: ") and error.count("\n") == 1
