@@ -35,6 +35,14 @@ class Split:
     start: NDArray
     size: NDArray
 
+    def sample(self, n: int) -> Split:
+        """n of its samples at random, in their order, always the same ones; all of them if it has no more."""
+        if n >= len(self.y):
+            return self
+        rows = np.sort(np.random.default_rng(0).choice(len(self.y), n, replace=False))
+        start, end = (np.searchsorted(rows, at).astype(np.int32) for at in (self.start, self.start + self.size))
+        return Split(self.x[rows], self.y[rows], start, end - start)
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -66,6 +74,13 @@ class Federation:
         if self.expand is None:
             return self.train.x.shape[1:]
         return self.expand(self.table, self.train.x[:1]).shape[1:]
+
+    @property
+    def kind(self) -> np.dtype[Any]:
+        """The type of a model's inputs."""
+        if self.expand is None:
+            return self.train.x.dtype
+        return np.dtype(self.expand(self.table, self.train.x[:1]).dtype)
 
     @property
     def nbytes(self) -> int:

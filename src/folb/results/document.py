@@ -21,7 +21,7 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
         "dataset": experiment["dataset"],
         "note": note,
         **{key: experiment[key] for key in ("model", "system", "objective", "rounds", "target", "set")},
-        **{key: experiment[key] for key in ("box", "points", "box_seed") if key in experiment},
+        **{key: experiment[key] for key in ("evaluate", "box", "points", "box_seed") if key in experiment},
         "runs": [_run(run, experiment["target"]) for run in runs],
     }
 
