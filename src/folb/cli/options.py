@@ -43,6 +43,9 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
         help="evaluate on all samples, or on N of each side (a heavy model on 1000, all others on all)",
     )
     command.add_argument(
+        "--device-samples", type=int, metavar="N", help="at most N training samples of each device (all)"
+    )
+    command.add_argument(
         "--set",
         action="append",
         default=[],
@@ -125,7 +128,7 @@ def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     """The experiment that the options describe."""
     from folb.experiments.experiment import Experiment
 
-    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate"):
+    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.seeds is not None:

@@ -134,6 +134,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     if inspect.isfunction(built_system):  # a user's own: jax then sees a tree without arrays
         built_system = Partial(built_system)
     federation = dataset.constructor(**given[0])
+    if experiment.device_samples is not None:
+        federation = federation.smaller(experiment.device_samples)
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)

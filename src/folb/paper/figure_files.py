@@ -37,7 +37,7 @@ from folb.experiments.typed_tables import FORMS, all_of, made
 
 FRONT = "front"  # the file with the texts of the front page
 OUTSIDE = "outside"  # the folder of the files that go beyond the paper
-KEYS = frozenset(field.name for field in fields(Experiment)) - {"evaluate"}
+KEYS = frozenset(field.name for field in fields(Experiment)) - {"evaluate", "device_samples"}
 OWN = (
     "id",
     "name",

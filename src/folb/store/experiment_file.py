@@ -32,7 +32,8 @@ FIELDS = {
 
 def check(content: Mapping[str, Any], where: str = "") -> None:
     """Raise an `InputError` that names the field, unless this is a complete experiment, as folb writes it."""
-    given = {"evaluate": EVALUATE, "set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED}
+    sizes = {"evaluate": EVALUATE, "device_samples": POSITIVE}
+    given = sizes | {"set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED}
     check_fields(where, content, FIELDS, given)
 
 
