@@ -26,6 +26,11 @@ def add(commands: Any) -> None:
         help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
     )
     common.add_experiment(compare)
+    compare.add_argument(
+        "--quick",
+        action="store_true",
+        help="a minute or two on two cores: one seed, few rounds, and with a heavy model few samples of each device",
+    )
     compare.set_defaults(handle=_compare)
     run = commands.add_parser("run", help="run an experiment from a TOML file")
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
@@ -53,9 +58,14 @@ def _compare(options: argparse.Namespace) -> None:
     settings = common.settings(options.set)
     if options.algorithms is not None:
         given["algorithms"] = [name for name in options.algorithms.split(",") if name]
-    else:
+    elif not options.quick:
         settings = {"averaging": ["simple", "samples"], **settings}  # which average it is matters more than FOLB does
-    _execute(common.experiment(options, set=settings, **given), options)
+    experiment = common.experiment(options, set=settings, **given)
+    if options.quick:
+        from folb.experiments.quick import quick
+
+        experiment = quick(experiment, {name for name, value in vars(options).items() if value is not None})
+    _execute(experiment, options)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -38,6 +38,14 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (0.7)")
     command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
     command.add_argument(
+        "--evaluate",
+        metavar="all|N",
+        help="evaluate on all samples, or on N of each side (a heavy model on 1000, all others on all)",
+    )
+    command.add_argument(
+        "--device-samples", type=int, metavar="N", help="at most N training samples of each device (all)"
+    )
+    command.add_argument(
         "--set",
         action="append",
         default=[],
@@ -120,7 +128,7 @@ def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     """The experiment that the options describe."""
     from folb.experiments.experiment import Experiment
 
-    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every"):
+    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.seeds is not None:

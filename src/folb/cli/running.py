@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from folb.cli import options as common
-from folb.cli.progress import under_progress
+from folb.cli.progress import Begin, under_progress
 
 if TYPE_CHECKING:
     from folb.experiments.draws import Complete
@@ -36,12 +36,12 @@ def completed(
     started: list[Start] = []
     options.going = command
 
-    def working(begin: Callable[[int], None], observe: Observe) -> RunDirectory:
+    def working(begin: Begin, observe: Observe) -> RunDirectory:
         def on_start(start: Start) -> None:
             started.append(start)
             if not start.finished:
                 options.going = command or _resuming(options, start)
-                begin(start.rounds)
+                begin(start.rounds, start.costs)
 
         return work(on_start, observe)
 

@@ -144,6 +144,7 @@ def summary(planned: Plan) -> str:
         f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
         f"{experiment.rounds} rounds; {seeds} seed{'s' * (seeds > 1)}\n"
+        + (f"{planned.sampling} (--evaluate all: on everything)\n" if planned.sampling else "")
     )
 
 

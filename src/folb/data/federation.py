@@ -35,6 +35,23 @@ class Split:
     start: NDArray
     size: NDArray
 
+    def sample(self, n: int) -> Split:
+        """n of its samples at random, in their order, always the same ones; all of them if it has no more."""
+        if n >= len(self.y):
+            return self
+        rows = np.sort(np.random.default_rng(0).choice(len(self.y), n, replace=False))
+        start, end = (np.searchsorted(rows, at).astype(np.int32) for at in (self.start, self.start + self.size))
+        return Split(self.x[rows], self.y[rows], start, end - start)
+
+    def at_most(self, n: int) -> Split:
+        """At most n samples of each device at random, in their order, always the same ones; the server's all stay."""
+        device = np.repeat(np.arange(len(self.size)), self.size)
+        shuffled = np.lexsort((np.random.default_rng(0).random(len(device)), device))
+        rank = np.arange(len(device)) - np.repeat(starts(self.size), self.size)
+        rows = np.concatenate([np.sort(shuffled[rank < n]), np.arange(len(device), len(self.y))])
+        size = np.minimum(self.size, n)
+        return Split(self.x[rows], self.y[rows], starts(size), size)
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -68,6 +85,13 @@ class Federation:
         return self.expand(self.table, self.train.x[:1]).shape[1:]
 
     @property
+    def kind(self) -> np.dtype[Any]:
+        """The type of a model's inputs."""
+        if self.expand is None:
+            return self.train.x.dtype
+        return np.dtype(self.expand(self.table, self.train.x[:1]).dtype)
+
+    @property
     def nbytes(self) -> int:
         """The bytes of all samples."""
         return sum(array.nbytes for side in (self.train, self.test) for array in (side.x, side.y))
@@ -97,6 +121,13 @@ class Federation:
             first = np.repeat(np.arange(0, cells, self.classes), side.size)
             counts += np.bincount(first + side.y[: len(first)], minlength=cells)
         return counts.reshape(self.N, self.classes)
+
+    def smaller(self, n: int) -> Federation:
+        """The same devices, each with at most n training samples."""
+        if n >= self.train.size.max():
+            return self
+        left_out = f"at most {n:,} training samples of each device"
+        return replace(self, train=self.train.at_most(n), note="; ".join(filter(None, (self.note, left_out))))
 
     def tested_on(self, x: NDArray, y: NDArray) -> Federation:
         """The same devices, tested on samples that none of them has."""

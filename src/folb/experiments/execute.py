@@ -10,6 +10,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ class Start(NamedTuple):
     plan: Plan
     path: Path  # of its run directory
     finished: bool  # the results are there already, and no round is run
+    costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
     @property
     def rounds(self) -> int:
@@ -110,7 +112,10 @@ def resume(
         raise InputError(
             "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
         )
-    planned = plan(from_toml(path / store.EXPERIMENT), there.get("stream") if stream is None else stream)
+    experiment = from_toml(path / store.EXPERIMENT)
+    if experiment.evaluate is None:  # the file names a sample if there is one
+        experiment = replace(experiment, evaluate="all")
+    planned = plan(experiment, there.get("stream") if stream is None else stream)
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
         raise InputError("run", path.name, f"{changed}; --again runs it from the start")
@@ -200,7 +205,7 @@ def _perform(
     playing: set[int] = set()
     try:
         if on_start is not None:
-            on_start(start)
+            on_start(start._replace(costs=simulation.costs))
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:
@@ -238,6 +243,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
             system=planned.system,
             objective=experiment.objective,
             evaluate_every=experiment.evaluate_every,
+            evaluate=planned.evaluated or "all",
             record=(*(("weights", "gamma") if experiment.records else ()), *(("attack",) if attacked else ())),
             accelerators=accelerators,
             stream=planned.stream,
@@ -295,7 +301,7 @@ def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | 
     if there is None or again or changed:
         store.set_aside(path)
         atomic.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
-    atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
+    atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
     (path / store.RESULTS).unlink(missing_ok=True)  # if it is there, it is damaged
     (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
@@ -304,7 +310,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on besides the experiment, and a description of its runs."""
     mesh = parallel.mesh(accelerators)
     return program(1 if mesh is None else mesh.size, planned.stream) | {
-        "note": planned.federation.note,
+        "note": planned.note,
         "devices": planned.federation.N,
         "identity": planned.identity,
         "differs": planned.differs,
@@ -314,7 +320,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 
 def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
     """Write the results and the picture, and remove the checkpoints. If it is killed, `_complete` does the rest."""
-    leave(path, planned.experiment, planned.federation.note, runs)
+    leave(path, planned.experiment, planned.note, runs)
     for done in (store.CHECKPOINTS, store.REPLACED):
         shutil.rmtree(path / done, ignore_errors=True)
 
@@ -341,7 +347,7 @@ def _complete(path: Path, planned: Plan) -> None:
         return
     with lock.claimed(path):
         if not drawn:
-            picture = _picture(planned.experiment, planned.federation.note, store.read(path).runs())
+            picture = _picture(planned.experiment, planned.note, store.read(path).runs())
             atomic.replace(path / store.CURVES, picture)
         for done in (store.CHECKPOINTS, store.REPLACED):
             shutil.rmtree(path / done, ignore_errors=True)

@@ -94,7 +94,7 @@ def search(
     if on_ranked is not None:
         on_ranked(planned, points)
     chosen = plan(winner(planned, points, seeds), stream)
-    atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
+    atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.note).encode())
     return Search(planned, points, grid, complete(chosen))
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from folb.results.run import Run, held_from
 from folb.results.summary import finite, plain
 
+SOMETIMES = ("evaluate", "device_samples", "box", "points", "box_seed")  # keys that only some experiments have
+
 
 def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> dict[str, Any]:
     """The results as one JSON-ready document; a value that is not finite becomes null.
@@ -21,7 +23,7 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
         "dataset": experiment["dataset"],
         "note": note,
         **{key: experiment[key] for key in ("model", "system", "objective", "rounds", "target", "set")},
-        **{key: experiment[key] for key in ("box", "points", "box_seed") if key in experiment},
+        **{key: experiment[key] for key in SOMETIMES if key in experiment},
         "runs": [_run(run, experiment["target"]) for run in runs],
     }
 

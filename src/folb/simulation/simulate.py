@@ -47,6 +47,8 @@ from folb.simulation.program import (
     models_kept,
     one_round,
 )
+from folb.simulation.round_cost import round_cost
+from folb.simulation.sample import Evaluate, chosen
 from folb.simulation.timing import is_clocked
 from folb.store import checkpoint
 from folb.store.environment import cores, memory
@@ -80,6 +82,7 @@ def simulate(
     system: System | None = None,
     objective: str = "uniform",
     evaluate_every: int = 1,
+    evaluate: Evaluate = None,
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
@@ -90,6 +93,8 @@ def simulate(
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
+    `evaluate` says on how many samples of each side, training and test, models are evaluated: a number, or "all". By
+    default a heavy model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr",
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
     `abreast` is explained at `problem`.
@@ -114,17 +119,18 @@ def simulate(
         system=system,
         objective=objective,
         evaluate_every=evaluate_every,
+        evaluate=evaluate,
         record=record,
         abreast=abreast,
         accelerators=accelerators,
         stream=stream,
     )
     if progress:
-        lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr)
+        lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr, costs=ready.costs)
         watched = observe
 
         def observe(i: int, first: int, part: Run) -> None:
-            lines.advance(len(part.seconds))
+            lines.advance(len(part.seconds), i)
             if watched is not None:
                 watched(i, first, part)
 
@@ -141,6 +147,7 @@ class Simulation:
     rounds: int
     every: int
     together: int = 1  # programs that play at the same time
+    costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
     def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
         """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
@@ -187,6 +194,7 @@ def simulation(
     system: System | None = None,
     objective: str = "uniform",
     evaluate_every: int = 1,
+    evaluate: Evaluate = None,
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
@@ -200,6 +208,7 @@ def simulation(
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
     algorithms = [_bounded(algorithm, federation) for algorithm in algorithms]
+    evaluated = chosen(evaluate, federation, model)
     shared = problem(
         federation,
         model,
@@ -209,6 +218,7 @@ def simulation(
         abreast=abreast,
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
+        evaluated=evaluated,
     )
     if isinstance(shared.system, Trace):
         for algorithm in algorithms:
@@ -226,13 +236,19 @@ def simulation(
         for seed in seeds:
             place = sum(map(len, groups.values()))
             groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
+    each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
+    costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
+    if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there is soon something to see
+        alone = [job for jobs in groups.values() for job in jobs]
+        alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
+        batches = [[job] for job in alone]
     for batch in batches:
         check_shapes(shared, batch, rounds)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # what takes longest begins first; checkpoints are named by this order
-    return Simulation(shared, federation, batches, rounds, evaluate_every, together)
+    return Simulation(shared, federation, batches, rounds, evaluate_every, together, costs)
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -388,19 +404,12 @@ def _check_labels(federation: Federation, model: Model) -> None:
     """A label that the model has no score for would make the loss NaN, as if the run diverged."""
     if model.scores is None:
         return
-    sample = jax.ShapeDtypeStruct((1, *federation.shape), _kind(federation))
+    sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
     found = jax.eval_shape(lambda x: model.scores(model.init(jax.random.key(0)), x), sample)  # type: ignore[misc]
     classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
         raise InputError("model: classes", classes, expected)
-
-
-def _kind(federation: Federation) -> Any:
-    """The type of a model's inputs."""
-    if federation.expand is None:
-        return federation.train.x.dtype
-    return federation.expand(federation.table, federation.train.x[:1]).dtype
 
 
 def _check_batch(solver: Solver, largest: int) -> None:

@@ -63,6 +63,7 @@ TABLE = Kind(lambda value: isinstance(value, dict), "should be a table")
 TRUTH = Kind(lambda value: isinstance(value, bool), "should be true or false")
 COUNT = whole(0, 2**31 - 1)  # of devices or of rounds
 POSITIVE = whole(1, 2**31 - 1)
+EVALUATE = Kind(lambda value: value == "all" or POSITIVE.holds(value), f"{POSITIVE.expected}, or all")
 SHARE = Kind(lambda value: type(value) in (int, float) and 0 < value <= 1, "should be more than 0 and at most 1")
 SIZE = whole(0, sys.maxsize)  # in bytes
 SEED = whole(0, 2**32 - 1)
