@@ -341,3 +341,18 @@ def test_what_waits_by_its_nature_refuses():
         FederatedStrategy(made)
     with pytest.raises(InputError, match="concurrency = 2: should be None: the bounds"):
         audit(None, made, None)
+
+
+def test_a_server_with_samples_of_its_own_and_what_liars_gain():
+    """FLTrust in a buffer whose devices have step sizes of different rounds; liars gain what their weights say."""
+    made = algorithms.fedbuff(
+        **USUAL, K=3, concurrency=3, robust="fltrust", root=20, step_size="agreement", attack="flipped", attackers=0.4
+    )
+    run = simulated(made, rounds=12, system=UNEVEN, record=("weights", "attack"))
+    assert np.isfinite(run.train_loss).all() and run.train_loss[-1] < run.train_loss[0]
+    weights = np.abs(run.records["weights"])
+    liars = np.where(run.devices < int(0.4 * N), weights, 0.0)
+    total = weights.sum(axis=1)
+    expected = np.divide(liars.sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
+    np.testing.assert_allclose(run.records["attack"][:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(run.records["attack"][:, 1], liars.max(axis=1), rtol=1e-5)
