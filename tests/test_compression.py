@@ -17,7 +17,7 @@ from inprocess import InProcessGrid
 from malformed.kinds import SHAPES, claim, device, npy
 from test_cli import folb as folb_command
 from test_family import LR, SEED, Vector, average, full_gradient, mean, model, replies, rounds
-from test_slots import FEDERATION, MODEL, begin, furthest, grid, on_flower, simulated
+from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume, on_flower, simulated
 
 from folb import InputError, algorithms, system
 from folb.core.codec import BLOCK, CODECS, Codec
@@ -29,7 +29,7 @@ from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, cli
 from folb.flower.protocol import Task
 from folb.simulation import problem as problems
 from folb.simulation.play import start
-from folb.store import checkpoint, directory
+from folb.store import directory
 
 USUAL = {"K": 6, "lr": LR, "batch": 5}
 D = sum(value.size for value in begin().values())
@@ -267,19 +267,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, monkeypatch):
     """What devices and the server left out is in the checkpoints."""
     made = algorithms.fedavg(**USUAL, compress_up="top_k", compress_down="int4")
     whole = simulated(made)
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
-
-    class KilledError(Exception):
-        pass
-
-    def kill(i, first, part):
-        if first + len(part.seconds) > 4:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        simulated(made, checkpoints=tmp_path, observe=kill)
-    assert any(tmp_path.iterdir())
-    resumed = simulated(made, checkpoints=tmp_path)
+    resumed = kill_and_resume(made, 4, tmp_path, monkeypatch)
     for name in ("weight", "bias"):
         np.testing.assert_array_equal(resumed.params[name], whole.params[name])
 
