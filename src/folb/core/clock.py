@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-LONGEST = 1e9  # seconds of a round: more would overflow 32 bits
+LONGEST = 1e9  # seconds of a round, 30 years: more would overflow 32 bits
 
 
 class Clock(NamedTuple):
