@@ -300,6 +300,11 @@ def test_the_clock_does_not_lose_short_rounds():
     assert int(clock.zero().after(jnp.float32(np.inf)).whole) == clock.LONGEST
 
 
+def test_the_clock_stops_after_68_years():
+    late = jax.lax.fori_loop(0, 5, lambda _, at: at.after(jnp.float32(1e9)), clock.zero())
+    assert int(late.whole) == clock.LAST and float(late.now) == 2**31
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
