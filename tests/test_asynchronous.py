@@ -78,6 +78,10 @@ class Literal:
         place = self.free.pop(0)
         heapq.heappush(self.queue, (self.clock + float(work.seconds[n][k]), place, n, k, sent, self.steps))
 
+    def arrived(self, delta, n, k):
+        """The update of device k, the n-th to start, as the server has it."""
+        return delta
+
     def play(self, sent):
         """One step of the server; `sent` gives the model that devices start from."""
         buffer, lost, started, begun = [], [], self.started, self.clock
@@ -92,7 +96,7 @@ class Literal:
                 lost.append(k)
                 continue
             delta, _ = sgd(start, k, work.work[n][k], n + 1, lambda g: g, self.mu)
-            buffer.append({"k": k, "delta": delta, "start": start, "tau": self.steps - version})
+            buffer.append({"k": k, "delta": self.arrived(delta, n + 1, k), "start": start, "tau": self.steps - version})
         for reply in buffer:
             reply["s"] = self.s(reply["tau"])
         if buffer:

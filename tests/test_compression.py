@@ -15,6 +15,8 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
 from malformed.kinds import SHAPES, claim, device, npy
+from test_asynchronous import UNEVEN, Literal
+from test_asynchronous import fedbuff as buffered
 from test_cli import folb as folb_command
 from test_family import LR, SEED, Vector, average, full_gradient, mean, model, replies, rounds
 from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume, on_flower, simulated
@@ -215,6 +217,41 @@ def test_folb_sends_its_gradients_through_the_codec():
     expected = folb(run, "int4")
     assert furthest(expected, run.params) < 1e-5
     assert furthest(expected, deployed) < 1e-5
+
+
+class Encoded(Literal):
+    """Rounds that do not wait, with an encoded model and encoded updates, and error feedback on both sides."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.left, self.behind = {}, model() * 0
+
+    def arrived(self, delta, n, k):
+        full = delta + self.left.get(k, model() * 0)
+        found = lossy("top_k", full, pair(n, k), 0.2, whole=True)
+        self.left[k] = full - found
+        return found
+
+    def play_encoded(self, t):
+        full, steps = self.w + self.behind, self.steps
+        sent = lossy("int8", full, pair(t, ROUND))
+        self.play(sent)
+        if self.steps > steps:
+            self.behind = full - sent
+
+
+def test_codecs_in_rounds_that_do_not_wait_are_a_literal_loop():
+    """What a device left out waits for its next reply, though it started from an older model."""
+    loop = Encoded(UNEVEN, 3, 2, lambda tau: (1 + tau) ** -0.5, buffered)
+    for t in range(1, 31):
+        loop.play_encoded(t)
+    usual = {"lr": LR, "batch": 5, "compress_up": "top_k", "keep": 0.2, "compress_down": "int8"}
+    run = simulated(algorithms.fedbuff(K=2, concurrency=3, **usual), rounds=30, system=UNEVEN)
+    for t, (buffer, lost, _, _) in enumerate(loop.rounds):
+        assert run.devices[t][run.times[t] > 0].tolist() == [reply["k"] for reply in buffer]
+        assert run.devices[t][run.lost[t]].tolist() == lost
+    assert any(reply["tau"] for buffer, _, _, _ in loop.rounds for reply in buffer) and run.lost.any()
+    assert furthest(loop.w, run.params) < 1e-5
 
 
 OTHERS = {
