@@ -2,6 +2,8 @@
 
 import functools
 import heapq
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -360,3 +362,16 @@ def test_a_server_with_samples_of_its_own_and_what_liars_gain():
     expected = np.divide(liars.sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
     np.testing.assert_allclose(run.records["attack"][:, 0], expected, rtol=1e-5)
     np.testing.assert_allclose(run.records["attack"][:, 1], liars.max(axis=1), rtol=1e-5)
+
+
+def test_the_page_has_the_figures_of_the_benchmark():
+    """An asynchronous run costs at most twice the device work that it contains."""
+    docs = Path(__file__).parent.parent / "docs"
+    (rows,) = (
+        value
+        for value in json.loads((docs / "benchmarks/asynchronous.json").read_text()).values()
+        if type(value) is list
+    )
+    ratios = [row[5] for row in rows]
+    assert max(ratios) <= 2
+    assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in (docs / "asynchronous.md").read_text()

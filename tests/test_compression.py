@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
-from malformed.kinds import SHAPES, claim, device, npy
+from malformed.kinds import LIES, SHAPES, claim, device, places
 from test_asynchronous import UNEVEN, Literal
 from test_asynchronous import fedbuff as buffered
 from test_cli import folb as folb_command
@@ -387,57 +387,6 @@ def test_the_costs_of_a_codec():
 
 
 # What liars send -----------------------------------------------------------------------------------------------------
-
-
-def as_sent(value):
-    value = np.asarray(value)
-    return Array(value.dtype.name, value.shape, "numpy.ndarray", npy(value))
-
-
-def places(*values):
-    return as_sent(np.array(values, np.int32))
-
-
-def bomb(dtype):
-    """A header that claims a terabyte."""
-    text = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': (1099511627776,), }}".ljust(90)
-    return Array(
-        dtype, (1 << 40,), "numpy.ndarray", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
-    )
-
-
-def scale(*values):
-    return as_sent(np.array(values, np.float32))
-
-
-LIES = {
-    "a scale that is not a number": ("int8", "scale", scale(np.nan)),
-    "an infinite scale": ("int8", "scale", scale(np.inf)),
-    "a negative scale": ("int4", "scale", scale(-1)),
-    "a huge scale": ("sign", "scale", scale(3e38)),
-    "a scale beyond the largest norm": ("int8", "scale", scale(9e14)),
-    "two scales": ("int8", "scale", scale(1, 1)),
-    "a code that is no level": ("int8", "codes", as_sent(np.zeros(15, np.uint8))),
-    "half a byte that is no level": ("int4", "codes", as_sent(np.full(8, 0x10, np.uint8))),
-    "a code too few": ("int8", "codes", as_sent(np.ones(14, np.uint8))),
-    "a code too many": ("int4", "codes", as_sent(np.full(9, 0x11, np.uint8))),
-    "codes with signs": ("int8", "codes", as_sent(np.ones(15, np.int8))),
-    "numbers for codes": ("sign", "codes", as_sent(np.ones(2, np.float32))),
-    "codes of a terabyte": ("int8", "codes", bomb("uint8")),
-    "values of a terabyte": ("random_k", "values", bomb("float32")),
-    "places of a terabyte": ("top_k", "places", bomb("int32")),
-    "the same place twice": ("top_k", "places", places(3, 3)),
-    "a place too far": ("top_k", "places", places(3, 15)),
-    "a place far too far": ("top_k", "places", places(3, 2**31 - 1)),
-    "a negative place": ("top_k", "places", places(-1, 3)),
-    "places out of order": ("top_k", "places", places(4, 3)),
-    "places that are fractions": ("top_k", "places", as_sent(np.array([3, 4], np.float32))),
-    "more places than asked for": ("top_k", "places", places(1, 2, 3)),
-    "a value that is not a number": ("top_k", "values", scale(np.nan, 1)),
-    "an infinite value": ("random_k", "values", scale(1, np.inf)),
-    "huge values": ("random_k", "values", scale(1e15, 1e15)),
-    "a value too many": ("random_k", "values", scale(1, 2, 3)),
-}
 
 
 @pytest.mark.parametrize("lie", LIES)
