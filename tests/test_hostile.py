@@ -64,7 +64,7 @@ SETTINGS = {
     "psi is infinite": (lambda: algorithms.folb_hetero(psi=math.inf), "psi = inf: .* and finite"),
     "two values of psi": (lambda: algorithms.folb_hetero(psi=np.array([1.0, 2.0])), "psi = array.* and one number"),
     "eps is infinite": (lambda: algorithms.fedavg(server="adam", eps=math.inf), "eps = inf: .* and finite"),
-    "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and finite"),
+    "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and at most"),
     "two rates of drop-out": (lambda: system.uniform(dropout=np.array([0.1, 0.2])), "dropout = array.* and one number"),
 }
 

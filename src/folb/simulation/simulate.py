@@ -52,7 +52,8 @@ from folb.simulation.sample import Evaluate, chosen
 from folb.simulation.timing import is_clocked
 from folb.store import checkpoint
 from folb.store.environment import cores, memory
-from folb.typing import Params
+from folb.store.round_lines import LONGEST_ROUND
+from folb.typing import NDArray, Params
 
 CHUNK_SECONDS = 0.25
 SMALL_BATCH = 1000  # a batch that is larger than any device takes little memory up to here
@@ -506,6 +507,7 @@ def _run_stacked(
                 begun = time.perf_counter()
                 states, record = play_on(states, t, t + length)
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+                _check_seconds(part.info.seconds)
                 at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
                 tell(t, part)
                 if not chunks[1:]:  # these were the first rounds
@@ -524,6 +526,13 @@ def _run_stacked(
     for r, job in enumerate(jobs):
         runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
     return runs
+
+
+def _check_seconds(seconds: NDArray) -> None:
+    """A system model of a user's own may say anything."""
+    wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
+    if len(wrong):
+        raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
 
 
 def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: Params) -> Run:
