@@ -437,7 +437,7 @@ ROUNDS = 4000  # seconds, in which it can be killed
 
 
 @pytest.fixture(scope="module")
-def long_results(tmp_path_factory):
+def long_results(tmp_path_factory, usual_loops):
     """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too.
 
     It needs no process of its own.

@@ -27,7 +27,7 @@ from folb.core.round import State, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
 from folb.core.trace import Trace
-from folb.core.traffic import nbytes, sizes
+from folb.core.traffic import Sizes, nbytes, sizes
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.models import Model
@@ -468,10 +468,11 @@ def _run_stacked(
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
     model = _one_model(states)
+    size = [sizes(job.algorithm, model) for job in jobs]  # once: each upload is traced for its shape
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs."""
-        return {job.place: _run(problem, job, record, r, first, every, model) for r, job in enumerate(jobs)}
+        return {job.place: _run(problem, job, record, r, first, every, size[r]) for r, job in enumerate(jobs)}
 
     def tell(first: int, record: Measured) -> None:
         if observe is None:
@@ -535,11 +536,11 @@ def _check_seconds(seconds: NDArray) -> None:
         raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
 
 
-def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: Params) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model; `model` has the shapes."""
+def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, size: Sizes) -> Run:
+    """Run r of a stacked record that begins with round `first`, without its model; `size` is that of its messages."""
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
-    up, down = traffic(job.algorithm, info, model)
+    up, down = traffic(size, info)
     rounds = np.arange(first, first + len(info.asked))
     evaluated = rounds % every == 0
     return Run(
@@ -560,14 +561,13 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
     )
 
 
-def traffic(algorithm: Algorithm, info: Info, params: Params) -> tuple[Any, Any]:
-    """Bytes up and down in each round, for a model like `params`.
+def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
+    """Bytes up and down in each round.
 
     Down: the model, to every distinct device asked, also by a survey, and to each device of S_1 the shift computed from
     its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
     Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
-    size = sizes(algorithm, params)
     asked, replied, gradients_only, surveyed = (
         np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
     )
