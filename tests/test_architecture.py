@@ -11,7 +11,7 @@ import folb
 
 HOME = Path(folb.__file__).parent
 LAYERS = (
-    ("errors", "typing", "atomic", "pace"),
+    ("errors", "typing", "atomic", "npz", "pace"),
     ("core",),
     ("models",),
     ("data",),

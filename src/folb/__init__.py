@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from folb.experiments.execute import execute as execute
     from folb.experiments.execute import resume as resume
     from folb.experiments.experiment import Experiment as Experiment
+    from folb.experiments.kept_model import load_model as load_model
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
@@ -65,6 +66,7 @@ _NAMES = {
     "Upload": "core.upload",
     "compose": "core.algorithm",
     "execute": "experiments.execute",
+    "load_model": "experiments.kept_model",
     "named": "core.algorithm",
     "plot": "report.figures",
     "resume": "experiments.execute",

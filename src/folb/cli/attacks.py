@@ -55,4 +55,4 @@ def _attack(options: argparse.Namespace) -> None:
     for title, table in tables.outcomes(found):
         tables.say(f"\n{title}")
         tables.show_in_parts(table)
-    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")
+    tables.say(f"\nin {stored.path}: {tables.files(stored)}")

@@ -86,6 +86,7 @@ def _resume(options: argparse.Namespace) -> None:
             accelerators=accelerators,
             stream=options.stream,
             track=options.track,
+            keep_model=options.keep_model,
             on_start=on_start,
             observe=observe,
         )
@@ -110,4 +111,4 @@ def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     tables.show_in_parts(tables.results(runs, target))
     if apart := told_apart(runs, target):
         tables.say(f"\n{apart}")
-    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")
+    tables.say(f"\nin {stored.path}: {tables.files(stored)}")

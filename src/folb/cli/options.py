@@ -23,8 +23,9 @@ results and the picture take 1 MB, and results.json 50 bytes more for each
 evaluation. While it runs there are three checkpoints. Each holds, for each run,
 the model, the server's memory, the memory of devices if the algorithm has one
 (a row for each device that can be met), and for each round so far 50 bytes and 9
-for each chosen device (17 with --records). The files of --track come on top.
-Run directories are in FOLB_RUNS, else in ./runs.
+for each chosen device (17 with --records). At the end model.npz has the model of
+every run, 4 bytes for each parameter; --no-model leaves it out. The files of
+--track come on top. Run directories are in FOLB_RUNS, else in ./runs.
 """
 
 
@@ -66,6 +67,13 @@ def add_running(command: argparse.ArgumentParser) -> None:
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),
         help="also log each round for this tool, in the run directory",
+    )
+    command.add_argument(
+        "--no-model",
+        dest="keep_model",
+        action="store_const",
+        const=False,
+        help="do not keep the models that the runs end with (model.npz, for folb.load_model)",
     )
     add_devices(command)
     command.add_argument(

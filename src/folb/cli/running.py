@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
 
+LARGE = 100_000_000  # bytes of model.npz that are said before the first round
+
+
 def completed(
     options: argparse.Namespace,
     work: Callable[[OnStart, Observe], RunDirectory],
@@ -41,6 +44,9 @@ def completed(
             started.append(start)
             if not start.finished:
                 options.going = command or _resuming(options, start)
+                if start.model_bytes > LARGE:
+                    said = f"{start.path / 'model.npz'} will take {start.model_bytes / 1e6:,.0f} MB"
+                    print(f"folb: {said}; --no-model leaves it out", file=sys.stderr)
                 begin(start.rounds)
 
         return work(on_start, observe)
@@ -72,6 +78,7 @@ def executed(
             accelerators=accelerators,
             stream=options.stream,
             track=options.track,
+            keep_model=options.keep_model is not False,
             on_start=on_start,
             observe=observe,
         )
@@ -89,7 +96,7 @@ def completing(options: argparse.Namespace) -> Complete:
         return completed(
             options,
             lambda on_start, observe: execute.carry_out(
-                planned, accelerators=accelerators, on_start=on_start, observe=observe
+                planned, accelerators=accelerators, keep_model=False, on_start=on_start, observe=observe
             ),
             about=about,
             command=same_command(),

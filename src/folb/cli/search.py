@@ -65,7 +65,7 @@ def _tune(options: argparse.Namespace) -> None:
     common.use_compilation_cache()
     accelerators = common.accelerators(options)
 
-    def complete(planned: Plan) -> RunDirectory:
+    def complete(planned: Plan, keep_model: bool = True) -> RunDirectory:
         # `folb resume` would finish the grid, but not run the winner
         return completed(
             options,
@@ -74,6 +74,7 @@ def _tune(options: argparse.Namespace) -> None:
                 again=options.again,
                 accelerators=accelerators,
                 track=options.track,
+                keep_model=keep_model and options.keep_model is not False,
                 on_start=on_start,
                 observe=observe,
             ),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # these need jax
     from folb.paper.pages import Page
     from folb.results.outcomes import Outcome
     from folb.results.run import Run
+    from folb.store.directory import RunDirectory
 
 
 class Output(Console):
@@ -92,6 +93,12 @@ def indented(text: str, first: str, others: str | None = None) -> str:
 def say(text: str) -> None:
     """Print text as it is."""
     console().print(text, highlight=False, markup=False)
+
+
+def files(stored: RunDirectory) -> str:
+    """The files of a finished run, those first that a reader wants first."""
+    names = ("curves.png", "results.json", "rounds.jsonl", "experiment.toml", "model.npz")
+    return ", ".join(name for name in names if (stored.path / name).exists())
 
 
 def summary(planned: Plan) -> str:

@@ -45,6 +45,7 @@ class Federation:
 
     If samples share their content (windows of one text, words of one vocabulary), `x` holds references into `table`,
     and `expand(table, x)` turns them into a batch of model inputs. `note` is a warning that every output repeats.
+    `device_names` and `class_names` are those of the user's own data, if it has names.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Federation:
     table: NDArray | None = None
     expand: Expand | None = None
     note: str = ""
+    device_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
 
     @property
     def N(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed
 from folb.errors import InputError
+from folb.npz import check_room
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -70,7 +71,7 @@ def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str
             if column.null_count:
                 raise InputError(f"{path}: {name}", None, "should have a value in every row")
         done += batch.nbytes
-        source_files.check_room(path, done)
+        check_room(path, done)
         batches.append(batch)
     if not batches:
         raise InputError(str(path), 0, "rows: should be at least 1")

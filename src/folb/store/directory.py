@@ -4,6 +4,7 @@
     environment.json   versions, machine, command; the runs, and a hash of all that they depend on
     rounds.jsonl       a line for every round of every run, as it happens
     checkpoints/       while unfinished: `folb resume` starts from these
+    model.npz          at the end: the models that the runs ended with
     results.json       once finished
     curves.png
     winner.toml        after a search: the experiment that runs the winner on other seeds
@@ -41,7 +42,7 @@ from folb.store.round_lines import as_run, parsed
 
 EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
 CURVES, CHECKPOINTS, WINNER, TRACKING = "curves.png", "checkpoints", "winner.toml", "tracking"
-REPLACED = "replaced"
+MODEL, REPLACED = "model.npz", "replaced"
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class RunDirectory:
 
 # the fields of environment.json, and optional ones that readers use
 FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity"), TEXT) | {"devices": COUNT}
-OTHER_FIELDS = {"carrier": TEXT, "accelerators": POSITIVE, "stream": TRUTH}
+OTHER_FIELDS = {"carrier": TEXT, "accelerators": POSITIVE, "stream": TRUTH, "keep_model": TRUTH}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 
 
@@ -242,7 +243,7 @@ def leave(path: Path, results: Mapping[str, Any], picture: bytes) -> None:
 
 
 DIRECTORIES = (CHECKPOINTS, TRACKING)
-FILES = (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT)
+FILES = (RESULTS, ROUNDS, CURVES, MODEL, WINNER, EXPERIMENT, ENVIRONMENT)
 
 
 def clear(path: Path) -> None:
