@@ -35,6 +35,9 @@ class Split:
     start: NDArray
     size: NDArray
 
+    def __repr__(self) -> str:
+        return f"Split({len(self.y)} samples of {len(self.size)} devices)"
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -57,6 +60,10 @@ class Federation:
     note: str = ""
     device_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        samples = f"{len(self.train.y)} training and {len(self.test.y)} test samples of shape {self.shape}"
+        return f"Federation({self.name}: {self.N} devices, {samples}, {self.classes} classes)"
 
     @property
     def N(self) -> int:

@@ -31,6 +31,7 @@ from folb.store import directory as store
 from folb.store import lock, model_file
 from folb.store.directory import RunDirectory
 from folb.store.environment import PROGRAM, about_runs, program
+from folb.store.reading import read
 from folb.store.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def resume(
     `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
     `accelerators`, `stream` and `keep_model` are as when the run began. The others are explained at `execute`.
     """
-    stored = run if isinstance(run, RunDirectory) else store.read(store.find(str(run)))
+    stored = read(run)
     path, there = stored.path, stored.environment
     if stored.deployed:
         raise InputError(

@@ -19,6 +19,7 @@ from folb.experiments.settings import naming_own_files, read
 from folb.models import MODELS, Model
 from folb.store import directory, model_file
 from folb.store.directory import RunDirectory
+from folb.store.reading import read as find
 from folb.typing import NDArray, Params
 
 if TYPE_CHECKING:
@@ -129,12 +130,9 @@ def load_model(
 
 
 def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
-    if isinstance(run, RunDirectory):
-        stored = run
-    elif os.fspath(run).endswith(".npz"):
+    if not isinstance(run, RunDirectory) and os.fspath(run).endswith(".npz"):
         return Path(run)
-    else:
-        stored = directory.read(directory.find(os.fspath(run)))
+    stored = find(run)
     path = stored.path / directory.MODEL
     if path.is_file():
         return path

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from folb import atomic
 from folb.errors import InputError
@@ -100,6 +100,10 @@ class RunDirectory:
 
     path: Path
     environment: dict[str, Any]
+
+    def __repr__(self) -> str:
+        runs = len(self.environment.get("runs", ()))
+        return f"RunDirectory({self.path}: {self.state}, {runs} run{'s' * (runs != 1)})"
 
     @property
     def name(self) -> str:
@@ -184,6 +188,12 @@ class RunDirectory:
         for line in self.rounds()[0]:
             lines[line["run"]].append(line)
         return [as_run(about, own) for about, own in zip(self.environment["runs"], lines, strict=True)]
+
+    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
+        """What the runs measured so far, as a data frame: `folb.to_frame` says which columns it has."""
+        from folb.store.reading import to_frame
+
+        return to_frame(self, kind=kind)
 
     def begun(self, runs: Sequence[Run] | None = None) -> list[Run]:
         """The runs that have an evaluated round, for a table.
