@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
     common.add_experiment(attack, every="only in the end")
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
     common.add_running(attack)
+    common.add_naming(attack)
     attack.set_defaults(handle=_attack)
 
 

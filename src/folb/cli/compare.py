@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
         )
         command.add_argument("--records", action="store_true", help="also keep every device's weight and gamma")
         common.add_running(command)
+        common.add_naming(command)
         common.add_processes(command)
 
 

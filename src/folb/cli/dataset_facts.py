@@ -34,6 +34,12 @@ def show() -> None:
     print(f"\ndata directory: {source_files.directory()}")
 
 
+def known() -> dict[str, Any]:
+    """The same, for a program."""
+    found = [{"name": name, "state": _state(name), "says": first_line(make)} for name, make in data.DATASETS.items()]
+    return {"datasets": found, "directory": str(source_files.directory())}
+
+
 def _state(name: str) -> str:
     if name not in RAW_FILES:
         return "generated"
@@ -80,6 +86,24 @@ def describe(name: str, federation: Federation) -> None:
     some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
     for who, counts in [("all", labels.sum(axis=0)), *((f"device {k}", labels[k]) for k in some)]:
         print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
+
+
+def facts(name: str, federation: Federation) -> dict[str, Any]:
+    """What `describe` prints, for a program; `labels` has a row of counts for each device."""
+    labels, usual = federation.labels(), data.defaults(name)
+    return {
+        "dataset": name,
+        "note": federation.note,
+        "devices": federation.N,
+        "training_samples": len(federation.train.y),
+        "test_samples": len(federation.test.y),
+        "shape": list(federation.shape),
+        "classes": federation.classes,
+        "device_names": federation.device_names,
+        "class_names": federation.class_names,
+        "defaults": usual._asdict(),
+        "labels": labels.tolist(),
+    }
 
 
 def _majority(federation: Federation) -> str:

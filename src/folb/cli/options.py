@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DATASET = "a dataset of `folb list`, a LEAF directory, a directory of .npy files, or an .npz, .csv or .parquet file"
 RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
+JSON = "print one JSON document, and nothing else"
 DISK = """
 On disk, each round of a run takes at most 250 bytes and the algorithm's label.
 With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
@@ -61,7 +62,7 @@ def add_box(command: argparse.ArgumentParser, what: str, more: str) -> None:
 
 def add_running(command: argparse.ArgumentParser) -> None:
     """The options of every command that runs an experiment."""
-    command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    command.add_argument("--json", action="store_true", help=JSON)
     command.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
     command.add_argument(
         "--track",
@@ -85,6 +86,17 @@ def add_running(command: argparse.ArgumentParser) -> None:
     command.epilog, command.formatter_class = DISK, argparse.RawDescriptionHelpFormatter
 
 
+def add_naming(command: argparse.ArgumentParser) -> None:
+    """The options for what people call a run."""
+    command.add_argument("--name", metavar="TEXT", help="what you call the run, for `folb runs` (it changes no path)")
+    command.add_argument("--tags", metavar="A,B", help="words to find the run by, for `folb runs`")
+
+
+def tags(options: argparse.Namespace) -> list[str] | None:
+    """The tags of --tags; none of them if it is empty."""
+    return None if options.tags is None else [tag.strip() for tag in options.tags.split(",") if tag.strip()]
+
+
 def add_devices(command: argparse.ArgumentParser) -> None:
     """The option for the number of accelerators."""
     command.add_argument(
@@ -104,7 +116,7 @@ def add_pages(command: argparse.ArgumentParser, only: tuple[str, str], out: str)
         "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
     )
     command.add_argument("--out", metavar="DIR", type=Path, help=f"where results and pages go ({out})")
-    command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    command.add_argument("--json", action="store_true", help=JSON)
     add_devices(command)
 
 

@@ -79,6 +79,8 @@ def executed(
             stream=options.stream,
             track=options.track,
             keep_model=options.keep_model is not False,
+            name=options.name,
+            tags=common.tags(options),
             on_start=on_start,
             observe=observe,
         )

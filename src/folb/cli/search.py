@@ -45,6 +45,7 @@ def add(commands: Any, whole: bool) -> None:
         help="the seeds that the winner is reported on: how many (after the last of --seeds), or a list of other seeds",
     )
     common.add_running(tune)
+    common.add_naming(tune)
     tune.set_defaults(handle=_tune)
 
 
@@ -75,6 +76,8 @@ def _tune(options: argparse.Namespace) -> None:
                 accelerators=accelerators,
                 track=options.track,
                 keep_model=keep_model and options.keep_model is not False,
+                name=options.name,
+                tags=common.tags(options),
                 on_start=on_start,
                 observe=observe,
             ),

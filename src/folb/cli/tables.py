@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -191,23 +191,30 @@ def rounds_to_target(found: Standings) -> Table:
 
 def run_directories(rows: Iterable[Sequence[str]]) -> Table:
     """A line for each run directory."""
-    headings = ("run", "state", "rounds", "best", "started", "algorithms")
-    table = _plain(*headings, left=set(headings) - {"rounds", "best"})
+    headings = ("run", "name", "tags", "state", "rounds", "best", "started (UTC)", "algorithms")
+    found = list(rows)
+    told = [i for i, name in enumerate(headings) if name not in ("name", "tags") or any(row[i] for row in found)]
+    table = _plain(*(headings[i] for i in told), left=set(headings) - {"rounds", "best"})
     for column in table.columns:
         column.overflow = "fold"  # a cut name is useless
-    for row in rows:
-        table.add_row(*map(escape, row))
+    for row in found:
+        table.add_row(*(escape(row[i]) for i in told))
     names = table.columns[0]  # a name in pieces cannot be copied
     names.no_wrap = _longest(["run", *map(str, names.cells)]) <= console().width // 2
     return table
+
+
+def words_of(kind: Any) -> list[str]:
+    """The words that a setting may be: the choices of Literal["a", "b"] | None, too."""
+    kinds = [kind, *get_args(kind)]
+    return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
 
 
 def settings(known: Mapping[str, Setting]) -> Table:
     """A line for each setting."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, setting in known.items():
-        kinds = [setting.type, *get_args(setting.type)]  # the choices of Literal["a", "b"] | None, too
-        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        words = words_of(setting.type)
         choices = f" ({', '.join(words)})" if words else ""
         table.add_row(*map(escape, (f"      {name}", f"= {setting.default}", setting.meaning + choices)))
     return table

@@ -28,7 +28,7 @@ from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.simulate import Observe, Simulation, simulation
 from folb.store import directory as store
-from folb.store import lock, model_file
+from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory
 from folb.store.environment import PROGRAM, about_runs, program
 from folb.store.reading import read
@@ -75,6 +75,8 @@ def execute(
     stream: bool | None = None,
     track: str | None = None,
     keep_model: bool = True,
+    name: str | None = None,
+    tags: Sequence[str] | None = None,
     on_start: OnStart | None = None,
     observe: Observe | None = None,
 ) -> RunDirectory:
@@ -91,6 +93,7 @@ def execute(
     that it had before, in one part.
     `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
     `keep_model` writes model.npz at the end, for `folb.load_model`; it takes as many bytes as the models of all runs.
+    `name` and `tags` are what you call the run; `folb runs` shows them. They change neither the run nor its place.
     `on_start(start)` is called once, before the first round. `start.plan`, `start.path` and `start.finished` are the
     plan, the directory, and whether its results are there already.
 
@@ -104,6 +107,8 @@ def execute(
         accelerators=accelerators,
         track=track,
         keep_model=keep_model,
+        name=name,
+        tags=tags,
         on_start=on_start,
         observe=observe,
     )
@@ -165,12 +170,15 @@ def carry_out(
     accelerators: int | str = 1,
     track: str | None = None,
     keep_model: bool = True,
+    name: str | None = None,
+    tags: Sequence[str] | None = None,
     on_start: OnStart | None = None,
     observe: Observe | None = None,
 ) -> RunDirectory:
     """`execute` for a planned experiment."""
     if directory is not None and not os.fspath(directory):
         raise InputError("out", directory, "should be a directory to write to")
+    given = naming.checked(name, tags)
     path = place(planned) if directory is None else Path(directory)
     parallel.check_alike(planned.identity)
     if not parallel.leads():
@@ -181,6 +189,7 @@ def carry_out(
     start = Start(planned, path, not again and finished(path, planned), keep_model)
     if start.finished:
         _complete(path, planned)
+        naming.name(path, given)
         parallel.shared(False)
         if on_start is not None:
             on_start(start)
@@ -192,7 +201,7 @@ def carry_out(
     atomic.directory(path)
     try:
         with lock.claimed(path):
-            _perform(start, again, accelerators, track, on_start, observe)
+            _perform(start, again, accelerators, track, given, on_start, observe)
     except InputError:
         if new:
             with contextlib.suppress(OSError):
@@ -207,6 +216,7 @@ def _perform(
     again: bool,
     accelerators: int | str,
     track: str | None,
+    given: Mapping[str, Any],
     on_start: OnStart | None,
     observe: Observe | None,
 ) -> None:
@@ -215,7 +225,7 @@ def _perform(
     fresh = not store.is_run(path)
     check_place(path, planned, again, accelerators)
     simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
-    prepare(path, planned, again, accelerators, start.keep_model)
+    prepare(path, planned, again, accelerators, start.keep_model, given)
     # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before all
     # runs play: it would keep the interpreter from lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
@@ -308,9 +318,16 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
 
 
 def prepare(
-    path: Path, planned: Plan, again: bool = False, accelerators: int | str = 1, keep_model: bool = True
+    path: Path,
+    planned: Plan,
+    again: bool = False,
+    accelerators: int | str = 1,
+    keep_model: bool = True,
+    given: Mapping[str, Any] | None = None,
 ) -> None:
     """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
+
+    The name and the tags of before stay, unless others are `given`.
 
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
@@ -320,9 +337,12 @@ def prepare(
     if changed and not again:
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
+    called = {key: there[key] for key in naming.GIVEN if key in there} if there else {}
     if there is None or again or changed:
         store.set_aside(path)
-        atomic.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
+        naming.write(path, naming.named(now | called, given or {}))
+    elif given:
+        naming.write(path, naming.named(there, given))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
     for written in (store.MODEL, store.RESULTS):  # they are damaged, or of a process that was killed at its end
         (path / written).unlink(missing_ok=True)

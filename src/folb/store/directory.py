@@ -36,7 +36,7 @@ from folb import atomic
 from folb.errors import InputError
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import COUNT, POSITIVE, SEED, TABLE, TEXT, TRUTH, check_fields
+from folb.store.fields import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import as_run, parsed
 
@@ -109,6 +109,21 @@ class RunDirectory:
     def name(self) -> str:
         """The directory's name."""
         return self.path.resolve().name
+
+    @property
+    def given_name(self) -> str:
+        """What the user calls it; empty if nothing was given."""
+        return str(self.environment.get("name", ""))
+
+    @property
+    def tags(self) -> list[str]:
+        """The user's tags."""
+        return list(self.environment.get("tags", ()))
+
+    @property
+    def started(self) -> str:
+        """When it began, to the second, in UTC."""
+        return str(self.environment["started"]).replace("T", " ").replace("+00:00", " UTC")
 
     @property
     def handle(self) -> str:
@@ -209,7 +224,14 @@ class RunDirectory:
 
 # the fields of environment.json, and optional ones that readers use
 FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity"), TEXT) | {"devices": COUNT}
-OTHER_FIELDS = {"carrier": TEXT, "accelerators": POSITIVE, "stream": TRUTH, "keep_model": TRUTH}
+OTHER_FIELDS = {
+    "carrier": TEXT,
+    "accelerators": POSITIVE,
+    "stream": TRUTH,
+    "keep_model": TRUTH,
+    "name": NAME,
+    "tags": TAGS,
+}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 
 
