@@ -23,14 +23,14 @@ class InputError(ValueError):
             shown = f"a deep {type(value).__name__}"
         if len(shown) > 80:
             shown = shown[:77] + "..."
-        super().__init__(_one_line(f"{field} = {shown}: {expected}"))
+        super().__init__(one_line(f"{field} = {shown}: {expected}"))
         self.field, self.expected = field, expected
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str, longest: int = LONGEST) -> str:
     """A text of bounded length without line breaks and control characters, which a file's names and values may have."""
-    line = "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else _escaped(c) for c in text[:LONGEST])
-    return line if len(text) <= LONGEST else line[: LONGEST - 3] + "..."
+    line = "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else _escaped(c) for c in text[:longest])
+    return line if len(text) <= longest else line[: longest - 3] + "..."
 
 
 def _escaped(character: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from folb.cli import options as common
 from folb.cli.progress import under_progress
+from folb.errors import one_line
 
 if TYPE_CHECKING:
     from folb.experiments.draws import Complete
@@ -44,9 +46,7 @@ def completed(
             started.append(start)
             if not start.finished:
                 options.going = command or _resuming(options, start)
-                if start.model_bytes > LARGE:
-                    said = f"{start.path / 'model.npz'} will take {start.model_bytes / 1e6:,.0f} MB"
-                    print(f"folb: {said}; --no-model leaves it out", file=sys.stderr)
+                _announce(start)
                 begin(start.rounds)
 
         return work(on_start, observe)
@@ -59,6 +59,16 @@ def completed(
         tracked = f" and logs to {options.track}" if options.track else ""
         print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
     return stored, started[0]
+
+
+def _announce(start: Start) -> None:
+    """Say what a user should know before the first round."""
+    federation = start.plan.federation
+    if federation.held_out and os.path.isabs(start.plan.experiment.dataset):  # the user's own
+        tell(f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out")
+    if start.model_bytes > LARGE:
+        size = f"{start.model_bytes / 1e6:,.0f} MB"
+        tell(f"{start.path / 'model.npz'} will take {size}; --no-model leaves it out")
 
 
 def executed(
@@ -110,7 +120,7 @@ def completing(options: argparse.Namespace) -> Complete:
 
 def tell(line: str) -> None:
     """Say on standard error how far it is."""
-    print(f"folb: {line}", file=sys.stderr)
+    print(f"folb: {one_line(line)}", file=sys.stderr)
 
 
 def _resuming(options: argparse.Namespace, start: Start) -> str:

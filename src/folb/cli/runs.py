@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from folb.cli import compare
 from folb.cli.options import JSON, RUN, add_naming, tags
-from folb.errors import InputError
+from folb.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
 TROUBLE = 20  # the most lines of it that are shown
+LISTED, LINE = 50, 150  # the most names of classes or devices, and characters of them
 
 
 def add(commands: Any) -> None:
@@ -177,6 +178,9 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
     )
     if environment["note"]:
         yield f"the data: {environment['note']}"
+    for what, key in (("classes", "class_names"), ("devices", "device_names")):
+        if environment.get(key):
+            yield one_line(f"the {what}, from 0 on: {', '.join(environment[key][:LISTED])}", LINE)
     if stored.state == "running" and (holder := lock.holder(stored.path)):
         yield f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}"
     if stored.state == "interrupted":

@@ -60,6 +60,7 @@ class Federation:
     note: str = ""
     device_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
+    held_out: bool = False  # the data does not say what to test on: it is a random tenth of each device's samples
 
     def __repr__(self) -> str:
         samples = f"{len(self.train.y)} training and {len(self.test.y)} test samples of shape {self.shape}"
@@ -157,7 +158,9 @@ class Federation:
                 f"{name}: training samples of device {ids.tolist()[empty[0]]!r}", 0, "should be at least 1"
             )
         classes = max(int(y.max()) + 1, 2) if classes is None else classes
-        return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
+        sides = _split(x, y, k, ~test, N), _split(x, y, k, test, N)
+        names = tuple(ids.tolist()) if ids.dtype.kind == "U" else None
+        return Federation(name, *sides, classes, device_names=names, held_out=split is None)
 
 
 def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:

@@ -34,6 +34,8 @@ from folb.store.environment import PROGRAM, about_runs, program
 from folb.store.reading import read
 from folb.store.recorder import Recorder
 
+NAMES = 100_000  # the most characters of devices' names, or of classes', that environment.json has
+
 log = logging.getLogger(__name__)
 
 
@@ -351,8 +353,10 @@ def prepare(
 
 def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on besides the experiment, and a description of its runs."""
-    mesh = parallel.mesh(accelerators)
+    mesh, federation = parallel.mesh(accelerators), planned.federation
+    names = {"device_names": federation.device_names, "class_names": federation.class_names}
     return program(1 if mesh is None else mesh.size, planned.stream) | {
+        **{key: list(own) for key, own in names.items() if own is not None and sum(map(len, own)) <= NAMES},
         "note": planned.federation.note,
         "devices": planned.federation.N,
         "identity": planned.identity,

@@ -36,7 +36,7 @@ from folb import atomic
 from folb.errors import InputError
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields
+from folb.store.fields import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields, many
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import as_run, parsed
 
@@ -231,6 +231,8 @@ OTHER_FIELDS = {
     "keep_model": TRUTH,
     "name": NAME,
     "tags": TAGS,
+    "device_names": many(TEXT),
+    "class_names": many(TEXT),
 }
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 
