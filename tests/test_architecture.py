@@ -59,7 +59,7 @@ def complaints(module: str, source: str) -> list[str]:
 
 
 def sources() -> dict[str, str]:
-    paths = [path for path in HOME.rglob("*.py") if "demo_app" not in path.parts]
+    paths = [path for path in HOME.rglob("*.py") if not {"demo_app", "starters"} & set(path.parts)]
     modules = {".".join(path.relative_to(HOME).with_suffix("").parts): path.read_text() for path in paths}
     return {name: text for name, text in modules.items() if name not in ("__init__", "__main__")}
 

@@ -11,7 +11,19 @@ import traceback
 from typing import NoReturn
 
 from folb import __version__
-from folb.cli import arena, attacks, compare, datasets, deployment, listing, reproduce, runs, search
+from folb.cli import (
+    arena,
+    attacks,
+    compare,
+    completion,
+    datasets,
+    deployment,
+    listing,
+    new_files,
+    reproduce,
+    runs,
+    search,
+)
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
@@ -59,6 +71,8 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     deployment.add(commands)
     listing.add(commands)
     datasets.add(commands)
+    new_files.add(commands)
+    completion.add(commands)
     return top
 
 
