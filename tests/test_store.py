@@ -69,6 +69,7 @@ def test_a_run_directory_explains_itself(whole, planned):
         "curves.png",
         "environment.json",
         "experiment.toml",
+        "model.npz",
         "results.json",
         "rounds.jsonl",
     ]

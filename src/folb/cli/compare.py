@@ -41,6 +41,7 @@ def add(commands: Any) -> None:
         )
         command.add_argument("--records", action="store_true", help="also keep every device's weight and gamma")
         common.add_running(command)
+        common.add_naming(command)
         common.add_processes(command)
 
 
@@ -96,6 +97,7 @@ def _resume(options: argparse.Namespace) -> None:
             accelerators=accelerators,
             stream=options.stream,
             track=options.track,
+            keep_model=options.keep_model,
             on_start=on_start,
             observe=observe,
         )
@@ -120,4 +122,4 @@ def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     tables.show_in_parts(tables.results(runs, target))
     if apart := told_apart(runs, target):
         tables.say(f"\n{apart}")
-    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")
+    tables.say(f"\nin {stored.path}: {tables.files(stored)}")

@@ -76,6 +76,12 @@ class Algorithm:
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
+    def __repr__(self) -> str:
+        given = {
+            key: value for key, value in self.origin.settings.items() if isinstance(value, bool | int | float | str)
+        }
+        return f"Algorithm({', '.join([self.name, *(f'{key}={value}' for key, value in given.items())])})"
+
     @property
     def name(self) -> str:
         """The constructor's name."""

@@ -35,6 +35,9 @@ class Split:
     start: NDArray
     size: NDArray
 
+    def __repr__(self) -> str:
+        return f"Split({len(self.y)} samples of {len(self.size)} devices)"
+
     def sample(self, n: int) -> Split:
         """n of its samples at random, in their order, always the same ones; all of them if it has no more."""
         if n >= len(self.y):
@@ -62,6 +65,7 @@ class Federation:
 
     If samples share their content (windows of one text, words of one vocabulary), `x` holds references into `table`,
     and `expand(table, x)` turns them into a batch of model inputs. `note` is a warning that every output repeats.
+    `device_names` and `class_names` are those of the user's own data, if it has names.
     """
 
     name: str
@@ -71,6 +75,13 @@ class Federation:
     table: NDArray | None = None
     expand: Expand | None = None
     note: str = ""
+    device_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    held_out: bool = False  # the data does not say what to test on: it is a random tenth of each device's samples
+
+    def __repr__(self) -> str:
+        samples = f"{len(self.train.y)} training and {len(self.test.y)} test samples of shape {self.shape}"
+        return f"Federation({self.name}: {self.N} devices, {samples}, {self.classes} classes)"
 
     @property
     def N(self) -> int:
@@ -178,7 +189,9 @@ class Federation:
                 f"{name}: training samples of device {ids.tolist()[empty[0]]!r}", 0, "should be at least 1"
             )
         classes = max(int(y.max()) + 1, 2) if classes is None else classes
-        return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
+        sides = _split(x, y, k, ~test, N), _split(x, y, k, test, N)
+        names = tuple(ids.tolist()) if ids.dtype.kind == "U" else None
+        return Federation(name, *sides, classes, device_names=names, held_out=split is None)
 
 
 def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:

@@ -23,36 +23,12 @@ from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.settings import OWN, Setting, from_file, naming_own_files, read, setting, settings
+from folb.experiments.part import Part, chosen_part
+from folb.experiments.settings import Setting, naming_own_files, read, setting, settings
 from folb.experiments.systems import SYSTEMS
 from folb.models import MODELS, Model
 from folb.simulation.sample import chosen, usual, words
 from folb.simulation.simulate import check, streams
-
-
-@dataclass(frozen=True)
-class Part:
-    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
-
-    name: str
-    constructor: Callable[..., Any]
-    settings: dict[str, Setting]
-    swept: bool = False  # a list of values means a run for each
-
-    def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
-        """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
-        try:
-            made = self.constructor(*arguments, **values)
-        except InputError:
-            raise
-        except Exception as error:
-            if self.constructor.__module__.startswith(OWN):
-                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
-            raise
-        if not isinstance(made, kind):
-            what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
-            raise InputError(self.name, made, f"should make a {what}")
-        return made
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -70,16 +46,12 @@ def common_settings() -> dict[str, Setting]:
 
 
 def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
-    if ".py:" in name:
-        constructor = from_file(field, name)
-        if field == "algorithms" and not hasattr(constructor, "named_by_folb"):
-            constructor = named(constructor)
-        name = name.rpartition(":")[2]
-    else:
-        constructor = registry[choose(field, name, registry)]
-    if field == "algorithms":
-        return Part(name, constructor, algorithm_settings(constructor), swept=True)
-    return Part(name, constructor, settings(constructor))
+    found = chosen_part(field, name, registry)
+    if field != "algorithms":
+        return found
+    make = found.constructor
+    constructor = named(make) if ".py:" in name and not hasattr(make, "named_by_folb") else make
+    return Part(found.name, constructor, algorithm_settings(constructor), swept=True)
 
 
 @dataclass(frozen=True)

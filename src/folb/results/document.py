@@ -67,10 +67,10 @@ def with_held_from(results: Any) -> Any:
 
 def _digest(params: Any) -> str | None:
     """A hash that tells whether two runs ended with the same model, to the bit; None without a model."""
-    import jax
-
     if params is None:
         return None
+    import jax
+
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(leaf.tobytes())
