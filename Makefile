@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples test-docs check docs docs-serve bench bench-command bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-stream clean
+.PHONY: demo test test-slow test-examples test-docs check docs docs-serve bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -40,6 +40,9 @@ bench: .venv/.bench  ## speed against plain device loops, in one run
 
 bench-command: .venv/.run  ## where the time of a warm `folb compare` goes
 	$(BIN)/python benchmarks/command.py
+
+bench-first: .venv/.run  ## how soon `folb compare NAME` shows its first point, for every dataset
+	$(BIN)/python benchmarks/first_point.py
 
 bench-networks: .venv/.bench  ## the networks' speed against a plain PyTorch loop, by CPU time
 	$(BIN)/python benchmarks/networks.py

@@ -122,7 +122,13 @@ def simulator(work: Work) -> Callable[[], float]:
     def run() -> float:
         steps = system.fixed(work=STEPS)
         runs = simulate(
-            work.federation, work.model, algorithm, rounds=work.rounds, evaluate_every=work.rounds, system=steps
+            work.federation,
+            work.model,
+            algorithm,
+            rounds=work.rounds,
+            evaluate_every=work.rounds,
+            evaluate="all",
+            system=steps,
         )
         return float(runs[0].train_loss[-1])
 

@@ -58,21 +58,10 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    *("deployment", "store", "family", "conformance", "flower", "slots", "parallel", "cli", "stream", "models"),
-    *(
-        "attacks",
-        "reproduce",
-        "theory",
-        "arena",
-        "tune",
-        "step_size",
-        "flower_replies",
-        "threads",
-        "documents",
-        "execute",
-        "system",
-    ),
-    *("selection", "browser", "guard", "trackers", "damage", "watch"),
+    *("deployment", "store", "family", "conformance", "flower", "slots", "parallel", "network", "compression"),
+    *("cli", "attacks", "models", "stream", "device_trace", "browser", "documents", "theory", "reproduce"),
+    *("asynchronous", "selection", "guard", "flower_replies", "tune", "robust", "system", "hostile", "execute"),
+    *("rules", "arena", "damage", "trackers", "threads", "device", "step_size", "checkpoint", "watch"),
 )
 
 
@@ -120,4 +109,34 @@ def one_model():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "logistic", functools.cache(MODELS["logistic"]))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_loops():
+    """Two mini-batch steps and one round of the shuffle are a turn of their loop: a sixth less to compile.
+
+    What is computed is the same. Processes that a test starts have the usual loops, and programs of their own:
+    `usual_loops` gives a test the same.
+    """
+    from folb.core import shuffle
+    from folb.simulation import solve
+
+    usual = solve.UNROLL, shuffle.UNROLL
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solve, "UNROLL", 2)
+        patch.setattr(shuffle, "UNROLL", 1)
+        yield usual
+
+
+@pytest.fixture(scope="module")
+def usual_loops(short_loops):
+    """The tests of a file share compiled programs with the processes that they start."""
+    from folb.core import shuffle
+    from folb.simulation import solve
+
+    steps, rounds = short_loops
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solve, "UNROLL", steps)
+        patch.setattr(shuffle, "UNROLL", rounds)
         yield

@@ -11,7 +11,7 @@ import folb
 
 HOME = Path(folb.__file__).parent
 LAYERS = (
-    ("errors", "typing", "atomic", "pace"),
+    ("errors", "typing", "atomic", "npz", "pace"),
     ("core",),
     ("models",),
     ("data",),
@@ -60,7 +60,7 @@ def complaints(module: str, source: str) -> list[str]:
 
 
 def sources() -> dict[str, str]:
-    paths = [path for path in HOME.rglob("*.py") if "demo_app" not in path.parts]
+    paths = [path for path in HOME.rglob("*.py") if not {"demo_app", "starters"} & set(path.parts)]
     modules = {".".join(path.relative_to(HOME).with_suffix("").parts): path.read_text() for path in paths}
     return {name: text for name, text in modules.items() if name not in ("__init__", "__main__")}
 

@@ -2,6 +2,8 @@
 
 import functools
 import heapq
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +80,10 @@ class Literal:
         place = self.free.pop(0)
         heapq.heappush(self.queue, (self.clock + float(work.seconds[n][k]), place, n, k, sent, self.steps))
 
+    def arrived(self, delta, n, k):
+        """The update of device k, the n-th to start, as the server has it."""
+        return delta
+
     def play(self, sent):
         """One step of the server; `sent` gives the model that devices start from."""
         buffer, lost, started, begun = [], [], self.started, self.clock
@@ -92,7 +98,7 @@ class Literal:
                 lost.append(k)
                 continue
             delta, _ = sgd(start, k, work.work[n][k], n + 1, lambda g: g, self.mu)
-            buffer.append({"k": k, "delta": delta, "start": start, "tau": self.steps - version})
+            buffer.append({"k": k, "delta": self.arrived(delta, n + 1, k), "start": start, "tau": self.steps - version})
         for reply in buffer:
             reply["s"] = self.s(reply["tau"])
         if buffer:
@@ -341,3 +347,31 @@ def test_what_waits_by_its_nature_refuses():
         FederatedStrategy(made)
     with pytest.raises(InputError, match="concurrency = 2: should be None: the bounds"):
         audit(None, made, None)
+
+
+def test_a_server_with_samples_of_its_own_and_what_liars_gain():
+    """FLTrust in a buffer whose devices have step sizes of different rounds; liars gain what their weights say."""
+    made = algorithms.fedbuff(
+        **USUAL, K=3, concurrency=3, robust="fltrust", root=20, step_size="agreement", attack="flipped", attackers=0.4
+    )
+    run = simulated(made, rounds=12, system=UNEVEN, record=("weights", "attack"))
+    assert np.isfinite(run.train_loss).all() and run.train_loss[-1] < run.train_loss[0]
+    weights = np.abs(run.records["weights"])
+    liars = np.where(run.devices < int(0.4 * N), weights, 0.0)
+    total = weights.sum(axis=1)
+    expected = np.divide(liars.sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
+    np.testing.assert_allclose(run.records["attack"][:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(run.records["attack"][:, 1], liars.max(axis=1), rtol=1e-5)
+
+
+def test_the_page_has_the_figures_of_the_benchmark():
+    """An asynchronous run costs at most twice the device work that it contains."""
+    docs = Path(__file__).parent.parent / "docs"
+    (rows,) = (
+        value
+        for value in json.loads((docs / "benchmarks/asynchronous.json").read_text()).values()
+        if type(value) is list
+    )
+    ratios = [row[5] for row in rows]
+    assert max(ratios) <= 2
+    assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in (docs / "asynchronous.md").read_text()

@@ -11,13 +11,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
-from malformed.kinds import SHAPES, claim, device, npy
+from malformed.kinds import LIES, SHAPES, claim, device, places
+from test_asynchronous import UNEVEN, Literal
+from test_asynchronous import fedbuff as buffered
 from test_cli import folb as folb_command
 from test_family import LR, SEED, Vector, average, full_gradient, mean, model, replies, rounds
-from test_slots import FEDERATION, MODEL, begin, furthest, grid, on_flower, simulated
+from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume, on_flower, simulated
 
 from folb import InputError, algorithms, system
 from folb.core.codec import BLOCK, CODECS, Codec
@@ -29,7 +31,7 @@ from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, cli
 from folb.flower.protocol import Task
 from folb.simulation import problem as problems
 from folb.simulation.play import start
-from folb.store import checkpoint, directory
+from folb.store import directory
 
 USUAL = {"K": 6, "lr": LR, "batch": 5}
 D = sum(value.size for value in begin().values())
@@ -217,6 +219,41 @@ def test_folb_sends_its_gradients_through_the_codec():
     assert furthest(expected, deployed) < 1e-5
 
 
+class Encoded(Literal):
+    """Rounds that do not wait, with an encoded model and encoded updates, and error feedback on both sides."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.left, self.behind = {}, model() * 0
+
+    def arrived(self, delta, n, k):
+        full = delta + self.left.get(k, model() * 0)
+        found = lossy("top_k", full, pair(n, k), 0.2, whole=True)
+        self.left[k] = full - found
+        return found
+
+    def play_encoded(self, t):
+        full, steps = self.w + self.behind, self.steps
+        sent = lossy("int8", full, pair(t, ROUND))
+        self.play(sent)
+        if self.steps > steps:
+            self.behind = full - sent
+
+
+def test_codecs_in_rounds_that_do_not_wait_are_a_literal_loop():
+    """What a device left out waits for its next reply, though it started from an older model."""
+    loop = Encoded(UNEVEN, 3, 2, lambda tau: (1 + tau) ** -0.5, buffered)
+    for t in range(1, 31):
+        loop.play_encoded(t)
+    usual = {"lr": LR, "batch": 5, "compress_up": "top_k", "keep": 0.2, "compress_down": "int8"}
+    run = simulated(algorithms.fedbuff(K=2, concurrency=3, **usual), rounds=30, system=UNEVEN)
+    for t, (buffer, lost, _, _) in enumerate(loop.rounds):
+        assert run.devices[t][run.times[t] > 0].tolist() == [reply["k"] for reply in buffer]
+        assert run.devices[t][run.lost[t]].tolist() == lost
+    assert any(reply["tau"] for buffer, _, _, _ in loop.rounds for reply in buffer) and run.lost.any()
+    assert furthest(loop.w, run.params) < 1e-5
+
+
 OTHERS = {
     "two sets": algorithms.folb_two_set(**USUAL, compress_up="top_k", keep=0.2),
     "guarded": algorithms.folb_hetero(**USUAL, guarded=True, compress_up="int8"),
@@ -267,19 +304,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, monkeypatch):
     """What devices and the server left out is in the checkpoints."""
     made = algorithms.fedavg(**USUAL, compress_up="top_k", compress_down="int4")
     whole = simulated(made)
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
-
-    class KilledError(Exception):
-        pass
-
-    def kill(i, first, part):
-        if first + len(part.seconds) > 4:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        simulated(made, checkpoints=tmp_path, observe=kill)
-    assert any(tmp_path.iterdir())
-    resumed = simulated(made, checkpoints=tmp_path)
+    resumed = kill_and_resume(made, 4, tmp_path, monkeypatch)
     for name in ("weight", "bias"):
         np.testing.assert_array_equal(resumed.params[name], whole.params[name])
 
@@ -362,57 +387,6 @@ def test_the_costs_of_a_codec():
 
 
 # What liars send -----------------------------------------------------------------------------------------------------
-
-
-def as_sent(value):
-    value = np.asarray(value)
-    return Array(value.dtype.name, value.shape, "numpy.ndarray", npy(value))
-
-
-def places(*values):
-    return as_sent(np.array(values, np.int32))
-
-
-def bomb(dtype):
-    """A header that claims a terabyte."""
-    text = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': (1099511627776,), }}".ljust(90)
-    return Array(
-        dtype, (1 << 40,), "numpy.ndarray", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
-    )
-
-
-def scale(*values):
-    return as_sent(np.array(values, np.float32))
-
-
-LIES = {
-    "a scale that is not a number": ("int8", "scale", scale(np.nan)),
-    "an infinite scale": ("int8", "scale", scale(np.inf)),
-    "a negative scale": ("int4", "scale", scale(-1)),
-    "a huge scale": ("sign", "scale", scale(3e38)),
-    "a scale beyond the largest norm": ("int8", "scale", scale(9e14)),
-    "two scales": ("int8", "scale", scale(1, 1)),
-    "a code that is no level": ("int8", "codes", as_sent(np.zeros(15, np.uint8))),
-    "half a byte that is no level": ("int4", "codes", as_sent(np.full(8, 0x10, np.uint8))),
-    "a code too few": ("int8", "codes", as_sent(np.ones(14, np.uint8))),
-    "a code too many": ("int4", "codes", as_sent(np.full(9, 0x11, np.uint8))),
-    "codes with signs": ("int8", "codes", as_sent(np.ones(15, np.int8))),
-    "numbers for codes": ("sign", "codes", as_sent(np.ones(2, np.float32))),
-    "codes of a terabyte": ("int8", "codes", bomb("uint8")),
-    "values of a terabyte": ("random_k", "values", bomb("float32")),
-    "places of a terabyte": ("top_k", "places", bomb("int32")),
-    "the same place twice": ("top_k", "places", places(3, 3)),
-    "a place too far": ("top_k", "places", places(3, 15)),
-    "a place far too far": ("top_k", "places", places(3, 2**31 - 1)),
-    "a negative place": ("top_k", "places", places(-1, 3)),
-    "places out of order": ("top_k", "places", places(4, 3)),
-    "places that are fractions": ("top_k", "places", as_sent(np.array([3, 4], np.float32))),
-    "more places than asked for": ("top_k", "places", places(1, 2, 3)),
-    "a value that is not a number": ("top_k", "values", scale(np.nan, 1)),
-    "an infinite value": ("random_k", "values", scale(1, np.inf)),
-    "huge values": ("random_k", "values", scale(1e15, 1e15)),
-    "a value too many": ("random_k", "values", scale(1, 2, 3)),
-}
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -233,17 +233,21 @@ def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
 
 @pytest.mark.slow
 @needs_flower
-def test_malformed_replies_of_every_kind_are_refused_alone(deployed, tmp_path):
+@pytest.mark.parametrize(("codec", "least"), [("", 60), ("int8", 8), ("top_k", 8)])
+def test_malformed_replies_of_every_kind_are_refused_alone(codec, least, deployed, tmp_path):
     """Three of the four nodes lie, in a different way in every round; Flower itself stops some of these replies."""
-    from malformed.kinds import KINDS
+    from malformed.kinds import spoilers
 
     directory = tmp_path / "run"
-    submitted = ended(deployed, Path(__file__).parent / "malformed", {"directory": str(directory)}, 6 * LONG)
+    config = {"directory": str(directory), "codec": codec}
+    submitted = ended(deployed, Path(__file__).parent / "malformed", config, 6 * LONG)
     lines = rounds(directory)
-    assert len(lines) == -(-len(KINDS) // 3), submitted.tail(30)
-    assert all(line["updated"] and line["devices"] == [0, 1, 2, 3] for line in lines)
+    assert len(lines) == -(-len(spoilers(codec)) // 3), submitted.tail(30)
+    assert all(line["devices"] == [0, 1, 2, 3] for line in lines)
+    # the places of an honest update may miss those of its gradient: the guard then rejects it
+    assert all(line["updated"] for line in lines) or (codec == "top_k" and any(line["updated"] for line in lines))
     assert all(sorted(line["rejected_devices"] + line["lost_devices"]) == [1, 2, 3] for line in lines)
-    assert sum(len(line["rejected_devices"]) for line in lines) >= 60
+    assert sum(len(line["rejected_devices"]) for line in lines) >= least
     assert all(np.isfinite(value).all() for value in np.load(directory / "model.npz").values())
 
 

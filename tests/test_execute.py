@@ -32,7 +32,7 @@ from folb import Update, compose
 def bad():
     return compose(lambda round: Update(jnp.zeros(3), {"w": jnp.zeros(2)}))
 """
-FILES = ["curves.png", "environment.json", "experiment.toml", "results.json", "rounds.jsonl"]
+FILES = ["curves.png", "environment.json", "experiment.toml", "model.npz", "results.json", "rounds.jsonl"]
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def killed_before(patch, action):
         patch.setattr(os, "replace", lambda a, b: die() if os.fspath(b).endswith(action) else replace(a, b))
 
 
-@pytest.mark.parametrize("action", ["results.json", "picture", "curves.png", "checkpoints"])
+@pytest.mark.parametrize("action", ["model.npz", "results.json", "picture", "curves.png", "checkpoints"])
 def test_killed_between_the_last_writes(planned, whole, often, tmp_path, action):
     """What is missing comes with the next call, and no round is run again."""
     path = tmp_path / "run"

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from folb import Federation, algorithms, models, simulate, system
+from folb import Federation, algorithms, models, npz, simulate, system
 from folb.cli.compiled import drop_damaged
 from folb.cli.main import main
 from folb.cli.options import use_compilation_cache
@@ -64,7 +64,7 @@ SETTINGS = {
     "psi is infinite": (lambda: algorithms.folb_hetero(psi=math.inf), "psi = inf: .* and finite"),
     "two values of psi": (lambda: algorithms.folb_hetero(psi=np.array([1.0, 2.0])), "psi = array.* and one number"),
     "eps is infinite": (lambda: algorithms.fedavg(server="adam", eps=math.inf), "eps = inf: .* and finite"),
-    "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and finite"),
+    "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and at most"),
     "two rates of drop-out": (lambda: system.uniform(dropout=np.array([0.1, 0.2])), "dropout = array.* and one number"),
 }
 
@@ -292,8 +292,8 @@ def test_a_column_with_a_name_of_many_characters(tmp_path):
 @pytest.fixture
 def little_room(monkeypatch):
     """Files that unpack to more than 100 kB, or twice their size, are too large."""
-    monkeypatch.setattr(source_files, "UNPACKED", 100_000)
-    monkeypatch.setattr(source_files, "TIMES", 2)
+    monkeypatch.setattr(npz, "UNPACKED", 100_000)
+    monkeypatch.setattr(npz, "TIMES", 2)
 
 
 def test_a_small_file_that_unpacks_to_a_large_one(little_room, tmp_path):

@@ -300,6 +300,11 @@ def test_the_clock_does_not_lose_short_rounds():
     assert int(clock.zero().after(jnp.float32(np.inf)).whole) == clock.LONGEST
 
 
+def test_the_clock_stops_after_68_years():
+    late = jax.lax.fori_loop(0, 5, lambda _, at: at.after(jnp.float32(1e9)), clock.zero())
+    assert int(late.whole) == clock.LAST and float(late.now) == 2**31
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -311,11 +316,35 @@ def test_the_clock_does_not_lose_short_rounds():
         ({"tau": 0}, "tau = 0: should be more than 0"),
         ({"low": 3, "high": 2}, "high = 2: should be a whole number from 3"),
         ({"dropout": 2}, "dropout = 2: should be between 0 and 1"),
+        ({"up_mbit": 1e-300}, "up_mbit = 1e-300: should be more than 0: from 1e-09 to 1e\\+09"),
+        ({"latency": 1e30}, "latency = 1e\\+30: should be at least 0, and at most 1e\\+09"),
+        ({"speed_spread": 100}, "speed_spread = 100: should be at least 0, and at most 10"),
+        ({"tau": 1e30}, "tau = 1e\\+30: should be more than 0, and at most 1e\\+09 seconds"),
     ],
 )
 def test_settings_are_checked(settings, said):
     with pytest.raises(InputError, match=said):
         system.network(**settings)
+
+
+def test_nothing_takes_longer_than_the_clock_can_say():
+    """The slowest settings that are allowed; nobody's seconds are infinite, or no number."""
+    slowest = {"speed": 1e-9, "up_mbit": 1e-9, "down_mbit": 1e-9, "latency": 1e9}
+    widest = dict.fromkeys(("speed_spread", "up_spread", "down_spread", "latency_spread"), 10.0)
+    for chosen in (algorithms.folb_two_set(K=6), algorithms.fedbuff(K=3)):
+        played = run(chosen, rounds=3, system=system.network(**slowest, **widest))[0]
+        assert np.all((played.seconds >= 0) & (played.seconds <= (1 if chosen.asynchrony is None else 12) * 1e9))
+
+
+@pytest.mark.parametrize("seconds", [np.nan, np.inf, 1e30])
+def test_a_round_of_no_length_is_refused(seconds):
+    """Otherwise the run would be written as lines that cannot be read again."""
+
+    def odd(home, luck, cost):
+        return Effort(jnp.int32(1), jnp.float32(seconds), jnp.bool_(False))
+
+    with pytest.raises(InputError, match=r"system: seconds of a round = .*: should be from 0 to 1e\+18"):
+        run(algorithms.fedavg(K=2), rounds=2, system=jax.tree_util.Partial(odd))
 
 
 def test_flower_refuses_a_system_that_times_bytes():

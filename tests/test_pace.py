@@ -61,3 +61,12 @@ def test_simulate_tells_it_and_still_calls_observe(capfd):
     )
     assert "folb: compiling the program of 3 rounds" in capfd.readouterr().err
     assert sum(seen) == 3 and np.isfinite(runs[0].train_loss).all()
+
+
+def test_the_estimate_knows_what_a_round_of_each_run_costs(clock):
+    told = []
+    lines = pace.Lines(200, told.append, every=math.inf, costs=(10.0, 1.0))  # 100 rounds of each
+    for at in range(4):
+        clock[0] = float(at)
+        lines.advance(1, run=1)  # a second each: then those of the other take ten
+    assert told == ["200 rounds take about 18 minutes"]

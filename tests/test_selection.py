@@ -250,8 +250,8 @@ def oort(memory, size, exploration=0.1):
 
 def test_oort_prefers_devices_that_are_fast_and_have_a_large_loss():
     memory = [[1.0, 1.0], [1.0, 2.0], [1.0, 8.0], [0.5, 1.0], [np.inf, np.inf]]
-    # the median of 1, 2, 8 and 1 seconds is 1, the lower one
-    use = np.array([10, 10 / 4, 10 / 64, 5, 0])
+    # the median of 1, 2, 8 and 1 seconds is 1, the lower one; the first, 10, counts no more than the second
+    use = np.array([5, 10 / 4, 10 / 64, 5, 0])
     expected = 0.9 * use / use.sum() + 0.1 * np.array([0, 0, 0, 0, 1])
     np.testing.assert_allclose(oort(memory, [10.0] * 5), expected, rtol=1e-5)
     for everyone_or_nobody in (1.0, np.inf):
@@ -259,12 +259,16 @@ def test_oort_prefers_devices_that_are_fast_and_have_a_large_loss():
 
 
 @pytest.mark.parametrize("lie", [1e6, 1e15, 3e38])
-def test_a_huge_loss_buys_a_liar_no_more_than_every_twentieth_has(lie):
-    memory = np.ones((40, 2))
-    memory[:, 0] = np.linspace(1, 2, 40)
+@pytest.mark.parametrize("N", [3, 19, 40])
+def test_a_huge_loss_buys_a_liar_no_more_than_another_device_has(N, lie):
+    memory = np.ones((N, 2))
+    memory[:, 0] = np.linspace(1, 2, N)
     memory[0] = [lie, 1e-9]
-    chances = oort(memory, [10.0] * 40)
-    assert np.isfinite(chances).all() and chances[0] <= 1.01 * np.sort(chances)[-2] < 2 / 40
+    chances = oort(memory, [10.0] * N)
+    assert np.isfinite(chances).all() and chances[0] <= 1.01 * np.sort(chances)[-2] < 2 / N
+    memory[1] = memory[0]  # two liars are more than every twentieth
+    chances = oort(memory, [10.0] * N)
+    assert np.isfinite(chances).all() and chances.sum() == pytest.approx(1, rel=1e-5) and (chances > 0).all()
 
 
 def test_oort_needs_fewer_seconds_than_uniform_draws_where_speeds_differ():

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from folb import algorithms, data, models, simulate
+from folb.core import shuffle
 from folb.core.shuffle import shuffled
+from folb.simulation import solve
 
 
 def words(seed, *number):
@@ -85,3 +88,21 @@ def test_a_batch_is_a_slice_of_the_pass():
     asked = np.asarray(shuffled(key, epochs, positions, 12))
     first, second = whole(key, 0, 12), whole(key, 1, 12)
     assert asked.tolist() == [[first[3], first[11]], [second[0], second[3]]]
+
+
+def test_how_many_turns_are_compiled_as_one_changes_no_bit(usual_loops, monkeypatch):
+    """The tests have shorter loops than a user: conftest.py."""
+    federation = data.load("synthetic_1_1", sizes=[20, 35, 50])
+
+    def played():
+        model = models.logistic(federation.shape, federation.classes)  # of its own: it is traced again
+        [run] = simulate(federation, model, [algorithms.folb(K=2)], rounds=3)
+        return run
+
+    assert solve.UNROLL > 2 and shuffle.UNROLL > 1
+    usual = played()
+    monkeypatch.setattr(solve, "UNROLL", 2)
+    monkeypatch.setattr(shuffle, "UNROLL", 1)
+    short = played()
+    assert all(np.array_equal(usual.params[name], value) for name, value in short.params.items())
+    assert np.array_equal(usual.train_loss, short.train_loss) and np.ptp(short.train_loss) > 0

@@ -82,6 +82,23 @@ def simulated(algorithm, rounds=ROUNDS, **settings):
     return simulate(FEDERATION, MODEL._replace(heavy=True), algorithm, rounds=rounds, **settings)[0]
 
 
+def kill_and_resume(algorithm, after, path, monkeypatch, **settings):
+    """The same run, killed once so many rounds are done, and resumed from its checkpoints."""
+
+    class KilledError(Exception):
+        pass
+
+    def kill(i, first, part):
+        if first + len(part.seconds) > after:
+            raise KilledError
+
+    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+    with pytest.raises(KilledError):
+        simulated(algorithm, checkpoints=path, observe=kill, **settings)
+    assert any(path.iterdir())
+    return simulated(algorithm, checkpoints=path, **settings)
+
+
 def furthest(a, b):
     return max(float(np.abs(a[name] - np.asarray(b[name])).max()) for name in ("weight", "bias"))
 
@@ -211,19 +228,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
 def test_a_killed_run_with_a_memory_ends_with_the_same_bits(tmp_path, monkeypatch):
     algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH, average="ema")
     whole = simulated(algorithm, rounds=12)
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
-
-    class KilledError(Exception):
-        pass
-
-    def kill(i, first, part):
-        if first + len(part.seconds) > 5:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        simulated(algorithm, rounds=12, checkpoints=tmp_path, observe=kill)
-    assert any(tmp_path.iterdir())
-    resumed = simulated(algorithm, rounds=12, checkpoints=tmp_path)
+    resumed = kill_and_resume(algorithm, 5, tmp_path, monkeypatch, rounds=12)
     for name in ("weight", "bias"):
         np.testing.assert_array_equal(resumed.params[name], whole.params[name])
 

@@ -69,6 +69,7 @@ def test_a_run_directory_explains_itself(whole, planned):
         "curves.png",
         "environment.json",
         "experiment.toml",
+        "model.npz",
         "results.json",
         "rounds.jsonl",
     ]
@@ -437,7 +438,7 @@ ROUNDS = 4000  # seconds, in which it can be killed
 
 
 @pytest.fixture(scope="module")
-def long_results(tmp_path_factory):
+def long_results(tmp_path_factory, usual_loops):
     """What the long run of so many rounds leaves if nothing happens to it; it fills the compilation cache, too.
 
     It needs no process of its own.

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from folb.cli import tables
 from folb.cli.main import main
-from folb.results import document, summary
+from folb.results import document, effects, summary
 from folb.results.run import Run
 from folb.store import directory
 
@@ -164,3 +165,7 @@ def test_stored_results_without_curves_are_left_as_they_are():
     assert document.with_held_from({}) == {} and document.with_held_from([]) == []
     diverged = {"target": 0.5, "runs": [{"evaluated_rounds": [1, 2, 3, 4, 5], "test_accuracy": [None, 1, 1, 1, 1]}]}
     assert document.with_held_from(diverged)["runs"][0]["held_from"] is None
+
+
+def test_student_s_quantiles_are_those_of_scipy():
+    assert [effects.student(n) for n in range(1, 40)] == [float(stdtrit(n, 0.975)) for n in range(1, 40)]

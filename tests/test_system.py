@@ -288,4 +288,4 @@ def test_a_round_lasts_no_longer_than_its_deadline(played):
 
 def test_no_deadline_is_too_long():
     """More work than a million units would overflow 32 bits, and never end."""
-    assert many(system.deadline(tau=1e30)).work.max() == system.MOST
+    assert many(system.deadline(tau=1e9)).work.max() == system.MOST

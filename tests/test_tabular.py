@@ -5,8 +5,13 @@ import gzip
 import numpy as np
 import pytest
 
+import folb
+from folb.cli.main import main
 from folb.data.tabular import load as tabular
 from folb.errors import InputError
+from folb.experiments import execute
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 TABLE = """\
 device,height,width,label
@@ -153,3 +158,52 @@ def test_bad_csv(tmp_path, content, message):
 def test_no_file(tmp_path):
     with pytest.raises(InputError, match=r"none.csv = 'No such file or directory': should be a readable file"):
         tabular(tmp_path / "none.csv")
+
+
+# names
+
+
+def lines(names, labels, count=12):
+    return "".join(f"{names[n % len(names)]},{n},{labels[n // 2 % len(labels)]}\n" for n in range(count))
+
+
+def test_devices_and_classes_keep_their_names(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("device,a,label\n" + lines(["eve", "ann"], ["dog", "cat", "cow"], 60))
+    federation = tabular(path)
+    assert federation.device_names == ("ann", "eve") and federation.class_names == ("cat", "cow", "dog")
+    assert federation.held_out and tabular(path, holdout_seed=3).digest != federation.digest
+    assert main(["data", "info", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "cat, cow, dog" in shown and "device 1 eve" in shown and "a random tenth of each device's" in shown
+    assert main(["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "K=2"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "held out" in line]
+    assert said == [f"folb: {path} does not say what to test on: a random tenth of each device's samples is held out"]
+    stored = folb.read("last")
+    assert stored.environment["class_names"] == ["cat", "cow", "dog"]
+    assert stored.environment["device_names"] == ["ann", "eve"]
+    assert folb.load_model(stored).classes == ("cat", "cow", "dog")
+    assert main(["show", "last"]) == 0 and "the classes, from 0 on: cat, cow, dog" in capsys.readouterr().out
+
+
+def test_numbers_have_no_names_and_a_split_is_not_announced(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    marked = "".join(f"d{n % 2},{n},{'test' if n > 8 else 'train'},{n % 3}\n" for n in range(12))
+    path.write_text("device,a,split,label\n" + marked)
+    federation = tabular(path)
+    assert federation.class_names is None and not federation.held_out
+    assert main(["data", "info", str(path)]) == 0
+    assert "their names" not in capsys.readouterr().out
+
+
+def test_names_that_a_terminal_would_trip_over(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "t.csv"
+    path.write_text("device,a,label\n" + lines(["\x1b[31mred", "x" * 900], ["\x07", "\u202e", "ok"], 60))
+    monkeypatch.setattr(execute, "NAMES", 100)  # the devices' names are longer, and are left out of the record
+    arguments = ["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
+    for command in (["data", "info", str(path)], arguments, ["show", "last"], ["runs"]):
+        assert main(command) == 0
+        out, err = capsys.readouterr()
+        assert not {"\x1b", "\x07", "\u202e"} & {*out, *err} and "x" * 200 not in out
+    assert "device_names" not in folb.read("last").environment
+    assert folb.load_model("last").classes == ("\x07", "ok", "\u202e")

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 class Played:
     """A simulation whose results are made up: nothing is compiled."""
 
+    costs = (1.0,)
+
     def __init__(self, planned, accelerators=1):
         self.planned = planned
 

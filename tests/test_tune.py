@@ -351,6 +351,7 @@ def test_python_takes_the_same():
     assert len(found.points) == 3 and found.planned.experiment.points == 3
     best = [point.merit("sustained") for point in found.points]
     assert best == sorted(best) and [run.seed for run in found.winner.runs()] == [2, 3]
+    assert (found.winner.path / directory.MODEL).exists() and not (found.grid.path / directory.MODEL).exists()
     with pytest.raises(InputError, match="by = 'last'"):
         tune.search(experiment, by="last")
     with pytest.raises(InputError, match="should be one: the algorithm to tune"):

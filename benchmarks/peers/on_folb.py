@@ -52,7 +52,8 @@ def simulation(work: Work, seed: int) -> Callable[[int, int], Scores]:
     def run(rounds: int, every: int) -> Scores:
         if work.name == "scaffold":  # the memory has rows for the devices that can be met: all, in the warm-up too
             rounds = max(rounds, -(-work.N // K))
-        (found,) = simulate(data, network, algorithm, rounds=rounds, evaluate_every=every, seeds=[seed], system=steps)
+        given = {"rounds": rounds, "evaluate_every": every, "evaluate": "all", "seeds": [seed], "system": steps}
+        (found,) = simulate(data, network, algorithm, **given)
         return Scores(float(found.train_loss[-1]), found.final)
 
     return run

@@ -39,10 +39,14 @@ if TYPE_CHECKING:
     from folb.experiments.execute import execute as execute
     from folb.experiments.execute import resume as resume
     from folb.experiments.experiment import Experiment as Experiment
+    from folb.experiments.kept_model import load_model as load_model
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
     from folb.simulation.simulate import simulate as simulate
+    from folb.store.directory import RunDirectory as RunDirectory
+    from folb.store.reading import read as read
+    from folb.store.reading import to_frame as to_frame
 
 __version__ = "0.1.0"
 
@@ -58,6 +62,7 @@ _NAMES = {
     "Model": "models",
     "Round": "core.rules",
     "Run": "results.run",
+    "RunDirectory": "store.directory",
     "Sampling": "core.selection",
     "ServerStep": "core.server_step",
     "StepSize": "core.step_size",
@@ -65,10 +70,13 @@ _NAMES = {
     "Upload": "core.upload",
     "compose": "core.algorithm",
     "execute": "experiments.execute",
+    "load_model": "experiments.kept_model",
     "named": "core.algorithm",
     "plot": "report.figures",
+    "read": "store.reading",
     "resume": "experiments.execute",
     "simulate": "simulation.simulate",
+    "to_frame": "store.reading",
     "trace": "data.device_trace",
     "weighted": "core.rules",
 }

@@ -15,7 +15,14 @@ from folb.errors import InputError
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write `content` to the file, whole or not at all: write to a temporary name, flush, rename.
+    """Write `content` to the file, whole or not at all."""
+    with filled(path) as handle:
+        write(handle, content)
+
+
+@contextlib.contextmanager
+def filled(path: Path) -> Iterator[int]:
+    """The handle of a file to fill. It gets the name `path` once it is flushed; after an error it is removed.
 
     The temporary name is always the same: the next process overwrites what a killed one left.
     """
@@ -23,7 +30,7 @@ def replace(path: Path, content: bytes) -> None:
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            write(handle, content)
+            yield handle
             os.fsync(handle)
         finally:
             os.close(handle)

@@ -27,10 +27,10 @@ class InputError(ValueError):
         self.field, self.expected = field, expected
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, longest: int = LONGEST) -> str:
     """A text of bounded length without line breaks and control characters, which a file's names and values may have."""
-    line = "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else _escaped(c) for c in text[:LONGEST])
-    return line if len(text) <= LONGEST else line[: LONGEST - 3] + "..."
+    line = "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else _escaped(c) for c in text[:longest])
+    return line if len(text) <= longest else line[: longest - 3] + "..."
 
 
 def _escaped(character: str) -> str:

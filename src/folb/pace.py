@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 EVERY = 10.0  # seconds between two lines
 LONG = 60.0  # seconds: a run that takes longer is announced
@@ -14,24 +14,34 @@ MEASURED = 2.0  # seconds of rounds after which the rest can be estimated
 class Lines:
     """Tells now and then how many of `total` rounds are done, and how long the rest takes.
 
-    The first rounds come with the compilation of the program, so the estimate is made from those that follow.
+    The first rounds come with the compilation of the program, so the estimate is made from those that follow. `costs`
+    says what a round of each run costs, compared with the others; by default all cost the same.
     """
 
-    def __init__(self, total: int, tell: Callable[[str], None], every: float = EVERY, about: str = "rounds") -> None:
-        self.total, self.tell, self.every, self.about = total, tell, every, about
-        self.done = self.first = 0
+    def __init__(
+        self,
+        total: int,
+        tell: Callable[[str], None],
+        every: float = EVERY,
+        about: str = "rounds",
+        costs: Sequence[float] = (1.0,),
+    ) -> None:
+        self.total, self.tell, self.every, self.about, self.costs = total, tell, every, about, costs
+        self.done = 0
+        self.spent = self.first = 0.0  # the cost of the rounds that are done, and of the first ones
         self.began = self.told = time.monotonic()
         self.played: float | None = None  # when the first rounds were done
         self.announced = False
         if every < LONG:
             tell(f"compiling the program of {total} {about}")
 
-    def advance(self, rounds: int) -> None:
-        """So many more rounds are done."""
+    def advance(self, rounds: int, run: int = 0) -> None:
+        """So many more rounds of a run are done."""
         now = time.monotonic()
         self.done += rounds
+        self.spent += rounds * self.costs[run % len(self.costs)]
         if self.played is None:
-            self.played, self.first = now, self.done
+            self.played, self.first = now, self.spent
         left = self.left(now)
         if not self.announced and left is not None:
             self.announced = True
@@ -47,16 +57,19 @@ class Lines:
 
     def left(self, now: float) -> float | None:
         """The seconds that the rest will take; None while nobody knows."""
-        if self.played is None or self.done == self.first or now - self.played < MEASURED:
+        if self.played is None or self.spent == self.first or now - self.played < MEASURED:
             return None
-        return (self.total - self.done) * (now - self.played) / (self.done - self.first)
+        whole = self.total * sum(self.costs) / len(self.costs)
+        return max(0.0, whole - self.spent) * (now - self.played) / (self.spent - self.first)
 
 
 def clock(seconds: float) -> str:
-    """A time in words: seconds, minutes or hours."""
+    """A time in words: seconds, minutes, hours or days."""
     if seconds < 100:
         return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
-    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def to_stderr(line: str) -> None:

@@ -12,7 +12,8 @@ def gradient(params, x, y):
 
 def device(context):
     rng = np.random.default_rng(context.node_config["partition-id"])
-    x, y = (rng.normal(size=(9, width)).astype(np.float32) for width in (4, 3))
+    inputs = context.run_config.get("inputs", 4)
+    x, y = (rng.normal(size=(9, width)).astype(np.float32) for width in (inputs, 3))
     return Device(x, y, gradient)
 
 

@@ -1,4 +1,4 @@
-"""Three rounds with an encoded model, and encoded updates with error feedback."""
+"""Three rounds, with an encoded model and encoded updates unless the run says otherwise."""
 
 from pathlib import Path
 
@@ -13,16 +13,18 @@ ROUNDS = 3
 app = ServerApp()
 
 
-def run(grid, directory):
-    """Run them, and leave the model beside their record."""
+def run(grid, directory, nodes=4, inputs=4, up="top_k", down="int8"):
+    """Run them on so many nodes, and leave the model beside their record. Error feedback is as the codec has it."""
+    keep = 0.2 if up == "top_k" else None
+    codecs = {"compress_up": up or None, "compress_down": down or None, "keep": keep}
     strategy = FederatedStrategy(
-        algorithms.fedavg(K=4, replacement=False, lr=0.1, compress_up="top_k", keep=0.2, compress_down="int8"),
+        algorithms.fedavg(K=nodes, replacement=False, lr=0.1 / inputs, **codecs),
         system=system.fixed(work=2),
-        min_available_nodes=4,
+        min_available_nodes=nodes,
         deadline=60.0,
         directory=directory,
     )
-    start = {"weight": np.full((4, 3), 0.1, np.float32), "bias": np.zeros(3, np.float32)}
+    start = {"weight": np.full((inputs, 3), 0.1, np.float32), "bias": np.zeros(3, np.float32)}
     model = {
         name: array.numpy() for name, array in strategy.start(grid, arrays(start), num_rounds=ROUNDS).arrays.items()
     }
@@ -32,5 +34,6 @@ def run(grid, directory):
 
 @app.main()
 def main(grid, context):
-    """The directory is a setting of the run."""
-    run(grid, Path(context.run_config["directory"]))
+    """The directory, the size of the model and the codecs are settings of the run."""
+    settings = dict(context.run_config)
+    run(grid, Path(settings.pop("directory")), **settings)

@@ -1,6 +1,6 @@
 """A device that spoils its replies, in every round and on every node in another way; that of partition 0 is honest."""
 
-from kinds import KINDS, device
+from kinds import device, spoilers
 
 from folb.flower import client_app
 
@@ -11,7 +11,8 @@ def spoil(message, context, answer):
     k, liars = context.node_config["partition-id"], context.node_config["num-partitions"] - 1
     if message.metadata.message_type == "train" and k > 0:
         number = liars * (message.content["task"]["round"] - 1) + k - 1
-        list(KINDS.values())[number % len(KINDS)](reply.content)
+        kinds = spoilers(context.run_config["codec"])
+        kinds[number % len(kinds)](reply.content)
     return reply
 
 

@@ -152,3 +152,64 @@ KINDS |= {
     "records: one too many": lambda content: with_(content, "more", ArrayRecord()),
     "records: none": lambda content: content.clear(),
 }
+
+
+# Arrays of a codec ----------------------------------------------------------------------------------------------------
+
+
+def as_sent(value):
+    value = np.asarray(value)
+    return Array(value.dtype.name, value.shape, "numpy.ndarray", npy(value))
+
+
+def places(*values):
+    return as_sent(np.array(values, np.int32))
+
+
+def bomb(dtype):
+    """A header that claims a terabyte."""
+    text = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': (1099511627776,), }}".ljust(90)
+    return Array(
+        dtype, (1 << 40,), "numpy.ndarray", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+    )
+
+
+def scale(*values):
+    return as_sent(np.array(values, np.float32))
+
+
+LIES = {  # the codec of the reply, the array of it that is wrong, and what is there instead
+    "a scale that is not a number": ("int8", "scale", scale(np.nan)),
+    "an infinite scale": ("int8", "scale", scale(np.inf)),
+    "a negative scale": ("int4", "scale", scale(-1)),
+    "a huge scale": ("sign", "scale", scale(3e38)),
+    "a scale beyond the largest norm": ("int8", "scale", scale(9e14)),
+    "two scales": ("int8", "scale", scale(1, 1)),
+    "a code that is no level": ("int8", "codes", as_sent(np.zeros(15, np.uint8))),
+    "half a byte that is no level": ("int4", "codes", as_sent(np.full(8, 0x10, np.uint8))),
+    "a code too few": ("int8", "codes", as_sent(np.ones(14, np.uint8))),
+    "a code too many": ("int4", "codes", as_sent(np.full(9, 0x11, np.uint8))),
+    "codes with signs": ("int8", "codes", as_sent(np.ones(15, np.int8))),
+    "numbers for codes": ("sign", "codes", as_sent(np.ones(2, np.float32))),
+    "codes of a terabyte": ("int8", "codes", bomb("uint8")),
+    "values of a terabyte": ("random_k", "values", bomb("float32")),
+    "places of a terabyte": ("top_k", "places", bomb("int32")),
+    "the same place twice": ("top_k", "places", places(3, 3)),
+    "a place too far": ("top_k", "places", places(3, 15)),
+    "a place far too far": ("top_k", "places", places(3, 2**31 - 1)),
+    "a negative place": ("top_k", "places", places(-1, 3)),
+    "places out of order": ("top_k", "places", places(4, 3)),
+    "places that are fractions": ("top_k", "places", as_sent(np.array([3, 4], np.float32))),
+    "more places than asked for": ("top_k", "places", places(1, 2, 3)),
+    "a value that is not a number": ("top_k", "values", scale(np.nan, 1)),
+    "an infinite value": ("random_k", "values", scale(1, np.inf)),
+    "huge values": ("random_k", "values", scale(1e15, 1e15)),
+    "a value too many": ("random_k", "values", scale(1, 2, 3)),
+}
+
+
+def spoilers(codec):
+    """How a reply can be malformed: one without a codec, or the update of one through a codec."""
+    if not codec:
+        return list(KINDS.values())
+    return [replaced("delta", array, value) for name, array, value in LIES.values() if name == codec]

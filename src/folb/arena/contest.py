@@ -108,7 +108,7 @@ class Contest:
             "devices": plans[0].federation.N,
             "rounds": plans[0].experiment.rounds,
             "evaluate_every": self.dataset.evaluate_every,
-            "note": plans[0].federation.note,
+            "note": plans[0].note,
             "ran_on": machines(directories),
             "tried": [
                 {

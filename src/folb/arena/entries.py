@@ -104,6 +104,7 @@ class Dataset:
             key: getattr(self, key) for key in ("dataset", "model", "system", "objective", "rounds", "evaluate_every")
         }
         settings = {**self.set, **given.pop("set", {})}
+        known["evaluate"] = "all"
         for draw in trials.draws or (None,):
             drawn = settings if draw is None else {**settings, "draw": draw}
             yield draw or 0, Experiment(**{**known, "seeds": trials.seeds_of(draw), **given, "set": drawn})

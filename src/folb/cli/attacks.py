@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
     common.add_experiment(attack, every="only in the end")
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
     common.add_running(attack)
+    common.add_naming(attack)
     attack.set_defaults(handle=_attack)
 
 
@@ -55,4 +56,4 @@ def _attack(options: argparse.Namespace) -> None:
     for title, table in tables.outcomes(found):
         tables.say(f"\n{title}")
         tables.show_in_parts(table)
-    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")
+    tables.say(f"\nin {stored.path}: {tables.files(stored)}")

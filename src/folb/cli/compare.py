@@ -26,6 +26,11 @@ def add(commands: Any) -> None:
         help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
     )
     common.add_experiment(compare)
+    compare.add_argument(
+        "--quick",
+        action="store_true",
+        help="a minute or two on two cores: one seed, few rounds, and with a heavy model few samples of each device",
+    )
     compare.set_defaults(handle=_compare)
     run = commands.add_parser("run", help="run an experiment from a TOML file")
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
@@ -36,6 +41,7 @@ def add(commands: Any) -> None:
         )
         command.add_argument("--records", action="store_true", help="also keep every device's weight and gamma")
         common.add_running(command)
+        common.add_naming(command)
         common.add_processes(command)
 
 
@@ -53,9 +59,14 @@ def _compare(options: argparse.Namespace) -> None:
     settings = common.settings(options.set)
     if options.algorithms is not None:
         given["algorithms"] = [name for name in options.algorithms.split(",") if name]
-    else:
+    elif not options.quick:
         settings = {"averaging": ["simple", "samples"], **settings}  # which average it is matters more than FOLB does
-    _execute(common.experiment(options, set=settings, **given), options)
+    experiment = common.experiment(options, set=settings, **given)
+    if options.quick:
+        from folb.experiments.quick import quick
+
+        experiment = quick(experiment, {name for name, value in vars(options).items() if value is not None})
+    _execute(experiment, options)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -86,6 +97,7 @@ def _resume(options: argparse.Namespace) -> None:
             accelerators=accelerators,
             stream=options.stream,
             track=options.track,
+            keep_model=options.keep_model,
             on_start=on_start,
             observe=observe,
         )
@@ -110,4 +122,4 @@ def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     tables.show_in_parts(tables.results(runs, target))
     if apart := told_apart(runs, target):
         tables.say(f"\n{apart}")
-    tables.say(f"\nin {stored.path}: curves.png, results.json, rounds.jsonl, experiment.toml")
+    tables.say(f"\nin {stored.path}: {tables.files(stored)}")

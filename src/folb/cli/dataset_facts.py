@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from folb import atomic, data
 from folb.cli import tables
 from folb.data import femnist, fetch, mnist, sent140, shakespeare, source_files
 from folb.data.federation import Federation
-from folb.errors import InputError, choose
+from folb.errors import InputError, choose, one_line
 from folb.experiments.settings import first_line, read, settings
 from folb.typing import NDArray
 
@@ -26,12 +26,20 @@ RAW_FILES = {
 }
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 BARS = " ▁▂▃▄▅▆▇█"
+SOME = 10  # of the names of devices and classes that are shown
+NAME = 30  # characters of such a name
 
 
 def show() -> None:
     """Print each dataset, and whether its files are there."""
     tables.show_rows([(name, _state(name), first_line(make)) for name, make in data.DATASETS.items()])
     print(f"\ndata directory: {source_files.directory()}")
+
+
+def known() -> dict[str, Any]:
+    """The same, for a program."""
+    found = [{"name": name, "state": _state(name), "says": first_line(make)} for name, make in data.DATASETS.items()]
+    return {"datasets": found, "directory": str(source_files.directory())}
 
 
 def _state(name: str) -> str:
@@ -61,13 +69,16 @@ def describe(name: str, federation: Federation) -> None:
     size = labels.sum(axis=1)
     usual = data.defaults(name)
     train, test = len(federation.train.y), len(federation.test.y)
+    held_out = ", a random tenth of each device's" if federation.held_out else ""
     rows = {
         "dataset": first_line(data.constructor(name)),
         "note": federation.note,
         "devices": f"{federation.N:,}",
-        "samples": f"{train + test:,}: {train:,} to train on, {test:,} to test on",
+        "samples": f"{train + test:,}: {train:,} to train on, {test:,} to test on{held_out}",
         "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
         "classes": f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average",
+        "their names": _listed(federation.class_names),
+        "devices' names": _listed(federation.device_names),
         "majority": _majority(federation),
         "input": " x ".join(map(str, federation.shape)),
         "defaults": f"model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox",
@@ -78,8 +89,38 @@ def describe(name: str, federation: Federation) -> None:
         print(f"  {line}")
     print(f"\nlabels 0 .. {federation.classes - 1} of all devices, then of some from the smallest to the largest")
     some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
-    for who, counts in [("all", labels.sum(axis=0)), *((f"device {k}", labels[k]) for k in some)]:
+    for who, counts in [("all", labels.sum(axis=0)), *((_device(federation, k), labels[k]) for k in some)]:
         print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
+
+
+def _listed(names: Sequence[str] | None) -> str:
+    """The first names, as a terminal can show them: those of a file may have any characters."""
+    shown = [one_line(name, NAME) for name in (names or ())[:SOME]]
+    return ", ".join([*shown, *(["..."] if len(names or ()) > SOME else [])])
+
+
+def _device(federation: Federation, k: int) -> str:
+    named = "" if federation.device_names is None else f" {one_line(federation.device_names[k], NAME)}"
+    return f"device {k}{named}"
+
+
+def facts(name: str, federation: Federation) -> dict[str, Any]:
+    """What `describe` prints, for a program; `labels` has a row of counts for each device."""
+    labels, usual = federation.labels(), data.defaults(name)
+    return {
+        "dataset": name,
+        "note": federation.note,
+        "devices": federation.N,
+        "training_samples": len(federation.train.y),
+        "test_samples": len(federation.test.y),
+        "shape": list(federation.shape),
+        "classes": federation.classes,
+        "held_out": federation.held_out,
+        "device_names": federation.device_names,
+        "class_names": federation.class_names,
+        "defaults": usual._asdict(),
+        "labels": labels.tolist(),
+    }
 
 
 def _majority(federation: Federation) -> str:

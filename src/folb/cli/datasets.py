@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from typing import Any
 
 from folb.cli import options as common
@@ -12,11 +14,14 @@ def add(commands: Any) -> None:
     """`folb data list`, `info`, `fetch` and `path`."""
     about = commands.add_parser("data", help="list, describe and download datasets")
     actions = about.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="list the datasets, and whether their files are here").set_defaults(handle=_list)
+    listing = actions.add_parser("list", help="list the datasets, and whether their files are here")
+    listing.add_argument("--json", action="store_true", help=common.JSON)
+    listing.set_defaults(handle=_list)
     info = actions.add_parser("info", help="show the devices, samples, sizes and labels of a dataset")
     info.add_argument("dataset", metavar="NAME", help=common.DATASET)
     info.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of `folb list`")
     info.add_argument("--out", metavar="PATH", help="draw sizes and labels by device into this file or directory")
+    info.add_argument("--json", action="store_true", help=common.JSON)
     info.set_defaults(handle=_info)
     fetch = actions.add_parser("fetch", help="download a dataset's files")
     fetch.add_argument("dataset", metavar="NAME", help="mnist, femnist, shakespeare, sent140 or glove")
@@ -27,7 +32,10 @@ def add(commands: Any) -> None:
 def _list(options: argparse.Namespace) -> None:
     from folb.cli import dataset_facts
 
-    dataset_facts.show()
+    if options.json:
+        print(json.dumps(dataset_facts.known()))
+    else:
+        dataset_facts.show()
 
 
 def _info(options: argparse.Namespace) -> None:
@@ -35,10 +43,13 @@ def _info(options: argparse.Namespace) -> None:
 
     path = None if options.out is None else dataset_facts.picture(options.dataset, options.out)
     federation = dataset_facts.load(options.dataset, common.settings(options.set))
-    dataset_facts.describe(options.dataset, federation)
+    if options.json:
+        print(json.dumps(dataset_facts.facts(options.dataset, federation)))
+    else:
+        dataset_facts.describe(options.dataset, federation)
     if path is not None:
         dataset_facts.draw(federation, path)
-        print(f"\nwritten to {path}")
+        print(f"\nwritten to {path}", file=sys.stderr if options.json else sys.stdout)
 
 
 def _fetch(options: argparse.Namespace) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from folb.cli.options import JSON
+
+if TYPE_CHECKING:
+    from folb.experiments.settings import Setting
 
 
 def add(commands: Any) -> None:
@@ -13,6 +19,7 @@ def add(commands: Any) -> None:
     listing.add_argument(
         "what", nargs="?", help="algorithms, parts, datasets, models, systems, or one name: with all settings"
     )
+    listing.add_argument("--json", action="store_true", help=JSON)
     listing.set_defaults(handle=_list)
 
 
@@ -30,16 +37,18 @@ def _list(options: argparse.Namespace) -> None:
 
     sections = _sections()
     wanted = options.what
-    if wanted is None:
+    names = {name: kind for kind, section in sections.items() for name in section.things}
+    kinds = list(dict.fromkeys(kind.partition(":")[0] for kind in sections))
+    if wanted is not None:
+        choose("list", wanted, [*kinds, "parts", *names])
+    if options.json:
+        print(json.dumps(_document(sections, wanted)))
+    elif wanted is None:
         for kind, section in sections.items():
             _show(section, settings=kind == "systems")
         _common()
         tables.say("`folb list NAME` shows the settings of one of these, and `folb list parts` what they are made of.")
-        return
-    names = {name: kind for kind, section in sections.items() for name in section.things}
-    kinds = list(dict.fromkeys(kind.partition(":")[0] for kind in sections))
-    choose("list", wanted, [*kinds, "parts", *names])
-    if wanted == "parts":
+    elif wanted == "parts":
         _parts()
     elif wanted in kinds:
         for kind, section in sections.items():
@@ -52,6 +61,41 @@ def _list(options: argparse.Namespace) -> None:
         _show(section._replace(things={wanted: section.things[wanted]}), settings=True)
         if names[wanted].startswith("algorithms"):
             _common()
+
+
+def _document(sections: Mapping[str, Section], wanted: str | None) -> dict[str, Any]:
+    """What is listed, for a program: things of each kind, and the settings that all algorithms have."""
+    from folb.experiments.plan import common_settings
+
+    if wanted == "parts":
+        return {"parts": {title.partition(":")[0]: parts for title, parts in _kinds_of_parts().items()}}
+    found: dict[str, Any] = {}
+    for place, section in sections.items():
+        kind, _, group = place.partition(":")
+        for name, constructor in section.things.items():
+            if wanted in (None, kind, name):
+                found.setdefault(kind, []).append(_thing(name, constructor, group, section.more(name)))
+    if "algorithms" in found:
+        found["common_settings"] = _settings(common_settings())
+    return found
+
+
+def _thing(name: str, constructor: Callable[..., Any], group: str, more: str) -> dict[str, Any]:
+    from folb.experiments.settings import first_line
+    from folb.experiments.settings import settings as settings_of
+
+    about = {"name": name, "group": group, "says": first_line(constructor), "more": more}
+    return {key: text for key, text in about.items() if text} | {"settings": _settings(settings_of(constructor))}
+
+
+def _settings(known: Mapping[str, Setting]) -> list[dict[str, Any]]:
+    from folb.cli.tables import words_of
+    from folb.results.summary import plain
+
+    return [
+        {"name": name, "default": plain(one.default), "meaning": one.meaning, "choices": words_of(one.type)}
+        for name, one in known.items()
+    ]
 
 
 def _sections() -> dict[str, Section]:
@@ -126,9 +170,8 @@ def _common() -> None:
     tables.say("")
 
 
-def _parts() -> None:
+def _kinds_of_parts() -> dict[str, dict[str, str]]:
     """What algorithms are made of, kind by kind."""
-    from folb.cli import tables
     from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
@@ -140,7 +183,7 @@ def _parts() -> None:
     from folb.core.staleness import STALENESS
     from folb.experiments.settings import first_line
 
-    kinds: dict[str, dict[str, str]] = {
+    return {
         "sampling: which devices a round asks": {
             name: first_line(getattr(one.weigh, "func", one.weigh)) for name, one in SAMPLINGS.items()
         },
@@ -155,8 +198,13 @@ def _parts() -> None:
         },
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
     }
+
+
+def _parts() -> None:
+    from folb.cli import tables
+
     console = tables.console()
-    for title, parts in kinds.items():
+    for title, parts in _kinds_of_parts().items():
         console.print(f"[bold underline]{title}[/bold underline]", highlight=False)
         for name, says in parts.items():
             _entry(name, says)

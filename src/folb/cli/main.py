@@ -12,7 +12,20 @@ import traceback
 from typing import Any, NoReturn
 
 from folb import __version__
-from folb.cli import arena, attacks, compare, datasets, defend, deployment, listing, reproduce, runs, search
+from folb.cli import (
+    arena,
+    attacks,
+    compare,
+    completion,
+    datasets,
+    defend,
+    deployment,
+    listing,
+    new_files,
+    reproduce,
+    runs,
+    search,
+)
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
@@ -71,6 +84,8 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     deployment.add(commands)
     listing.add(commands)
     datasets.add(commands)
+    new_files.add(commands)
+    completion.add(commands)
     return top
 
 

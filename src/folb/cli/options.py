@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DATASET = "a dataset of `folb list`, a LEAF directory, a directory of .npy files, or an .npz, .csv or .parquet file"
 RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
+JSON = "print one JSON document, and nothing else"
 DISK = """
 On disk, each round of a run takes at most 250 bytes and the algorithm's label.
 With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
@@ -23,8 +24,9 @@ results and the picture take 1 MB, and results.json 50 bytes more for each
 evaluation. While it runs there are three checkpoints. Each holds, for each run,
 the model, the server's memory, the memory of devices if the algorithm has one
 (a row for each device that can be met), and for each round so far 50 bytes, and
-9 for each chosen device (17 with --records). The files of --track come on top.
-Run directories are in FOLB_RUNS, else in ./runs.
+9 for each chosen device (17 with --records). At the end model.npz has the model
+of every run, 4 bytes for each parameter; --no-model leaves it out. The files of
+--track come on top. Run directories are in FOLB_RUNS, else in ./runs.
 """
 
 
@@ -37,6 +39,14 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     command.add_argument("--seeds", help="how many seeds (5), or a list such as 4,5,6")
     command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (0.7)")
     command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
+    command.add_argument(
+        "--evaluate",
+        metavar="all|N",
+        help="evaluate on all samples, or on N of each side (a heavy model on 1000, all others on all)",
+    )
+    command.add_argument(
+        "--device-samples", type=int, metavar="N", help="at most N training samples of each device (all)"
+    )
     command.add_argument(
         "--set",
         action="append",
@@ -60,12 +70,19 @@ def add_box(command: argparse.ArgumentParser, what: str, more: str) -> None:
 
 def add_running(command: argparse.ArgumentParser) -> None:
     """The options of every command that runs an experiment."""
-    command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    command.add_argument("--json", action="store_true", help=JSON)
     command.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
     command.add_argument(
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),
         help="also log each round for this tool, in the run directory",
+    )
+    command.add_argument(
+        "--no-model",
+        dest="keep_model",
+        action="store_const",
+        const=False,
+        help="do not keep the models that the runs end with (model.npz, for folb.load_model)",
     )
     add_devices(command)
     command.add_argument(
@@ -75,6 +92,17 @@ def add_running(command: argparse.ArgumentParser) -> None:
         "(by default if all samples take half of its memory)",
     )
     command.epilog = DISK
+
+
+def add_naming(command: argparse.ArgumentParser) -> None:
+    """The options for what people call a run."""
+    command.add_argument("--name", metavar="TEXT", help="what you call the run, for `folb runs` (it changes no path)")
+    command.add_argument("--tags", metavar="A,B", help="words to find the run by, for `folb runs`")
+
+
+def tags(options: argparse.Namespace) -> list[str] | None:
+    """The tags of --tags; none of them if it is empty."""
+    return None if options.tags is None else [tag.strip() for tag in options.tags.split(",") if tag.strip()]
 
 
 def add_devices(command: argparse.ArgumentParser) -> None:
@@ -96,7 +124,7 @@ def add_pages(command: argparse.ArgumentParser, only: tuple[str, str], out: str)
         "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
     )
     command.add_argument("--out", metavar="DIR", type=Path, help=f"where results and pages go ({out})")
-    command.add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    command.add_argument("--json", action="store_true", help=JSON)
     add_devices(command)
 
 
@@ -120,7 +148,7 @@ def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     """The experiment that the options describe."""
     from folb.experiments.experiment import Experiment
 
-    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every"):
+    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.seeds is not None:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from folb.cli.signals import how_to_resume
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from folb.simulation.simulate import Observe
 
 T = TypeVar("T")
-Begin = Callable[[int], None]  # shows the bar, given the number of rounds
+Begin = Callable[[int, Sequence[float]], None]  # shows the bar: the number of rounds, and what each run's cost
 
 
 def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begin, Observe], T]) -> T:
@@ -41,9 +41,9 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
     tasks: list[Any] = []
     lines: list[Lines] = []
 
-    def begin(total: int) -> None:
+    def begin(total: int, costs: Sequence[float]) -> None:
         # beside a bar, only a long run is announced
-        lines.append(Lines(total, tell, math.inf if drawn else EVERY, about))
+        lines.append(Lines(total, tell, math.inf if drawn else EVERY, about, costs))
         if drawn:
             tasks.append(bar.add_task("compiling", total=total))
             bar.start()
@@ -58,7 +58,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
     def observe(i: int, first: int, part: Run) -> None:
         if drawn:
             bar.update(tasks[0], description=about, advance=len(part.seconds))
-        lines[0].advance(len(part.seconds))
+        lines[0].advance(len(part.seconds), i)
         if stop.is_set():
             raise KeyboardInterrupt
 

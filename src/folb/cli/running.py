@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from folb.cli import options as common
-from folb.cli.progress import under_progress
+from folb.cli.progress import Begin, under_progress
+from folb.errors import one_line
 
 if TYPE_CHECKING:
     from folb.experiments.draws import Complete
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from folb.experiments.plan import Plan
     from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
+
+
+LARGE = 100_000_000  # bytes of model.npz that are said before the first round
 
 
 def completed(
@@ -36,12 +41,13 @@ def completed(
     started: list[Start] = []
     options.going = command
 
-    def working(begin: Callable[[int], None], observe: Observe) -> RunDirectory:
+    def working(begin: Begin, observe: Observe) -> RunDirectory:
         def on_start(start: Start) -> None:
             started.append(start)
             if not start.finished:
                 options.going = command or _resuming(options, start)
-                begin(start.rounds)
+                _announce(start)
+                begin(start.rounds, start.costs)
 
         return work(on_start, observe)
 
@@ -53,6 +59,16 @@ def completed(
         tracked = f" and logs to {options.track}" if options.track else ""
         print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
     return stored, started[0]
+
+
+def _announce(start: Start) -> None:
+    """Say what a user should know before the first round."""
+    federation = start.plan.federation
+    if federation.held_out and os.path.isabs(start.plan.experiment.dataset):  # the user's own
+        tell(f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out")
+    if start.model_bytes > LARGE:
+        size = f"{start.model_bytes / 1e6:,.0f} MB"
+        tell(f"{start.path / 'model.npz'} will take {size}; --no-model leaves it out")
 
 
 def executed(
@@ -72,6 +88,9 @@ def executed(
             accelerators=accelerators,
             stream=options.stream,
             track=options.track,
+            keep_model=options.keep_model is not False,
+            name=options.name,
+            tags=common.tags(options),
             on_start=on_start,
             observe=observe,
         )
@@ -89,7 +108,7 @@ def completing(options: argparse.Namespace) -> Complete:
         return completed(
             options,
             lambda on_start, observe: execute.carry_out(
-                planned, accelerators=accelerators, on_start=on_start, observe=observe
+                planned, accelerators=accelerators, keep_model=False, on_start=on_start, observe=observe
             ),
             about=about,
             command=same_command(),
@@ -101,7 +120,7 @@ def completing(options: argparse.Namespace) -> Complete:
 
 def tell(line: str) -> None:
     """Say on standard error how far it is."""
-    print(f"folb: {line}", file=sys.stderr)
+    print(f"folb: {one_line(line)}", file=sys.stderr)
 
 
 def _resuming(options: argparse.Namespace, start: Start) -> str:

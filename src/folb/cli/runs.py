@@ -1,22 +1,24 @@
-"""The commands for existing runs: `folb runs`, `show`, `export`, `report`, `watch` and `rm`."""
+"""The commands for existing runs: `folb runs`, `show`, `tag`, `export`, `report`, `watch` and `rm`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import compare
-from folb.cli.options import RUN
-from folb.errors import InputError
+from folb.cli.options import JSON, RUN, add_naming, tags
+from folb.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
-COLUMNS = ("run", "state", "rounds", "best", "started, UTC", "differs in")  # of `folb runs`
+COLUMNS = ("run", "name", "tags", "state", "rounds", "best", "started, UTC", "differs in")  # of `folb runs`
 TROUBLE = 20  # the most lines of it that are shown
+LISTED, LINE = 50, 150  # the most names of classes or devices, and characters of them
 
 
 def add(commands: Any) -> None:
@@ -24,10 +26,16 @@ def add(commands: Any) -> None:
     listing = commands.add_parser(
         "runs", help="list the runs: state, progress, best accuracy, start, and what each differs in"
     )
+    listing.add_argument("--json", action="store_true", help=JSON)
     listing.set_defaults(handle=_runs)
     show = commands.add_parser("show", help="show a run's results so far, its settings, and how to resume it")
     show.add_argument("run", metavar="RUN", help=RUN)
+    show.add_argument("--json", action="store_true", help=JSON)
     show.set_defaults(handle=_show)
+    tag = commands.add_parser("tag", help="change what a run is called: its name and its tags")
+    tag.add_argument("run", metavar="RUN", help=RUN)
+    add_naming(tag)
+    tag.set_defaults(handle=_tag)
     export = commands.add_parser("export", help="write a run's rounds as csv or parquet, or its table as latex")
     export.add_argument("run", metavar="RUN", help=RUN)
     export.add_argument("--format", required=True, choices=("csv", "parquet", "latex"))
@@ -57,8 +65,13 @@ def _runs(options: argparse.Namespace) -> None:
     from folb.store import directory
 
     found = directory.listed()
-    if found:
-        tables.show_rows([COLUMNS, *map(_row, found)], right=(2, 3), headed=True)
+    if options.json:
+        print(json.dumps({"runs": list(map(_about, found))}))
+    elif found:
+        rows = list(map(_row, found))
+        told = [i for i, name in enumerate(COLUMNS) if name not in ("name", "tags") or any(row[i] for row in rows)]
+        numbers = [n for n, i in enumerate(told) if COLUMNS[i] in ("rounds", "best")]
+        tables.show_rows([[row[i] for i in told] for row in (COLUMNS, *rows)], right=numbers, headed=True)
     else:
         tables.say(f"no runs in {directory.home()}")
 
@@ -72,14 +85,44 @@ def _row(path: Path) -> tuple[str, ...]:
         done, total, best = _progress(stored)
         return (
             stored.name,
+            stored.given_name,
+            ", ".join(stored.tags),
             stored.state,
             f"{done:,} of {total:,}",
             "" if best is None else f"{100 * best:.1f} %",
-            stored.environment["started"].replace("T", " ")[:16],
+            stored.started[:16],
             stored.differs,
         )
     except InputError as error:
-        return path.name, "unreadable", "", "", "", str(error)
+        return path.name, "", "", "unreadable", "", "", "", str(error)
+
+
+def _algorithms(stored: RunDirectory) -> list[str]:
+    return list(dict.fromkeys(run["name"] for run in stored.environment["runs"]))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """The same, for a program."""
+    from folb.store import directory
+
+    try:
+        stored = directory.read(path)
+        done, total, best = _progress(stored)
+    except InputError as error:
+        return {"run": path.name, "path": str(path), "state": "unreadable", "error": str(error)}
+    return {
+        "run": stored.name,
+        "path": str(path),
+        "name": stored.given_name,
+        "tags": stored.tags,
+        "state": stored.state,
+        "rounds_done": done,
+        "rounds": total,
+        "best": best,
+        "started": stored.environment["started"],
+        "algorithms": _algorithms(stored),
+        "differs": stored.differs,
+    }
 
 
 def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
@@ -95,6 +138,9 @@ def _show(options: argparse.Namespace) -> None:
     from folb.store.round_lines import trouble as trouble_of
 
     stored = directory.read(directory.find(options.run))
+    if options.json:
+        print(json.dumps(_document(stored)))
+        return
     tables.say("\n".join(_facts(stored)) + "\n")
     if begun := stored.begun():
         experiment = stored.experiment
@@ -106,6 +152,28 @@ def _show(options: argparse.Namespace) -> None:
     tables.say("\n" + stored.experiment_text)
 
 
+def _document(stored: RunDirectory) -> dict[str, Any]:
+    """What `folb show` shows, for a program; the results have the keys of results.json."""
+    from folb.results.document import document
+    from folb.store.round_lines import trouble
+
+    results = document(stored.experiment, stored.environment["note"], stored.runs())
+    wrong = [{"round": line["round"], "what": words} for line in stored.rounds()[0] for words in trouble(line)]
+    return {**_about(stored.path), "environment": stored.environment, "results": results, "trouble": wrong}
+
+
+def _tag(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.store import directory, naming
+
+    path = directory.find(options.run)
+    given = naming.checked(options.name, tags(options))
+    if not given:
+        raise InputError("tag", path.name, "should be given with --name or --tags; an empty one takes it away")
+    naming.name(path, given)
+    tables.say(next(_facts(directory.read(path))))
+
+
 def _facts(stored: RunDirectory) -> Iterator[str]:
     """A run's state, its data, and the process that runs it or the command that resumes it."""
     from folb.store import lock
@@ -113,15 +181,24 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
     done, total, _ = _progress(stored)
     environment = stored.environment
     yield (
-        f"{stored.name}: {stored.state}, {done:,} of {total:,} rounds; {environment['device']}, "
-        f"folb {environment['folb']}, jax {environment['jax']}, started {environment['started']}"
+        f"{stored.name}{_called(stored)}: {stored.state}, {done:,} of {total:,} rounds; {environment['device']}, "
+        f"folb {environment['folb']}, jax {environment['jax']}, started {stored.started}"
     )
     if environment["note"]:
         yield f"the data: {environment['note']}"
+    for what, key in (("classes", "class_names"), ("devices", "device_names")):
+        if environment.get(key):
+            yield one_line(f"the {what}, from 0 on: {', '.join(environment[key][:LISTED])}", LINE)
     if stored.state == "running" and (holder := lock.holder(stored.path)):
         yield f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}"
     if stored.state == "interrupted":
         yield f"resume with: {stored.resume_command}"
+
+
+def _called(stored: RunDirectory) -> str:
+    """What the user calls a run."""
+    name = f" “{stored.given_name}”" if stored.given_name else ""
+    return name + (f" ({', '.join(stored.tags)})" if stored.tags else "")
 
 
 def _export(options: argparse.Namespace) -> None:

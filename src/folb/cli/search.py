@@ -45,6 +45,7 @@ def add(commands: Any, whole: bool) -> None:
         help="the seeds that the winner is reported on: how many (after the last of --seeds), or a list of other seeds",
     )
     common.add_running(tune)
+    common.add_naming(tune)
     tune.set_defaults(handle=_tune)
 
 
@@ -65,7 +66,7 @@ def _tune(options: argparse.Namespace) -> None:
     common.use_compilation_cache()
     accelerators = common.accelerators(options)
 
-    def complete(planned: Plan) -> RunDirectory:
+    def complete(planned: Plan, keep_model: bool = True) -> RunDirectory:
         # `folb resume` would finish the grid, but not run the winner
         return completed(
             options,
@@ -74,6 +75,9 @@ def _tune(options: argparse.Namespace) -> None:
                 again=options.again,
                 accelerators=accelerators,
                 track=options.track,
+                keep_model=keep_model and options.keep_model is not False,
+                name=options.name,
+                tags=common.tags(options),
                 on_start=on_start,
                 observe=observe,
             ),

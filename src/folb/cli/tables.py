@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # these need jax
     from folb.paper.pages import Page
     from folb.results.outcomes import Outcome
     from folb.results.run import Run
+    from folb.store.directory import RunDirectory
 
 
 class Output(Console):
@@ -135,6 +136,12 @@ def say(text: str) -> None:
     console().print(text, highlight=False, markup=False)
 
 
+def files(stored: RunDirectory) -> str:
+    """The files of a finished run, those first that a reader wants first."""
+    names = ("curves.png", "results.json", "rounds.jsonl", "experiment.toml", "model.npz")
+    return ", ".join(name for name in names if (stored.path / name).exists())
+
+
 def summary(planned: Plan) -> str:
     """What is compared, in a line."""
     federation, experiment = planned.federation, planned.experiment
@@ -144,6 +151,7 @@ def summary(planned: Plan) -> str:
         f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
         f"{experiment.rounds} rounds; {seeds} seed{'s' * (seeds > 1)}\n"
+        + (f"{planned.sampling} (--evaluate all: on everything)\n" if planned.sampling else "")
     )
 
 
@@ -265,13 +273,18 @@ def _padded(text: str, width: int, right: bool) -> str:
     return gap + text if right else text + gap
 
 
+def words_of(kind: Any) -> list[str]:
+    """The words that a setting may be: the choices of Literal["a", "b"] | None, too."""
+    kinds = [kind, *get_args(kind)]
+    return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+
+
 def settings(known: Mapping[str, Setting]) -> Table:
     """A line for each setting."""
     columns = (Column(no_wrap=True), Column(), Column())
     table = Table(*columns, box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, setting in known.items():
-        kinds = [setting.type, *get_args(setting.type)]  # the choices of Literal["a", "b"] | None, too
-        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        words = words_of(setting.type)
         choices = f" ({', '.join(words)})" if words else ""
         table.add_row(*map(escape, (f"      {name}", f"= {setting.default}", setting.meaning + choices)))
     return table

@@ -76,6 +76,12 @@ class Algorithm:
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
+    def __repr__(self) -> str:
+        given = {
+            key: value for key, value in self.origin.settings.items() if isinstance(value, bool | int | float | str)
+        }
+        return f"Algorithm({', '.join([self.name, *(f'{key}={value}' for key, value in given.items())])})"
+
     @property
     def name(self) -> str:
         """The constructor's name."""
@@ -327,7 +333,7 @@ def compose(
         concurrency, staleness, mixing, power=staleness_power, slope=staleness_slope, bound=staleness_bound
     )
     if asynchronous is not None:
-        _check_asynchronous(sampling, chosen, second, memory, over_selection)
+        _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
     made = Algorithm(
@@ -360,12 +366,14 @@ def compose(
     return robust_rules.robust(made, robust, liars, bucket)
 
 
-def _check_asynchronous(sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any) -> None:
+def _check_asynchronous(
+    M: int, sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any
+) -> None:
     """Raise an `InputError` for what needs all devices of a round at the same time."""
     if over_selection is not None:
         raise InputError("over_selection", over_selection, "should be None with concurrency: a round waits for nobody")
     if second:
-        raise InputError("concurrency", "S_2", "should be None with a second set, which answers at the same model")
+        raise InputError("concurrency", M, "should be None with a second set, which answers at the same model")
     if memory is not None:
         name = memory if isinstance(memory, str) else "your own"
         raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-LONGEST = 1e9  # seconds of a round: more would overflow 32 bits
+LONGEST = 1e9  # seconds of a round, 30 years: more would overflow 32 bits
+LAST = 2**31 - 1  # second of a run, 68 years after its start: there the clock stops
 
 
 class Clock(NamedTuple):
@@ -25,7 +26,8 @@ class Clock(NamedTuple):
         """The clock that many seconds later."""
         rest = self.rest + jnp.minimum(seconds, LONGEST)
         whole = jnp.floor(rest)
-        return Clock(self.whole + whole.astype(jnp.int32), rest - whole)
+        added = whole.astype(jnp.int32)
+        return Clock(jnp.minimum(self.whole, LAST - added) + added, rest - whole)
 
 
 def zero() -> Clock:

@@ -294,6 +294,7 @@ def _last_loss(round: Round) -> tuple[tuple[()], Array]:
 
 SLOW = 2.0  # alpha of Oort: who takes r times the median seconds is r^-alpha as useful
 CROWD = 0.95  # of all devices that were met: nobody is more useful than this quantile of them
+HIGHEST = 1e30  # use: more, times the number of devices, would overflow 32 bits
 
 
 def _useful_and_fast(known: Known, *, exploration: Array | float) -> Array:
@@ -303,11 +304,13 @@ def _useful_and_fast(known: Known, *, exploration: Array | float) -> Array:
     count = jnp.sum(met)
 
     def quantile(values: Array, share: float) -> Array:
+        """The value of that share of those met; never the largest of several, which one liar can choose."""
         ordered = jnp.sort(jnp.where(met, values, jnp.inf))
-        return ordered[jnp.maximum(jnp.ceil(share * count).astype(jnp.int32) - 1, 0)]
+        place = jnp.minimum(jnp.ceil(share * count).astype(jnp.int32) - 1, count - 2)
+        return ordered[jnp.maximum(place, 0)]
 
     slowness = jnp.maximum(seconds / jnp.maximum(quantile(seconds, 0.5), 1e-30), 1.0)
-    use = known.size * jnp.maximum(loss, 0.0) * slowness**-SLOW
+    use = jnp.minimum(known.size * jnp.maximum(loss, 0.0) * slowness**-SLOW, HIGHEST)
     use = jnp.where(met, jnp.minimum(use, quantile(use, CROWD)), 0.0)  # so a liar gains little by a huge loss
     others = jnp.where(jnp.all(met), met, ~met).astype(jnp.float32)
     mixed = (1 - exploration) * _proportional(use) + exploration * _proportional(others)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
+from folb.core.clock import LONGEST
 from folb.errors import check_number, choose
 
 
@@ -60,6 +61,8 @@ def times_bytes(system: System) -> bool:
 
 
 MOST = 10**6  # units of work: more would take far too long, and overflow 32 bits in mini-batch steps
+RATES = (1e-9, 1e9)  # of a speed or a bandwidth: with the widest spread, those of all devices have 32 bits
+WIDEST = 10.0  # spread
 
 Low = Annotated[int, "least work"]
 High = Annotated[int, "most work"]
@@ -112,10 +115,9 @@ def deadline(
 
     Its reply is lost if it arrives after tau, or if the time is too short for one unit of work.
     """
-    for name, value in (("tau", tau), ("speed", speed), ("delay", delay)):
-        check_number(name, value, lambda value: value > 0, "should be more than 0")
-    for name, value in (("speed_spread", speed_spread), ("delay_spread", delay_spread)):
-        check_number(name, value, lambda value: value >= 0, "should be at least 0")
+    _check_rates(speed=speed)
+    _check_times(tau=tau, delay=delay)
+    _check_spreads(speed_spread=speed_spread, delay_spread=delay_spread)
     _check_dropout(dropout)
     return Partial(
         _deadline,
@@ -182,11 +184,11 @@ def network(
     Work is uniform in low .. high. With tau a device does no more of it than it can send in time; if that is not one
     unit, its reply is lost.
     """
-    for name, value in (("speed", speed), ("up_mbit", up_mbit), ("down_mbit", down_mbit)):
-        check_number(name, value, lambda value: value > 0, "should be more than 0")
-    spreads = {"speed": speed_spread, "up": up_spread, "down": down_spread, "latency": latency_spread}
-    for name, value in {"latency": latency, **{f"{part}_spread": spread for part, spread in spreads.items()}}.items():
-        check_number(name, value, lambda value: value >= 0, "should be at least 0")
+    _check_rates(speed=speed, up_mbit=up_mbit, down_mbit=down_mbit)
+    _check_between("latency", latency, LONGEST)
+    _check_spreads(
+        speed_spread=speed_spread, up_spread=up_spread, down_spread=down_spread, latency_spread=latency_spread
+    )
     return Partial(
         _network,
         speed=speed,
@@ -234,7 +236,7 @@ def rounds(low: int, high: int, tau: float | None, dropout: float) -> dict[str, 
     _check_work("low", low, 1)
     _check_work("high", high, low)
     if tau is not None:
-        check_number("tau", tau, lambda value: value > 0, "should be more than 0")
+        _check_times(tau=tau)
     _check_dropout(dropout)
     return {"low": low, "high": high, "tau": math.inf if tau is None else tau, "dropout": dropout}
 
@@ -253,14 +255,14 @@ def exchanged(
 ) -> Effort:
     """One exchange with a device: it is sent `down` bytes, works, and sends `up` bytes.
 
-    Without tau, the server stops waiting for a lost reply when it would have come.
+    Without tau, the server stops waiting for a lost reply when it would have come. Nothing takes longer than LONGEST.
     """
-    messages = link.latency + 8e-6 * (down / link.down + up / link.up)  # bytes over Mbit/s
-    unit = cost / link.speed
+    messages = jnp.minimum(link.latency + 8e-6 * (down / link.down + up / link.up), LONGEST)  # bytes over Mbit/s
+    unit = jnp.minimum(cost / link.speed, LONGEST)
     late = messages + unit > tau
     fitting = jnp.where(unit > 0, (tau - messages) / jnp.where(unit > 0, unit, 1.0), MOST)
     work = jnp.clip(jnp.minimum(fitting, MOST).astype(jnp.int32), 1, _work(luck, low, high))
-    arrival = jnp.minimum(messages + work * unit, tau)
+    arrival = jnp.minimum(messages + work * unit, jnp.minimum(tau, LONGEST))
     lost = late | (luck[1] < dropout)
     waiting = jnp.where(jnp.isfinite(tau), tau, arrival)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, waiting, arrival), lost)
@@ -271,6 +273,30 @@ def _check_work(field: str, work: Any, least: Any) -> None:
         return (work >= least) & (work <= MOST) & (work == work // 1)
 
     check_number(field, work, whole, f"should be a whole number from {least} to {MOST}")
+
+
+def _check_rates(**rates: float) -> None:
+    least, most = RATES
+    for name, rate in rates.items():
+        expected = f"should be more than 0: from {least:g} to {most:g}"
+        check_number(name, rate, lambda rate: (rate >= least) & (rate <= most), expected)
+
+
+def _check_times(**times: float) -> None:
+    for name, time in times.items():
+        expected = f"should be more than 0, and at most {LONGEST:g} seconds"
+        check_number(name, time, lambda time: (time > 0) & (time <= LONGEST), expected)
+
+
+def _check_spreads(**spreads: float) -> None:
+    for name, spread in spreads.items():
+        _check_between(name, spread, WIDEST)
+
+
+def _check_between(name: str, value: float, most: float) -> None:
+    check_number(
+        name, value, lambda value: (value >= 0) & (value <= most), f"should be at least 0, and at most {most:g}"
+    )
 
 
 def _check_dropout(dropout: float) -> None:

@@ -16,7 +16,8 @@ from typing import Annotated, NamedTuple, NoReturn
 
 import numpy as np
 
-from folb.core.system import High, Link, Low, Rate, System, Tau, rounds
+from folb.core.clock import LONGEST
+from folb.core.system import RATES, High, Link, Low, Rate, System, Tau, rounds
 from folb.core.trace import Source, Trace
 from folb.data import source_files
 from folb.data.tabular import csv_header, parquet_batches
@@ -26,7 +27,6 @@ from folb.typing import NDArray
 NEEDED = ("device", "speed", "up", "down")
 STAY = ("from", "until")
 COLUMNS = (*NEEDED, "latency", *STAY)
-LEAST, MOST = 1e-9, 1e9  # of a speed or a bandwidth; more of a time would be too coarse in 32 bits
 LINES = 5 * 10**6  # in a file
 
 
@@ -60,9 +60,8 @@ def trace(
     """As network, but speeds, bandwidths, latencies and who is online when are from a file."""
     numbers = rounds(low, high, tau, dropout)
     if period is not None:
-        check(
-            "period", period, lambda period: (period > 0) & (period <= MOST), f"should be more than 0, up to {MOST:g}"
-        )
+        expected = f"should be more than 0, up to {LONGEST:g}"
+        check("period", period, lambda period: (period > 0) & (period <= LONGEST), expected)
     if not Path(file).is_file():
         raise InputError("file", file, "should be a csv or parquet file with a line for each device")
     table = _read(Path(file))
@@ -164,8 +163,8 @@ def _find_text(path: Path, names: list[str]) -> NoReturn:
 
 def _check(table: Table, period: float) -> None:
     """Raise an error that names the first line with a wrong value."""
-    bounds = {"speed": (LEAST, MOST), "up": (LEAST, MOST), "down": (LEAST, MOST), "latency": (0, MOST)}
-    bounds |= {"device": (0, 2**31 - 2), "from": (0, MOST)}
+    bounds = {"speed": RATES, "up": RATES, "down": RATES, "latency": (0, LONGEST)}
+    bounds |= {"device": (0, 2**31 - 2), "from": (0, LONGEST)}
     for name, (least, most) in bounds.items():
         if name in table.columns:
             values = table.columns[name]

@@ -35,6 +35,26 @@ class Split:
     start: NDArray
     size: NDArray
 
+    def __repr__(self) -> str:
+        return f"Split({len(self.y)} samples of {len(self.size)} devices)"
+
+    def sample(self, n: int) -> Split:
+        """n of its samples at random, in their order, always the same ones; all of them if it has no more."""
+        if n >= len(self.y):
+            return self
+        rows = np.sort(np.random.default_rng(0).choice(len(self.y), n, replace=False))
+        start, end = (np.searchsorted(rows, at).astype(np.int32) for at in (self.start, self.start + self.size))
+        return Split(self.x[rows], self.y[rows], start, end - start)
+
+    def at_most(self, n: int) -> Split:
+        """At most n samples of each device at random, in their order, always the same ones; the server's all stay."""
+        device = np.repeat(np.arange(len(self.size)), self.size)
+        shuffled = np.lexsort((np.random.default_rng(0).random(len(device)), device))
+        rank = np.arange(len(device)) - np.repeat(starts(self.size), self.size)
+        rows = np.concatenate([np.sort(shuffled[rank < n]), np.arange(len(device), len(self.y))])
+        size = np.minimum(self.size, n)
+        return Split(self.x[rows], self.y[rows], starts(size), size)
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -45,6 +65,7 @@ class Federation:
 
     If samples share their content (windows of one text, words of one vocabulary), `x` holds references into `table`,
     and `expand(table, x)` turns them into a batch of model inputs. `note` is a warning that every output repeats.
+    `device_names` and `class_names` are those of the user's own data, if it has names.
     """
 
     name: str
@@ -54,6 +75,13 @@ class Federation:
     table: NDArray | None = None
     expand: Expand | None = None
     note: str = ""
+    device_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    held_out: bool = False  # the data does not say what to test on: it is a random tenth of each device's samples
+
+    def __repr__(self) -> str:
+        samples = f"{len(self.train.y)} training and {len(self.test.y)} test samples of shape {self.shape}"
+        return f"Federation({self.name}: {self.N} devices, {samples}, {self.classes} classes)"
 
     @property
     def N(self) -> int:
@@ -66,6 +94,13 @@ class Federation:
         if self.expand is None:
             return self.train.x.shape[1:]
         return self.expand(self.table, self.train.x[:1]).shape[1:]
+
+    @property
+    def kind(self) -> np.dtype[Any]:
+        """The type of a model's inputs."""
+        if self.expand is None:
+            return self.train.x.dtype
+        return np.dtype(self.expand(self.table, self.train.x[:1]).dtype)
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +132,13 @@ class Federation:
             first = np.repeat(np.arange(0, cells, self.classes), side.size)
             counts += np.bincount(first + side.y[: len(first)], minlength=cells)
         return counts.reshape(self.N, self.classes)
+
+    def smaller(self, n: int) -> Federation:
+        """The same devices, each with at most n training samples."""
+        if n >= self.train.size.max():
+            return self
+        left_out = f"at most {n:,} training samples of each device"
+        return replace(self, train=self.train.at_most(n), note="; ".join(filter(None, (self.note, left_out))))
 
     def tested_on(self, x: NDArray, y: NDArray) -> Federation:
         """The same devices, tested on samples that none of them has."""
@@ -147,7 +189,9 @@ class Federation:
                 f"{name}: training samples of device {ids.tolist()[empty[0]]!r}", 0, "should be at least 1"
             )
         classes = max(int(y.max()) + 1, 2) if classes is None else classes
-        return Federation(name, _split(x, y, k, ~test, N), _split(x, y, k, test, N), classes)
+        sides = _split(x, y, k, ~test, N), _split(x, y, k, test, N)
+        names = tuple(ids.tolist()) if ids.dtype.kind == "U" else None
+        return Federation(name, *sides, classes, device_names=names, held_out=split is None)
 
 
 def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,9 @@ def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> F
 
     Devices are numbered in the order of the users in the training files, which are sorted by name.
     """
-    return Federation.from_arrays(os.fspath(path), *_arrays(Path(path)), holdout_seed=holdout_seed)
+    names, arrays = _arrays(Path(path))
+    federation = Federation.from_arrays(os.fspath(path), *arrays, holdout_seed=holdout_seed)
+    return replace(federation, device_names=names)
 
 
 class User(NamedTuple):
@@ -37,8 +40,8 @@ class User(NamedTuple):
     y: NDArray
 
 
-def _arrays(path: Path) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
-    """x, y, device and, if there are train/ and test/, split."""
+def _arrays(path: Path) -> tuple[tuple[str, ...], tuple[NDArray, NDArray, NDArray, NDArray | None]]:
+    """The users' names; x, y, device and, if there are train/ and test/, split."""
     sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
     if len(sides) == 1:
         raise InputError(f"{path}: sub-directories", sides, "should be both train and test, or neither")
@@ -60,7 +63,7 @@ def _arrays(path: Path) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
     index = {name: k for k, name in enumerate(train)}
     device = np.repeat([index[name] for side in (train, test) for name in side], size)
     split = np.repeat([False] * len(train) + [True] * len(test), size) if sides else None
-    return x, y, device, split
+    return tuple(train), (x, y, device, split)
 
 
 def _files(path: Path) -> list[Path]:

@@ -62,6 +62,7 @@ def load(path: str | os.PathLike[str]) -> Federation:
         Split(test.x, test_y, starts(size), size),
         classes,
         note=about.get("note", ""),
+        device_names=tuple(train.device.tolist()) if train.device.dtype.kind == "U" else None,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ import numpy as np
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed
 from folb.errors import InputError
+from folb.npz import check_room
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -43,9 +45,11 @@ def load(
         raise InputError(str(path), list(columns), "should have at least one column of numbers besides these")
     test = _marks(path, split, columns[split]) if split in columns else None
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
-    y, classes = _classes(f"{path}: {label}", columns[label])
+    y, names = _classes(f"{path}: {label}", columns[label])
+    classes = None if names is None else max(len(names), 2)
     named = _text(f"{path}: {device}", columns[device])
-    return Federation.from_arrays(str(path), x, y, named, test, classes=classes, holdout_seed=holdout_seed)
+    federation = Federation.from_arrays(str(path), x, y, named, test, classes=classes, holdout_seed=holdout_seed)
+    return federation if names is None or len(names) < 2 else replace(federation, class_names=names)
 
 
 def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, rows: int = 1 << 16) -> Iterator[Any]:
@@ -70,7 +74,7 @@ def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str
             if column.null_count:
                 raise InputError(f"{path}: {name}", None, "should have a value in every row")
         done += batch.nbytes
-        source_files.check_room(path, done)
+        check_room(path, done)
         batches.append(batch)
     if not batches:
         raise InputError(str(path), 0, "rows: should be at least 1")
@@ -146,8 +150,9 @@ def _numbers(path: Path, name: str, values: NDArray) -> NDArray:
         return values.astype(np.float32)
 
 
-def _classes(field: str, labels: NDArray) -> tuple[NDArray, int | None]:
-    """Labels as numbers. Names are numbered in sorted order; numbers stay, and the federation checks them."""
+def _classes(field: str, labels: NDArray) -> tuple[NDArray, tuple[str, ...] | None]:
+    """Labels as numbers, and their names. Names are numbered in sorted order; numbers stay, and the federation checks
+    them."""
     labels = _text(field, labels)
     if labels.dtype.kind != "U":
         return labels, None
@@ -155,7 +160,7 @@ def _classes(field: str, labels: NDArray) -> tuple[NDArray, int | None]:
         return labels.astype(np.float64), None
     except ValueError:
         names, y = np.unique(labels, return_inverse=True)
-        return y, max(len(names), 2)
+        return y, tuple(names.tolist())
 
 
 def _marks(path: Path, name: str, values: NDArray) -> NDArray:

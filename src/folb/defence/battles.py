@@ -63,7 +63,7 @@ def fought(battle: Battle, complete: Complete) -> Found:
         "share": battle.share,
         "identity": battle.identity,
         "devices": planned.federation.N,
-        "note": planned.federation.note,
+        "note": planned.note,
         "ran_on": machines([directory]),
         "seeds": list(planned.experiment.seeds),
         "rounds": planned.experiment.rounds,

@@ -10,13 +10,17 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from folb import atomic
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
+from folb.experiments.kept_model import about_model
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
 from folb.report import trackers
@@ -25,10 +29,13 @@ from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.simulate import Observe, Simulation, simulation
 from folb.store import directory as store
-from folb.store import lock
+from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory
 from folb.store.environment import PROGRAM, about_runs, program
+from folb.store.reading import read
 from folb.store.recorder import Recorder
+
+NAMES = 100_000  # the most characters of devices' names, or of classes', that environment.json has
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +46,25 @@ class Start(NamedTuple):
     plan: Plan
     path: Path  # of its run directory
     finished: bool  # the results are there already, and no round is run
+    keep_model: bool = True  # at the end
+    costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
     @property
     def rounds(self) -> int:
         """How many rounds all runs have together."""
-        return len(self.plan.algorithms) * len(self.plan.experiment.seeds) * self.plan.experiment.rounds
+        return self.runs * self.plan.experiment.rounds
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are: algorithms times seeds."""
+        return len(self.plan.algorithms) * len(self.plan.experiment.seeds)
+
+    @property
+    def model_bytes(self) -> int:
+        """How many bytes model.npz will take, about; 0 if it is not kept."""
+        if not self.keep_model:
+            return 0
+        return self.runs * model_file.nbytes(jax.eval_shape(self.plan.model.init, jax.random.key(0)))
 
 
 OnStart = Callable[[Start], None]
@@ -57,6 +78,9 @@ def execute(
     accelerators: int | str = 1,
     stream: bool | None = None,
     track: str | None = None,
+    keep_model: bool = True,
+    name: str | None = None,
+    tags: Sequence[str] | None = None,
     on_start: OnStart | None = None,
     observe: Observe | None = None,
 ) -> RunDirectory:
@@ -72,6 +96,8 @@ def execute(
     `accelerators`, `stream` and `observe` are explained at `simulate`. A resumed run also tells `observe` the rounds
     that it had before, in one part.
     `track` also logs the rounds for "tensorboard", "mlflow" or "wandb", in the run directory.
+    `keep_model` writes model.npz at the end, for `folb.load_model`; it takes as many bytes as the models of all runs.
+    `name` and `tags` are what you call the run; `folb runs` shows them. They change neither the run nor its place.
     `on_start(start)` is called once, before the first round. `start.plan`, `start.path` and `start.finished` are the
     plan, the directory, and whether its results are there already.
 
@@ -84,6 +110,9 @@ def execute(
         again=again,
         accelerators=accelerators,
         track=track,
+        keep_model=keep_model,
+        name=name,
+        tags=tags,
         on_start=on_start,
         observe=observe,
     )
@@ -96,21 +125,25 @@ def resume(
     accelerators: int | str | None = None,
     stream: bool | None = None,
     track: str | None = None,
+    keep_model: bool | None = None,
     on_start: OnStart | None = None,
     observe: Observe | None = None,
 ) -> RunDirectory:
     """Resume an interrupted run, and return its run directory.
 
     `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
-    `accelerators` and `stream` are as when the run began. The others are explained at `execute`.
+    `accelerators`, `stream` and `keep_model` are as when the run began. The others are explained at `execute`.
     """
-    stored = run if isinstance(run, RunDirectory) else store.read(store.find(str(run)))
+    stored = read(run)
     path, there = stored.path, stored.environment
     if stored.deployed:
         raise InputError(
             "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
         )
-    planned = plan(from_toml(path / store.EXPERIMENT), there.get("stream") if stream is None else stream)
+    experiment = from_toml(path / store.EXPERIMENT)
+    if experiment.evaluate is None:  # the file names a sample if there is one
+        experiment = replace(experiment, evaluate="all")
+    planned = plan(experiment, there.get("stream") if stream is None else stream)
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
         raise InputError("run", path.name, f"{changed}; --again runs it from the start")
@@ -120,6 +153,7 @@ def resume(
         again=again,
         accelerators=there.get("accelerators", 1) if accelerators is None else accelerators,
         track=track,
+        keep_model=there.get("keep_model", True) if keep_model is None else keep_model,
         on_start=on_start,
         observe=observe,
     )
@@ -142,12 +176,16 @@ def carry_out(
     again: bool = False,
     accelerators: int | str = 1,
     track: str | None = None,
+    keep_model: bool = True,
+    name: str | None = None,
+    tags: Sequence[str] | None = None,
     on_start: OnStart | None = None,
     observe: Observe | None = None,
 ) -> RunDirectory:
     """`execute` for a planned experiment."""
     if directory is not None and not os.fspath(directory):
         raise InputError("out", directory, "should be a directory to write to")
+    given = naming.checked(name, tags)
     path = place(planned) if directory is None else Path(directory)
     parallel.check_alike(planned.identity)
     if not parallel.leads():
@@ -155,9 +193,10 @@ def carry_out(
             ready(planned, accelerators).run()
             parallel.shared(None)  # the first has written the results
         return RunDirectory(path, environment(planned, accelerators))
-    start = Start(planned, path, not again and finished(path, planned))
+    start = Start(planned, path, not again and finished(path, planned), keep_model)
     if start.finished:
         _complete(path, planned)
+        naming.name(path, given)
         parallel.shared(False)
         if on_start is not None:
             on_start(start)
@@ -169,7 +208,7 @@ def carry_out(
     atomic.directory(path)
     try:
         with lock.claimed(path):
-            _perform(start, again, accelerators, track, on_start, observe)
+            _perform(start, again, accelerators, track, given, on_start, observe)
     except InputError:
         if new:
             with contextlib.suppress(OSError):
@@ -184,6 +223,7 @@ def _perform(
     again: bool,
     accelerators: int | str,
     track: str | None,
+    given: Mapping[str, Any],
     on_start: OnStart | None,
     observe: Observe | None,
 ) -> None:
@@ -192,15 +232,18 @@ def _perform(
     fresh = not store.is_run(path)
     check_place(path, planned, again, accelerators)
     simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
-    prepare(path, planned, again, accelerators)
+    prepare(path, planned, again, accelerators, start.keep_model, given)
     # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before all
     # runs play: it would keep the interpreter from lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
     runs = store.read(path).environment["runs"]
+    about = (
+        about_model(planned, runs) if start.keep_model else None
+    )  # a user's own file may change while the rounds run
     playing: set[int] = set()
     try:
         if on_start is not None:
-            on_start(start)
+            on_start(start._replace(costs=simulation.costs))
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:
@@ -221,7 +264,7 @@ def _perform(
                 store.clear(path)
             store.put_back(path)
         raise
-    finish(path, planned, found)
+    finish(path, planned, found, about)
 
 
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
@@ -238,6 +281,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
             system=planned.system,
             objective=experiment.objective,
             evaluate_every=experiment.evaluate_every,
+            evaluate=planned.evaluated or "all",
             record=(*(("weights", "gamma") if experiment.records else ()), *(("attack",) if attacked else ())),
             accelerators=accelerators,
             stream=planned.stream,
@@ -281,30 +325,45 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
             )
 
 
-def prepare(path: Path, planned: Plan, again: bool = False, accelerators: int | str = 1) -> None:
+def prepare(
+    path: Path,
+    planned: Plan,
+    again: bool = False,
+    accelerators: int | str = 1,
+    keep_model: bool = True,
+    given: Mapping[str, Any] | None = None,
+) -> None:
     """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
+
+    The name and the tags of before stay, unless others are `given`.
 
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
-    now = environment(planned, accelerators)
+    now = environment(planned, accelerators) | {"keep_model": keep_model}
     there = store.read(path).environment if store.is_run(path) else None
     changed = [] if there is None else [key for key in PROGRAM if there.get(key) != now[key]]
     if changed and not again:
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
+    called = {key: there[key] for key in naming.GIVEN if key in there} if there else {}
     if there is None or again or changed:
         store.set_aside(path)
-        atomic.replace(path / store.ENVIRONMENT, (json.dumps(now, indent=1) + "\n").encode())
-    atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.federation.note).encode())
-    (path / store.RESULTS).unlink(missing_ok=True)  # if it is there, it is damaged
+        naming.write(path, naming.named(now | called, given or {}))
+    elif given:
+        naming.write(path, naming.named(there, given))
+    atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
+    for written in (store.MODEL, store.RESULTS):  # they are damaged, or of a process that was killed at its end
+        (path / written).unlink(missing_ok=True)
     (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
 
 def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on besides the experiment, and a description of its runs."""
-    mesh = parallel.mesh(accelerators)
+    mesh, federation = parallel.mesh(accelerators), planned.federation
+    names = {"device_names": federation.device_names, "class_names": federation.class_names}
     return program(1 if mesh is None else mesh.size, planned.stream) | {
-        "note": planned.federation.note,
+        **{key: list(own) for key, own in names.items() if own is not None and sum(map(len, own)) <= NAMES},
+        "note": planned.note,
         "devices": planned.federation.N,
         "identity": planned.identity,
         "differs": planned.differs,
@@ -312,9 +371,14 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     }
 
 
-def finish(path: Path, planned: Plan, runs: Sequence[Run]) -> None:
-    """Write the results and the picture, and remove the checkpoints. If it is killed, `_complete` does the rest."""
-    leave(path, planned.experiment, planned.federation.note, runs)
+def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, Any] | None = None) -> None:
+    """Write the models, if `about` describes them, the picture and the results; then remove the checkpoints.
+
+    If it is killed before the results are there, the checkpoints have it all; if later, `_complete` does the rest.
+    """
+    if about is not None:
+        model_file.save(path / store.MODEL, about, [run.params for run in runs])
+    leave(path, planned.experiment, planned.note, runs)
     for done in (store.CHECKPOINTS, store.REPLACED):
         shutil.rmtree(path / done, ignore_errors=True)
 
@@ -341,7 +405,7 @@ def _complete(path: Path, planned: Plan) -> None:
         return
     with lock.claimed(path):
         if not drawn:
-            picture = _picture(planned.experiment, planned.federation.note, store.read(path).runs())
+            picture = _picture(planned.experiment, planned.note, store.read(path).runs())
             atomic.replace(path / store.CURVES, picture)
         for done in (store.CHECKPOINTS, store.REPLACED):
             shutil.rmtree(path / done, ignore_errors=True)

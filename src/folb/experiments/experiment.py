@@ -11,6 +11,7 @@ from folb import data
 from folb.errors import InputError, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
+from folb.simulation.sample import Evaluate, check_evaluate
 from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
@@ -38,6 +39,8 @@ class Experiment:
     seeds: Sequence[int] = (0, 1, 2, 3, 4)  # a number n is taken as the seeds 0 .. n-1
     target: float = 0.7
     evaluate_every: int = 1
+    evaluate: Evaluate = None  # "all", or how many samples of each side; None: by the model's cost
+    device_samples: int | None = None  # at most so many training samples of each device; None: all
     records: bool = False  # keep every device's weight and gamma in every round
     set: Mapping[str, Any] = None  # type: ignore[assignment]
     box: Mapping[str, Any] = None  # type: ignore[assignment]
@@ -76,6 +79,11 @@ class Experiment:
         choose("objective", self.objective, ("uniform", "samples"))
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))
+        object.__setattr__(self, "evaluate", read("evaluate", Evaluate, self.evaluate))
+        check_evaluate(self.evaluate)
+        object.__setattr__(self, "device_samples", read("device_samples", int | None, self.device_samples))
+        if self.device_samples is not None:
+            check_whole("device_samples", self.device_samples, 1, 2**31 - 1)
         object.__setattr__(self, "records", read("records", bool, self.records))
         self._check_box()
 
@@ -129,7 +137,9 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
 
 def to_mapping(experiment: Experiment) -> dict[str, Any]:
     """The experiment as the keys and values of a file."""
-    absent = () if experiment.box else OF_A_BOX  # so that experiments without a box keep their names
+    # so that experiments without these fields keep their names
+    unset = [name for name in ("evaluate", "device_samples") if getattr(experiment, name) is None]
+    absent = (*unset, *(() if experiment.box else OF_A_BOX))
     return {field.name: getattr(experiment, field.name) for field in fields(experiment) if field.name not in absent}
 
 

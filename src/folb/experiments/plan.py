@@ -23,35 +23,12 @@ from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.settings import OWN, Setting, from_file, read, setting, settings
+from folb.experiments.part import Part, chosen_part
+from folb.experiments.settings import Setting, naming_own_files, read, setting, settings
 from folb.experiments.systems import SYSTEMS
 from folb.models import MODELS, Model
+from folb.simulation.sample import chosen, usual, words
 from folb.simulation.simulate import check, streams
-
-
-@dataclass(frozen=True)
-class Part:
-    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
-
-    name: str
-    constructor: Callable[..., Any]
-    settings: dict[str, Setting]
-    swept: bool = False  # a list of values means a run for each
-
-    def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
-        """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
-        try:
-            made = self.constructor(*arguments, **values)
-        except InputError:
-            raise
-        except Exception as error:
-            if self.constructor.__module__.startswith(OWN):
-                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
-            raise
-        if not isinstance(made, kind):
-            what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
-            raise InputError(self.name, made, f"should make a {what}")
-        return made
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -69,16 +46,12 @@ def common_settings() -> dict[str, Setting]:
 
 
 def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
-    if ".py:" in name:
-        constructor = from_file(field, name)
-        if field == "algorithms" and not hasattr(constructor, "named_by_folb"):
-            constructor = named(constructor)
-        name = name.rpartition(":")[2]
-    else:
-        constructor = registry[choose(field, name, registry)]
-    if field == "algorithms":
-        return Part(name, constructor, algorithm_settings(constructor), swept=True)
-    return Part(name, constructor, settings(constructor))
+    found = chosen_part(field, name, registry)
+    if field != "algorithms":
+        return found
+    make = found.constructor
+    constructor = named(make) if ".py:" in name and not hasattr(make, "named_by_folb") else make
+    return Part(found.name, constructor, algorithm_settings(constructor), swept=True)
 
 
 @dataclass(frozen=True)
@@ -93,6 +66,17 @@ class Plan:
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     stream: bool = False  # whether the samples stay on the host
     differs: str = ""  # what it sets otherwise than by default
+    evaluated: int | None = None  # how many samples of each side are evaluated; None: all
+
+    @property
+    def sampling(self) -> str:
+        """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
+        return words(self.federation, self.evaluated)
+
+    @property
+    def note(self) -> str:
+        """What every output repeats: a warning about the data, and what is evaluated if it is a sample."""
+        return "; ".join(filter(None, (self.federation.note, self.sampling)))
 
 
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
@@ -124,13 +108,20 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     if inspect.isfunction(built_system):  # a user's own: jax then sees a tree without arrays
         built_system = Partial(built_system)
     federation = dataset.constructor(**given[0])
+    if experiment.device_samples is not None:
+        federation = federation.smaller(experiment.device_samples)
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
+    with naming_own_files([experiment.model]):
+        known = usual(federation, built_model)
+    evaluated = known if experiment.evaluate is None else chosen(experiment.evaluate, federation, built_model)
+    # written only where it is not all, or not as usual: so that older runs keep their names
+    asked, experiment = experiment, replace(experiment, evaluate=evaluated or (None if known is None else "all"))
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
     identity = _identity(whole, federation, built_system)
-    apart = differs(experiment, _chosen(experiment.dataset, [dataset, model, system, *algorithms], given, drawn))
-    return Plan(whole, federation, built_model, built_system, variants, identity, streamed, apart)
+    apart = differs(asked, _chosen(asked.dataset, [dataset, model, system, *algorithms], given, drawn))
+    return Plan(whole, federation, built_model, built_system, variants, identity, streamed, apart, evaluated)
 
 
 # settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
@@ -212,7 +203,8 @@ RENEWED = ("adam", "yogi", "fedexp")  # their defaults have changed: older resul
 
 
 def _identity(experiment: Experiment, federation: Federation, system: Any) -> str:
-    digest = hashlib.sha256(to_toml(experiment).encode())
+    evaluate = None if experiment.evaluate == "all" else experiment.evaluate
+    digest = hashlib.sha256(to_toml(replace(experiment, evaluate=evaluate)).encode())
     servers = [table.get("server") for table in experiment.set.values() if isinstance(table, Mapping)]
     if any(name in RENEWED for one in servers for name in (one if isinstance(one, list) else [one])):
         digest.update(b"second defaults")

@@ -73,14 +73,15 @@ def search(
     experiment: Experiment,
     report_seeds: int | Sequence[int] | None = None,
     stream: bool | None = None,
-    complete: Callable[[Plan], RunDirectory] = carry_out,
+    complete: Callable[..., RunDirectory] = carry_out,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
     by: By = "first",
 ) -> Search:
     """Run a grid and rank its points, then run the best on other seeds. Finished runs are not repeated.
 
     The experiment has one algorithm, with lists of values in its `set`, or a `box`, or both.
-    `report_seeds` is explained at `other_seeds`. `complete` runs an experiment. `on_ranked` gets the points before the
+    `report_seeds` is explained at `other_seeds`. `complete` runs an experiment, of the grid with `keep_model=False`:
+    only the models of the winner are kept. `on_ranked` gets the points before the
     best one is run. `by` is what points are ranked by: "first", the first round that reaches the target; "seconds" or
     "bytes", the simulated seconds, or the bytes up and down, until the end of that round; or "sustained", the round
     from which five evaluations in a row hold the target (`Run.held_from`).
@@ -89,12 +90,12 @@ def search(
     seeds = other_seeds(experiment.seeds, report_seeds)
     planned = plan(experiment, stream)
     check(planned)
-    grid = complete(planned)
+    grid = complete(planned, keep_model=False)
     points = ranked(planned, grid.runs(), by)
     if on_ranked is not None:
         on_ranked(planned, points)
     chosen = plan(winner(planned, points, seeds), stream)
-    atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.federation.note).encode())
+    atomic.replace(grid.path / WINNER, to_toml(chosen.experiment, chosen.note).encode())
     return Search(planned, points, grid, complete(chosen))
 
 

@@ -32,6 +32,10 @@ class Model(NamedTuple):
     codes: int | None = None
     scores: Callable[[Params, Array], Array] | None = None
 
+    def __repr__(self) -> str:
+        made_by = getattr(self.init, "__qualname__", type(self.init).__name__).partition(".")[0]
+        return f"Model({made_by})"
+
     def at_once(self, most: int) -> int:
         """How many samples to take at once; `most` suits other accelerators and models."""
         return min(most, self.block) if self.block is not None and jax.default_backend() == "cpu" else most

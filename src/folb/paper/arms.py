@@ -58,7 +58,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         "identity": identity,
         "experiment": _experiment(planned, arm),
         "draws": arm.draws,
-        "note": planned.federation.note,
+        "note": planned.note,
         "devices": planned.federation.N,
         "ran_on": machines(directories),
         "chosen": chosen,
@@ -294,7 +294,7 @@ def _earlier(document: Mapping[str, Any], arm: Arm) -> str:
         same = document.get("check") == arm.check and document.get("settings") == dict(arm.settings)
         return "" if same else "another check"
     found, wanted = document["experiment"], Experiment(**arm.given)
-    given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set"})
+    given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set", "evaluate"})
     differing = {key: getattr(wanted, key) for key in given if found[key] != _listed(getattr(wanted, key))}
     differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, found["set"])}
     if differing:

@@ -37,7 +37,7 @@ from folb.experiments.typed_tables import FORMS, all_of, made
 
 FRONT = "front"  # the file with the texts of the front page
 OUTSIDE = "outside"  # the folder of the files that go beyond the paper
-KEYS = frozenset(field.name for field in fields(Experiment))
+KEYS = frozenset(field.name for field in fields(Experiment)) - {"evaluate", "device_samples"}
 OWN = (
     "id",
     "name",
@@ -269,6 +269,7 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
     if not own.get("check"):
         for key in table:
             choose(f"{where}: key of arm", key, KEYS)
+        table["evaluate"] = "all"  # whatever the model costs: the paper's figures are not of a sample
     found = []
     for values in itertools.product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))

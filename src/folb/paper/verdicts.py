@@ -38,12 +38,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from folb.errors import InputError, choose
 from folb.paper.figure_files import Arm, Claim
 from folb.results import summary
-from folb.results.effects import Effect, interval
+from folb.results.effects import Effect, interval, student
 from folb.typing import NDArray
 
 RESAMPLES, FEWEST, WORST_LOSS = 2000, 3, 1000.0
@@ -436,7 +435,7 @@ def _beside(claim: Claim, document: Document, under: str) -> Effect | None:
         return None
     mean, _, high, n = interval(values, np.asarray(runs["draw"]))
     groups = len(np.unique(runs["draw"]))
-    t = float(stdtrit((groups if groups > 1 else n) - 1, 0.975))
+    t = student((groups if groups > 1 else n) - 1)
     half = math.hypot(high - mean, t * (float(values.std(ddof=1)) if own is None else own))
     return Effect(mean, mean - half, mean + half, n)
 

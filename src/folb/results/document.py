@@ -11,6 +11,8 @@ import numpy as np
 from folb.results.run import Run, held_from
 from folb.results.summary import finite, plain
 
+SOMETIMES = ("evaluate", "device_samples", "box", "points", "box_seed")  # keys that only some experiments have
+
 
 def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> dict[str, Any]:
     """The results as one JSON-ready document; a value that is not finite becomes null.
@@ -21,7 +23,7 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
         "dataset": experiment["dataset"],
         "note": note,
         **{key: experiment[key] for key in ("model", "system", "objective", "rounds", "target", "set")},
-        **{key: experiment[key] for key in ("box", "points", "box_seed") if key in experiment},
+        **{key: experiment[key] for key in SOMETIMES if key in experiment},
         "runs": [_run(run, experiment["target"]) for run in runs],
     }
 
@@ -65,10 +67,10 @@ def with_held_from(results: Any) -> Any:
 
 def _digest(params: Any) -> str | None:
     """A hash that tells whether two runs ended with the same model, to the bit; None without a model."""
-    import jax
-
     if params is None:
         return None
+    import jax
+
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(leaf.tobytes())

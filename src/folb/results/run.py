@@ -33,6 +33,9 @@ class Run:
     loss_measured: bool = True  # on Flower the user may leave it out
     records: dict[str, NDArray] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"Run({self.algorithm}, seed {self.seed}: {len(self.seconds)} rounds, final accuracy {self.final:.4f})"
+
     @property
     def diverged(self) -> bool:
         """Whether the last training loss is not finite."""

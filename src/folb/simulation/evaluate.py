@@ -1,4 +1,4 @@
-"""The evaluation of a model: sums over all samples, block by block."""
+"""The evaluation of a model: sums over all samples, or over a sample of them, block by block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of 
 
 def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
     """Training loss and test accuracy. Each sample counts once, whatever its device."""
-    train, test = problem.train, problem.test
+    train, test = problem.train if problem.measured is None else problem.measured, problem.test
     return total_loss(problem, train, params) / len(train.y), total_hits(problem, test, params) / len(test.y)
 
 

@@ -108,8 +108,9 @@ def play(
     model_at = model_sent(algorithm, state, key)
     opened = opening(problem, state.clock)
     draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
+    begun = _Begun(problem, algorithm, state, seed, t, draw, model_at)
     if algorithm.asynchrony is not None:
-        return _play_without_waiting(problem, algorithm, state, seed, t, draw, model_at)
+        return _play_without_waiting(begun)
     drawn, other = sets(draw, how, seed, t) if chosen is None else chosen
     drawn = reached(drawn, opened.online)
     timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
@@ -154,9 +155,7 @@ def play(
         awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
         wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
-    done = _work_and_close(
-        problem, algorithm, state, seed, t, draw, slots, times, here, model_at, key, second, effort.seconds
-    )
+    done = _work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
     surveyed = jnp.int32(0)
     if how.sampling.survey is not None and opened.online is not None:
         asked_before = candidates(how, len(train.size), seed, t, opened.online)
@@ -188,17 +187,21 @@ def play(
     return following, info
 
 
-def _play_without_waiting(
-    problem: Problem,
-    algorithm: Algorithm,
-    state: State,
-    seed: Array | int,
-    t: Array | int,
-    draw: Draw,
-    model_at: Params,
-) -> tuple[State, Info]:
-    """Round t if devices do not wait for each other: the next K replies, each from the model that it started from."""
-    assert algorithm.asynchrony is not None
+class _Begun(NamedTuple):
+    """A round that has begun: what it depends on, how its devices are drawn, and the model that the server sends."""
+
+    problem: Problem
+    algorithm: Algorithm
+    state: State
+    seed: Array | int
+    t: Array | int
+    draw: Draw
+    model: Params
+
+
+def _play_without_waiting(begun: _Begun) -> tuple[State, Info]:
+    """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
+    problem, algorithm, state, seed, _, draw, model_at = begun
     queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
     usable = came.device != NOBODY
     device = jnp.where(usable, came.device, 0)
@@ -206,26 +209,10 @@ def _play_without_waiting(
     slots = Slots(device, jnp.where(usable, effort.work, 0), words)
     starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
     staleness = jnp.where(usable, queue.steps - version, 0)
-    sized = replace(algorithm, solver=replace(algorithm.solver, lr=lr))
     # Sketches can be compared if they have one key, and nobody knows at the start who will be in the same buffer.
     key = shared_words(seed, 1)
-    done = _work_and_close(
-        problem,
-        sized,
-        state,
-        seed,
-        t,
-        draw,
-        slots,
-        usable.astype(jnp.float32),
-        starts,
-        model_at,
-        key,
-        staleness=staleness,
-    )
+    done = _work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
     records = {name: value for name, value in done.records.items() if value is not None}
-    if "weights" in records:
-        records["weights"] *= algorithm.asynchrony.weights(staleness)  # of the updates as they came
 
     def with_lost(values: Array) -> Array:
         """The values of the replies, and 0 for each device that was lost."""
@@ -256,24 +243,23 @@ class _Done(NamedTuple):
 
 
 def _work_and_close(
-    problem: Problem,
-    algorithm: Algorithm,
-    state: State,
-    seed: Array | int,
-    t: Array | int,
-    draw: Draw,
+    begun: _Begun,
     slots: Slots,
     times: Array,
     here: Params,
-    start: Params,
     key: Array,
+    *,
     second: Gradients | None = None,
     seconds: Array | None = None,
+    lr: Array | None = None,
     staleness: Array | None = None,
 ) -> _Done:
-    """The devices of the slots work, each from its own model in `here`, and the server, which sends `start` in this
-    round, closes it."""
-    train, solver = problem.train, algorithm.solver
+    """The devices of the slots work, each from its own model in `here`, and the server closes the round.
+
+    `lr` has the step size of each slot, if they may differ.
+    """
+    problem, algorithm, state, seed, t, draw, start = begun
+    train, solver = problem.train, algorithm.solver if lr is None else replace(algorithm.solver, lr=lr)
     size = train.size[slots.device]
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
@@ -316,13 +302,16 @@ def _work_and_close(
         starts=None if staleness is None else here,
     )
     closed = close(algorithm, state, round)
+    weights = closed.update.weights
+    if algorithm.asynchrony is not None and staleness is not None:
+        weights = weights * algorithm.asynchrony.weights(staleness)  # of the updates as they came
     records = {
-        "weights": closed.update.weights if "weights" in problem.record else None,
+        "weights": weights if "weights" in problem.record else None,
         "inner": inner_products(round._replace(grad=sources.grad))[0] if "inner" in problem.record else None,
         "gamma": _gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         "work": slots.work if "work" in problem.record else None,
         "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
-        "attack": poison.gained(problem, algorithm, slots.device, closed.update.weights, kept(algorithm, closed.state))
+        "attack": poison.gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state))
         if "attack" in problem.record
         else None,
     }

@@ -16,6 +16,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.models import Model
 from folb.simulation import parallel, samples, stream
+from folb.simulation.sample import sampled
 from folb.simulation.samples import Samples
 
 RECORDS = ("weights", "inner", "gamma", "work", "lr", "attack")
@@ -29,6 +30,7 @@ class Problem:
 
     train: Samples
     test: Samples
+    measured: Samples | None  # the training samples that the loss is measured on; None: all of them
     share: Array  # p_k of (1)
     system: System
     model: Model = field(metadata={"static": True})
@@ -52,6 +54,7 @@ def problem(
     abreast: bool | None = None,
     mesh: Mesh | None = None,
     streamed: bool = False,
+    evaluated: int | None = None,
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 
@@ -59,7 +62,7 @@ def problem(
 
     `abreast` says whether devices and runs are computed side by side. By default they are, unless the model is heavy
     and this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
-    of a round.
+    of a round. `evaluated` samples of each side are evaluated; by default all.
     """
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
@@ -78,9 +81,11 @@ def problem(
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
     bring = stream.nothing if streamed else samples.bring
     table = None if federation.table is None else parallel.put(federation.table, mesh)
+    few = None if evaluated is None else sampled(federation, evaluated)
     return Problem(
         train=bring(federation, federation.train, table, mesh),
-        test=bring(federation, federation.test, table, mesh),
+        test=(bring if few is None else samples.bring)(federation, (few or federation).test, table, mesh),
+        measured=None if few is None else samples.bring(federation, few.train, table, mesh),
         share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,

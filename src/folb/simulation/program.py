@@ -164,7 +164,7 @@ def pieces(
     """Functions that bring the samples of the rounds from `first` to `last`.
 
     A window has the samples of the devices of as many rounds as fit. If its last round is evaluated, blocks of all
-    samples follow.
+    samples follow, unless the accelerator has the samples to evaluate.
     """
 
     def window(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
@@ -192,7 +192,7 @@ def pieces(
             count = stream.fitting(federation.train, sets)
             t += count
             yield partial(window, chosen, base, sets[:count], t)
-            if t == evaluated + 1:
+            if t == evaluated + 1 and problem.measured is None:
                 yield from (partial(train, *block) for block in stream.blocks(federation.train))
                 yield from (partial(test, *block) for block in stream.blocks(federation.test))
 
@@ -220,13 +220,14 @@ def _advance_streamed(
             window = next(coming)
         n = min(window.end, t1) - t
         chosen = jax.tree.map(lambda leaf, i=t - window.base: np.roll(leaf, -i, axis=0), window.chosen)
-        span = (np.int32(t), np.int32(t + n), np.int32(NEVER))
+        inside = window.problem.measured is not None  # a small sample: it is on the accelerator
+        span = (np.int32(t), np.int32(t + n), np.int32(every if inside else NEVER))
         states, record = advance(window.problem, algorithms, states, seeds, *span, chosen)
         if parts:
             parts[-1] = jax.tree.map(np.asarray, parts[-1])
         parts.append(jax.tree.map(lambda leaf, n=n: leaf[:n], record))
         t += n
-        if (t - 1) % every == 0:
+        if (t - 1) % every == 0 and not inside:
             models = models_kept(algorithms, states)
             loss = _mean(_losses, coming, federation.train, models)
             accuracy = _mean(_hits, coming, federation.test, models)

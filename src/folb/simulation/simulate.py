@@ -27,7 +27,7 @@ from folb.core.round import State, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
 from folb.core.trace import Trace
-from folb.core.traffic import nbytes, sizes
+from folb.core.traffic import Sizes, nbytes, sizes
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.models import Model
@@ -47,10 +47,13 @@ from folb.simulation.program import (
     models_kept,
     one_round,
 )
+from folb.simulation.round_cost import round_cost
+from folb.simulation.sample import Evaluate, chosen
 from folb.simulation.timing import is_clocked
 from folb.store import checkpoint
 from folb.store.environment import cores, memory
-from folb.typing import Params
+from folb.store.round_lines import LONGEST_ROUND
+from folb.typing import NDArray, Params
 
 CHUNK_SECONDS = 0.25
 SMALL_BATCH = 1000  # a batch that is larger than any device takes little memory up to here
@@ -80,6 +83,7 @@ def simulate(
     system: System | None = None,
     objective: str = "uniform",
     evaluate_every: int = 1,
+    evaluate: Evaluate = None,
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
@@ -90,6 +94,8 @@ def simulate(
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
+    `evaluate` says on how many samples of each side, training and test, models are evaluated: a number, or "all". By
+    default a heavy model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr",
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
     `abreast` is explained at `problem`.
@@ -114,17 +120,18 @@ def simulate(
         system=system,
         objective=objective,
         evaluate_every=evaluate_every,
+        evaluate=evaluate,
         record=record,
         abreast=abreast,
         accelerators=accelerators,
         stream=stream,
     )
     if progress:
-        lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr)
+        lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr, costs=ready.costs)
         watched = observe
 
         def observe(i: int, first: int, part: Run) -> None:
-            lines.advance(len(part.seconds))
+            lines.advance(len(part.seconds), i)
             if watched is not None:
                 watched(i, first, part)
 
@@ -141,6 +148,7 @@ class Simulation:
     rounds: int
     every: int
     together: int = 1  # programs that play at the same time
+    costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
     def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
         """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
@@ -187,6 +195,7 @@ def simulation(
     system: System | None = None,
     objective: str = "uniform",
     evaluate_every: int = 1,
+    evaluate: Evaluate = None,
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
@@ -200,6 +209,7 @@ def simulation(
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
     algorithms = [_bounded(algorithm, federation) for algorithm in algorithms]
+    evaluated = chosen(evaluate, federation, model)
     shared = problem(
         federation,
         model,
@@ -209,6 +219,7 @@ def simulation(
         abreast=abreast,
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
+        evaluated=evaluated,
     )
     if isinstance(shared.system, Trace):
         for algorithm in algorithms:
@@ -226,13 +237,19 @@ def simulation(
         for seed in seeds:
             place = sum(map(len, groups.values()))
             groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
+    each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
+    costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
+    if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there is soon something to see
+        alone = [job for jobs in groups.values() for job in jobs]
+        alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
+        batches = [[job] for job in alone]
     for batch in batches:
         check_shapes(shared, batch, rounds)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # what takes longest begins first; checkpoints are named by this order
-    return Simulation(shared, federation, batches, rounds, evaluate_every, together)
+    return Simulation(shared, federation, batches, rounds, evaluate_every, together, costs)
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -388,19 +405,12 @@ def _check_labels(federation: Federation, model: Model) -> None:
     """A label that the model has no score for would make the loss NaN, as if the run diverged."""
     if model.scores is None:
         return
-    sample = jax.ShapeDtypeStruct((1, *federation.shape), _kind(federation))
+    sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
     found = jax.eval_shape(lambda x: model.scores(model.init(jax.random.key(0)), x), sample)  # type: ignore[misc]
     classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
         raise InputError("model: classes", classes, expected)
-
-
-def _kind(federation: Federation) -> Any:
-    """The type of a model's inputs."""
-    if federation.expand is None:
-        return federation.train.x.dtype
-    return federation.expand(federation.table, federation.train.x[:1]).dtype
 
 
 def _check_batch(solver: Solver, largest: int) -> None:
@@ -458,10 +468,11 @@ def _run_stacked(
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
     model = _one_model(states)
+    size = [sizes(job.algorithm, model) for job in jobs]  # once: each upload is traced for its shape
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs."""
-        return {job.place: _run(problem, job, record, r, first, every, model) for r, job in enumerate(jobs)}
+        return {job.place: _run(problem, job, record, r, first, every, size[r]) for r, job in enumerate(jobs)}
 
     def tell(first: int, record: Measured) -> None:
         if observe is None:
@@ -497,6 +508,7 @@ def _run_stacked(
                 begun = time.perf_counter()
                 states, record = play_on(states, t, t + length)
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+                _check_seconds(part.info.seconds)
                 at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
                 tell(t, part)
                 if not chunks[1:]:  # these were the first rounds
@@ -517,11 +529,18 @@ def _run_stacked(
     return runs
 
 
-def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, model: Params) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model; `model` has the shapes."""
+def _check_seconds(seconds: NDArray) -> None:
+    """A system model of a user's own may say anything."""
+    wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
+    if len(wrong):
+        raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
+
+
+def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, size: Sizes) -> Run:
+    """Run r of a stacked record that begins with round `first`, without its model; `size` is that of its messages."""
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
-    up, down = traffic(job.algorithm, info, model)
+    up, down = traffic(size, info)
     rounds = np.arange(first, first + len(info.asked))
     evaluated = rounds % every == 0
     return Run(
@@ -542,14 +561,13 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
     )
 
 
-def traffic(algorithm: Algorithm, info: Info, params: Params) -> tuple[Any, Any]:
-    """Bytes up and down in each round, for a model like `params`.
+def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
+    """Bytes up and down in each round.
 
     Down: the model, to every distinct device asked, also by a survey, and to each device of S_1 the shift computed from
     its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
     Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
-    size = sizes(algorithm, params)
     asked, replied, gradients_only, surveyed = (
         np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
     )

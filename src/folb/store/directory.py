@@ -4,6 +4,7 @@
     environment.json   versions, machine, command; the runs, and a hash of all that they depend on
     rounds.jsonl       a line for every round of every run, as it happens
     checkpoints/       while unfinished: `folb resume` starts from these
+    model.npz          at the end: the models that the runs ended with
     results.json       once finished
     curves.png
     winner.toml        after a search: the experiment that runs the winner on other seeds
@@ -29,19 +30,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from folb import atomic
 from folb.errors import InputError
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import COUNT, POSITIVE, SEED, TABLE, TEXT, TRUTH, check_fields
+from folb.store.fields import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields, many
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import as_run, parsed
 
 EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
 CURVES, CHECKPOINTS, WINNER, TRACKING = "curves.png", "checkpoints", "winner.toml", "tracking"
-REPLACED = "replaced"
+MODEL, REPLACED = "model.npz", "replaced"
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +101,29 @@ class RunDirectory:
     path: Path
     environment: dict[str, Any]
 
+    def __repr__(self) -> str:
+        runs = len(self.environment.get("runs", ()))
+        return f"RunDirectory({self.path}: {self.state}, {runs} run{'s' * (runs != 1)})"
+
     @property
     def name(self) -> str:
         """The directory's name."""
         return self.path.resolve().name
+
+    @property
+    def given_name(self) -> str:
+        """What the user calls it; empty if nothing was given."""
+        return str(self.environment.get("name", ""))
+
+    @property
+    def tags(self) -> list[str]:
+        """The user's tags."""
+        return list(self.environment.get("tags", ()))
+
+    @property
+    def started(self) -> str:
+        """When it began, to the second, in UTC."""
+        return str(self.environment["started"]).replace("T", " ").replace("+00:00", " UTC")
 
     @property
     def handle(self) -> str:
@@ -189,6 +209,12 @@ class RunDirectory:
             lines[line["run"]].append(line)
         return [as_run(about, own) for about, own in zip(self.environment["runs"], lines, strict=True)]
 
+    def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
+        """What the runs measured so far, as a data frame: `folb.to_frame` says which columns it has."""
+        from folb.store.reading import to_frame
+
+        return to_frame(self, kind=kind)
+
     def begun(self, runs: Sequence[Run] | None = None) -> list[Run]:
         """The runs that have an evaluated round, for a table.
 
@@ -203,7 +229,17 @@ class RunDirectory:
 
 # the fields of environment.json, and optional ones that readers use
 FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity"), TEXT) | {"devices": COUNT}
-OTHER_FIELDS = {"carrier": TEXT, "differs": TEXT, "accelerators": POSITIVE, "stream": TRUTH}
+OTHER_FIELDS = {
+    "carrier": TEXT,
+    "differs": TEXT,
+    "accelerators": POSITIVE,
+    "stream": TRUTH,
+    "keep_model": TRUTH,
+    "name": NAME,
+    "tags": TAGS,
+    "device_names": many(TEXT),
+    "class_names": many(TEXT),
+}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 
 
@@ -247,7 +283,7 @@ def leave(path: Path, results: Mapping[str, Any], picture: bytes) -> None:
 
 
 DIRECTORIES = (CHECKPOINTS, TRACKING)
-FILES = (RESULTS, ROUNDS, CURVES, WINNER, EXPERIMENT, ENVIRONMENT)
+FILES = (RESULTS, ROUNDS, CURVES, MODEL, WINNER, EXPERIMENT, ENVIRONMENT)
 
 
 def clear(path: Path) -> None:

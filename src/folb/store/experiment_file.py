@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from folb.errors import InputError
-from folb.store.fields import POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, check_fields, many
+from folb.store.fields import EVALUATE, POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, check_fields, many
 
 DEEPEST = 20
 REPEAT = "folb run this file to repeat the comparison"
@@ -32,7 +32,9 @@ FIELDS = {
 
 def check(content: Mapping[str, Any], where: str = "") -> None:
     """Raise an `InputError` that names the field, unless this is a complete experiment, as folb writes it."""
-    check_fields(where, content, FIELDS, {"set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED})
+    sizes = {"evaluate": EVALUATE, "device_samples": POSITIVE}
+    given = sizes | {"set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED}
+    check_fields(where, content, FIELDS, given)
 
 
 def to_text(content: Mapping[str, Any], note: str = "", about: str = REPEAT) -> str:

@@ -59,10 +59,22 @@ def is_text(value: Any) -> bool:
 
 
 TEXT = Kind(is_text, "should be a text")
+# what a user calls a run goes to terminals and pages as it is: no control characters, escapes or line breaks
+NAME = Kind(
+    lambda value: isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable() and value == value.strip(),
+    "should be 1 to 100 printable characters, without line breaks and without spaces at its ends",
+)
+TAGS = Kind(
+    lambda value: (
+        isinstance(value, list) and len(value) <= 20 and all(NAME.holds(tag) and "," not in tag for tag in value)
+    ),
+    "should be at most 20 tags with commas between them, each of 1 to 100 printable characters",
+)
 TABLE = Kind(lambda value: isinstance(value, dict), "should be a table")
 TRUTH = Kind(lambda value: isinstance(value, bool), "should be true or false")
 COUNT = whole(0, 2**31 - 1)  # of devices or of rounds
 POSITIVE = whole(1, 2**31 - 1)
+EVALUATE = Kind(lambda value: value == "all" or POSITIVE.holds(value), f"{POSITIVE.expected}, or all")
 SHARE = Kind(lambda value: type(value) in (int, float) and 0 < value <= 1, "should be more than 0 and at most 1")
 SIZE = whole(0, sys.maxsize)  # in bytes
 SEED = whole(0, 2**32 - 1)

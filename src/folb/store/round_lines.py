@@ -15,6 +15,7 @@ import numpy as np
 from folb.results.run import Run
 from folb.store.fields import COUNT, LARGEST, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
 
+LONGEST_ROUND = 1e18  # simulated seconds: longer than any run; a sum of them is finite
 SINGLE = optional(number(-LARGEST, LARGEST))
 TROUBLE = Kind(
     lambda value: (
@@ -30,7 +31,7 @@ ALWAYS = {
     "round": POSITIVE,
     "bytes_up": SIZE,
     "bytes_down": SIZE,
-    "seconds": optional(number(0, 1e18)),  # longer than any run; their sum is finite
+    "seconds": optional(number(0, LONGEST_ROUND)),
     "updated": TRUTH,
     "lost": COUNT,
 }

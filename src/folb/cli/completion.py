@@ -1,0 +1,188 @@
+"""`folb completion`: a script that completes commands, options, names and runs in a shell.
+
+The names are in the script. Only runs are looked up when a key is pressed: the names of directories, and of these only
+plain ones, because a shell would expand others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+SHELLS = ("bash", "zsh", "fish")
+RUNS = "(runs)"  # stands for the names of runs
+
+
+class Command(NamedTuple):
+    """What can follow a command."""
+
+    options: dict[str, tuple[str, ...] | None]  # the words that each takes; None: it takes no value
+    operands: tuple[str, ...]
+    says: str
+
+
+def add(commands: Any) -> None:
+    """`folb completion`."""
+    completion = commands.add_parser("completion", help="print a script that completes commands, options and names")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(handle=_completion)
+
+
+def _completion(options: argparse.Namespace) -> None:
+    from folb.cli.main import parser
+
+    scripts: Mapping[str, Callable[[Mapping[str, Command]], Iterator[str]]] = {"bash": bash, "zsh": zsh, "fish": fish}
+    print("\n".join(scripts[options.shell](table(parser(tuning=True), _names()))))
+
+
+def _names() -> dict[str, tuple[str, ...]]:
+    """The words that stand for the arguments of these names."""
+    from folb.core.algorithms import ALGORITHMS
+    from folb.data import DATASETS
+    from folb.experiments.systems import SYSTEMS
+    from folb.models import MODELS
+
+    kinds: dict[str, Iterable[str]] = {
+        "algorithms": ALGORITHMS,
+        "dataset": DATASETS,
+        "model": MODELS,
+        "system": SYSTEMS,
+    }
+    found = {kind: tuple(things) for kind, things in kinds.items()}
+    everything = (
+        "algorithms",
+        "datasets",
+        "models",
+        "parts",
+        "systems",
+        *(name for own in found.values() for name in own),
+    )
+    return found | {"algorithm": found["algorithms"], "run": (RUNS,), "what": everything}
+
+
+def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]]) -> dict[str, Command]:
+    """Every command, such as "data info", and what can follow it; "" is before any command."""
+    found: dict[str, Command] = {}
+
+    def visit(parser: argparse.ArgumentParser, path: str, says: str) -> None:
+        options: dict[str, tuple[str, ...] | None] = {}
+        operands: tuple[str, ...] = ()
+        for action in parser._actions:
+            words = tuple(map(str, action.choices)) if action.choices else names.get(action.dest, ())
+            if isinstance(action, argparse._SubParsersAction):
+                helps = {one.dest: one.help or "" for one in action._choices_actions}
+                for name, inner in action.choices.items():
+                    visit(inner, f"{path} {name}".strip(), helps.get(name, ""))
+            if action.option_strings:
+                options |= dict.fromkeys(action.option_strings, None if action.nargs == 0 else words)
+            else:
+                operands += words
+        found[path] = Command(options, operands, says)
+
+    visit(parser, "", "")
+    return found
+
+
+def bash(commands: Mapping[str, Command]) -> Iterator[str]:
+    """The script for bash."""
+    groups = sorted({path.partition(" ")[0] for path in commands if " " in path})
+    yield "# folb completion bash > ~/.local/share/bash-completion/completions/folb"
+    yield from BASH_RUNS
+    yield "_folb() {"
+    yield '  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command="" words="" before=""'
+    yield "  (( COMP_CWORD > 1 )) && command=${COMP_WORDS[1]}"
+    yield f'  case "$command" in {"|".join(groups)})'
+    yield '    (( COMP_CWORD > 2 )) && command="$command ${COMP_WORDS[2]}" ;;'
+    yield "  esac"
+    yield '  case "$command $prev" in'
+    for words, places in _by_words(commands).items():
+        yield f"    {'|'.join(places)}) words={_quoted(words)} ;;"
+    yield "    *)"
+    yield '      case "$command" in'
+    for path, command in commands.items():
+        flags, operands = _quoted(tuple(command.options)), _quoted(command.operands)
+        yield f'        "{path}") case "$cur" in -*) words={flags} ;; *) words={operands} ;; esac ;;'
+    yield "      esac ;;"
+    yield "  esac"
+    yield from BASH_END
+    yield "complete -o default -F _folb folb"
+
+
+BASH_RUNS = """_folb_runs() {
+  local path name
+  echo last
+  for path in "${FOLB_RUNS:-runs}"/*/environment.json; do
+    name=${path%/environment.json} name=${name##*/}
+    case "$name" in ''|*[!A-Za-z0-9_.-]*) ;; *) echo "$name" ;; esac
+  done
+}""".splitlines()
+BASH_END = """  case "$words" in "(runs)") words=$(_folb_runs) ;; esac
+  case "$prev" in
+    --algorithms) case "$cur" in *,*) before=${cur%,*}, cur=${cur##*,} ;; esac ;;
+  esac
+  COMPREPLY=( $(compgen -P "$before" -W "$words" -- "$cur") )
+}""".splitlines()
+
+
+def _by_words(commands: Mapping[str, Command]) -> dict[tuple[str, ...], list[str]]:
+    """The words that can follow options, and after which command and option they do."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for path, command in commands.items():
+        for option, words in command.options.items():
+            if words is not None:
+                found.setdefault(words, []).append(f'"{path} {option}"')
+    return found
+
+
+def _quoted(words: tuple[str, ...]) -> str:
+    return '"' + " ".join(words) + '"'
+
+
+def zsh(commands: Mapping[str, Command]) -> Iterator[str]:
+    """The script for zsh, which takes bash's."""
+    yield "# source <(folb completion zsh), or in a file that ~/.zshrc sources"
+    yield "autoload -U +X compinit && compinit"
+    yield "autoload -U +X bashcompinit && bashcompinit"
+    yield from list(bash(commands))[1:]
+
+
+def fish(commands: Mapping[str, Command]) -> Iterator[str]:
+    """The script for fish."""
+    yield "# folb completion fish > ~/.config/fish/completions/folb.fish"
+    yield from FISH_RUNS
+    for path, command in commands.items():
+        *above, last = path.split(" ")
+        if last:
+            before = f"__fish_seen_subcommand_from {above[0]}" if above else "__fish_use_subcommand"
+            yield f"complete -c folb -f -n {_fish(before)} -a {last} -d {_fish(command.says)}"
+        seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in path.split(" ") if word)
+        when = f"-n {_fish(seen or '__fish_use_subcommand')}"
+        for option, words in command.options.items():
+            kind, name = ("-l", option[2:]) if option.startswith("--") else ("-s", option[1:])
+            takes = "" if words is None else " -r" if not words else f" -x -a {_fish(_choices(option, words))}"
+            yield f"complete -c folb {when} {kind} {name}{takes}"
+        is_group = not path or any(other.startswith(f"{path} ") for other in commands)  # its operands are commands
+        if command.operands and not is_group:
+            yield f"complete -c folb {when} -a {_fish(_choices('', command.operands))}"
+
+
+FISH_RUNS = """function __folb_runs
+  echo last
+  set -l home runs
+  set -q FOLB_RUNS; and test -n "$FOLB_RUNS"; and set home $FOLB_RUNS
+  for path in $home/*/environment.json
+    string match -r '^[A-Za-z0-9_.-]+$' (basename (dirname $path))
+  end
+end""".splitlines()
+
+
+def _choices(option: str, words: tuple[str, ...]) -> str:
+    if words == (RUNS,):
+        return "(__folb_runs)"
+    return f"(__fish_append , {' '.join(words)})" if option == "--algorithms" else " ".join(words)
+
+
+def _fish(text: str) -> str:
+    """Text in fish's single quotes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,197 @@
+"""`folb.load_model`: a model that a run ended with, ready to predict. Neither the simulator nor the data is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from folb.errors import InputError
+from folb.experiments.part import chosen_part
+from folb.experiments.settings import naming_own_files, read
+from folb.models import MODELS, Model
+from folb.store import directory, model_file
+from folb.store.directory import RunDirectory
+from folb.store.reading import read as find
+from folb.typing import NDArray, Params
+
+if TYPE_CHECKING:
+    from folb.experiments.plan import Plan
+
+BLOCK = 256  # samples predicted at once
+AGAIN = "a run from the start keeps it (--again, and not --no-model)"
+
+
+@dataclass(frozen=True, eq=False)
+class KeptModel:
+    """A model that a run ended with.
+
+    `params` are its parameters. `classes` are the names of the classes, or their numbers if the data has no names.
+    """
+
+    params: Params
+    model: Model
+    name: str
+    algorithm: str
+    seed: int
+    shape: tuple[int, ...]
+    classes: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        about = f"samples of shape {self.shape}, {len(self.classes)} classes"
+        return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: {about})"
+
+    def predict(self, x: Any) -> NDArray:
+        """The class of each sample, as a number; `classes[number]` is its name.
+
+        `x` has samples first, each of the shape that the model was trained on.
+        """
+        return self._blocks(self._predict, x)
+
+    def scores(self, x: Any) -> NDArray:
+        """A score for each sample and class, before the softmax."""
+        if self.model.scores is None:
+            raise InputError("model", self.name, "has no scores: call predict")
+        return self._blocks(self._scores, x)
+
+    @cached_property
+    def _predict(self) -> Callable[[Params, Any], Any]:
+        return jax.jit(self.model.predict)
+
+    @cached_property
+    def _scores(self) -> Callable[[Params, Any], Any]:
+        assert self.model.scores is not None
+        return jax.jit(self.model.scores)
+
+    def _blocks(self, function: Callable[[Params, Any], Any], x: Any) -> NDArray:
+        """The function's values for all samples. The last block is filled up: one program is compiled."""
+        x = self._checked(x)
+        block = max(1, min(BLOCK, len(x)))
+        parts = []
+        for first in range(0, max(len(x), 1), block):
+            part = x[first : first + block]
+            rest = np.zeros((block - len(part), *x.shape[1:]), x.dtype)
+            parts.append(np.asarray(function(self.params, np.concatenate([part, rest])))[: len(part)])
+        return np.concatenate(parts)
+
+    def _checked(self, x: Any) -> NDArray:
+        try:
+            x = np.asarray(x)
+        except ValueError:
+            raise InputError("x", x, "should be an array with rows of equal length") from None
+        if x.dtype.kind not in "biuf":
+            raise InputError("x", str(x.dtype), "should be numbers")
+        if x.ndim == 0 or x.shape[1:] != self.shape:
+            raise InputError("shape of x", x.shape, f"should be samples first, each of shape {self.shape}")
+        codes = self.model.codes
+        if codes is not None and not (x.dtype.kind in "iu" and np.all((x >= 0) & (x < codes))):
+            raise InputError("x", str(x.dtype), f"should be whole numbers from 0 to {codes - 1}, which the model takes")
+        return x
+
+
+def load_model(
+    run: RunDirectory | str | os.PathLike[str],
+    *,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    model: Model | None = None,
+) -> KeptModel:
+    """A model that a run ended with: the one that was evaluated, so an average if the algorithm keeps one.
+
+    `run` is a run directory, its path, its name, the beginning of its name, "last" for the newest, or the path of a
+    model.npz.
+    `algorithm` is a label of the table, or an algorithm's name. It and `seed` may be left out if there is only one.
+    `model` stands in for the model that the file names, such as one of your own whose file is gone. By default a model
+    from a file of your own is loaded from that file, which is executed.
+    """
+    path = _file(run)
+    about = model_file.read_about(path)
+    number = _chosen(path, about["runs"], algorithm, seed)
+    shape, classes = tuple(about["shape"]), about["classes"]
+    with naming_own_files([about["model"]]):
+        built = _built(path, about, shape, classes) if model is None else model
+        like = jax.eval_shape(built.init, jax.random.key(0))
+    return KeptModel(
+        params=model_file.read_model(path, number, like),
+        model=built,
+        name=about["model"],
+        algorithm=about["runs"][number]["algorithm"],
+        seed=about["runs"][number]["seed"],
+        shape=shape,
+        classes=tuple(about["class_names"]) if "class_names" in about else tuple(range(classes)),
+    )
+
+
+def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
+    if not isinstance(run, RunDirectory) and os.fspath(run).endswith(".npz"):
+        return Path(run)
+    stored = find(run)
+    path = stored.path / directory.MODEL
+    if path.is_file():
+        return path
+    if stored.state != "finished":
+        raise InputError("run", stored.name, f"is {stored.state}: its model is kept at its end")
+    raise InputError("run", stored.name, f"has no {directory.MODEL}: {AGAIN}")
+
+
+def _chosen(path: Path, runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:
+    """The number of the only run with this algorithm and seed."""
+    found = dict(enumerate(runs))
+    if algorithm is not None:
+        labelled = {i: run for i, run in found.items() if run["algorithm"] == algorithm}
+        found = labelled or {i: run for i, run in found.items() if run["name"] == algorithm}
+    labels = list(dict.fromkeys(run["algorithm"] for run in (found or dict(enumerate(runs))).values()))
+    if not found or len(labels) > 1:
+        raise InputError("algorithm", algorithm, f"should be one of: {'; '.join(labels)}")
+    seeds = [run["seed"] for run in found.values()]
+    matching = [i for i, run in found.items() if seed is None or run["seed"] == seed]
+    if len(matching) != 1:
+        raise InputError("seed", seed, f"should be one of {', '.join(map(str, seeds))}")
+    return matching[0]
+
+
+def _built(path: Path, about: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Model:
+    """The model that the file names, made with the settings that it had."""
+    name = about["model"]
+    if ".py:" in name:
+        _check_own(Path(name.rpartition(":")[0]), about)
+    made = chosen_part("model", name, MODELS)
+    given = {key: value for key, value in about["settings"].items() if key in made.settings}
+    values = {key: read(key, made.settings[key].type, value) for key, value in given.items()}
+    return made.make(Model, shape, classes, **values)
+
+
+def _check_own(file: Path, about: Mapping[str, Any]) -> None:
+    """Raise an `InputError` if a user's own file is gone, or is not what it was: it would predict something else."""
+    instead = "put back the file of then, or give the model itself: load_model(..., model=...)"
+    if not file.is_file():
+        raise InputError("model", about["model"], f"there is no file {file} any more; {instead}")
+    if "sha256" in about and _digest(file) != about["sha256"]:
+        raise InputError("model", about["model"], f"has changed since the run; {instead}")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def about_model(planned: Plan, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What model.npz says about the models of an experiment, whose `runs` environment.json lists."""
+    name, federation = planned.experiment.model, planned.federation
+    own = {"sha256": _digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
+    names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
+    return {
+        "model": name,
+        "settings": dict(planned.experiment.set.get(name.rpartition(":")[2] if own else name, {})),
+        "shape": list(federation.shape),
+        "classes": federation.classes,
+        "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in runs],
+        **names,
+        **own,
+    }

@@ -1,0 +1,44 @@
+"""A chosen part of an experiment: a constructor by its name, or from a user's own file, and the settings it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from folb.errors import InputError, choose
+from folb.experiments.settings import OWN, Setting, from_file, settings
+
+
+@dataclass(frozen=True)
+class Part:
+    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
+
+    name: str
+    constructor: Callable[..., Any]
+    settings: dict[str, Setting]
+    swept: bool = False  # a list of values means a run for each
+
+    def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
+        """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
+        try:
+            made = self.constructor(*arguments, **values)
+        except InputError:
+            raise
+        except Exception as error:
+            if self.constructor.__module__.startswith(OWN):
+                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
+            raise
+        if not isinstance(made, kind):
+            what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
+            raise InputError(self.name, made, f"should make a {what}")
+        return made
+
+
+def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
+    """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
+    if ".py:" in name:
+        constructor, name = from_file(field, name), name.rpartition(":")[2]
+    else:
+        constructor = registry[choose(field, name, registry)]
+    return Part(name, constructor, settings(constructor))

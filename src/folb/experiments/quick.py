@@ -1,0 +1,44 @@
+"""A quick try of an experiment: it takes a minute or two on two cores, whatever the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import plan
+from folb.models.cost import operations
+from folb.simulation.round_cost import FORWARD, round_cost
+
+LEAST, MOST = 5, 50  # rounds
+BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
+SAMPLES = 100  # of each device, if the model is heavy
+EVALUATED = 300  # of each side, if the model is heavy
+
+
+def quick(experiment: Experiment, given: Container[str]) -> Experiment:
+    """The experiment with one seed and few rounds; with a heavy model, also with few samples of each device.
+
+    Fields whose names are in `given` stay as they are.
+    """
+
+    def changed(experiment: Experiment, **values: Any) -> Experiment:
+        return replace(experiment, **{name: value for name, value in values.items() if name not in given})
+
+    tried = changed(experiment, seeds=1, rounds=max(MOST, experiment.evaluate_every))
+    planned = plan(tried)
+    if planned.evaluated is None or not planned.model.heavy:
+        return tried
+    tried = changed(tried, device_samples=SAMPLES, evaluate=EVALUATED)
+    planned = plan(tried)
+    federation, model, every = planned.federation, planned.model, experiment.evaluate_every
+    gradients = len(tried.seeds) * sum(
+        round_cost(model, federation, planned.system, algorithm, planned.evaluated, every)
+        for algorithm in planned.algorithms
+    )
+    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind)) / FORWARD
+    rounds = max(LEAST, every, min(MOST, int(BUDGET / (each * gradients))))
+    return changed(tried, rounds=rounds)

@@ -1,0 +1,51 @@
+"""What a model costs: the operations in its products, counted in its traced program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from folb.models.model import Model
+
+
+def operations(model: Model, sample: jax.ShapeDtypeStruct) -> int:
+    """Additions and multiplications in the products that the loss of one sample takes.
+
+    `sample` has its shape and type. Nothing is computed.
+    """
+    x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return _counted(jax.make_jaxpr(model.loss)(params, x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr)
+
+
+def _counted(program: Any) -> int:
+    return sum(_of(step) for step in program.eqns)
+
+
+def _of(step: Any) -> int:
+    """The operations of one step of a program. A loop without a known end counts as one turn."""
+    name = step.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = step.params["dimension_numbers"]
+        left = step.invars[0].aval.shape
+        return 2 * prod(step.outvars[0].aval.shape) * prod(left[i] for i in contracted)
+    if name == "conv_general_dilated":
+        kernel, numbers = step.invars[1].aval.shape, step.params["dimension_numbers"]
+        return 2 * prod(step.outvars[0].aval.shape) * prod(kernel) // kernel[numbers.rhs_spec[0]]
+    inner = [_counted(program) for program in _inside(step)]
+    if name == "cond":
+        return max(inner)
+    return sum(inner) * (step.params["length"] if name == "scan" else 1)
+
+
+def _inside(step: Any) -> Iterator[Any]:
+    """The programs that a step runs: the body of a loop, the branches of a choice, a function."""
+    for value in step.params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(one, "jaxpr", one)
+            if hasattr(program, "eqns"):
+                yield program

@@ -1,0 +1,54 @@
+"""Arrays from npz files that anyone may have made: bounded, and without Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from folb.errors import InputError
+from folb.typing import NDArray
+
+UNPACKED = 1_000_000_000  # bytes that any file may unpack to
+TIMES = 100  # and as many times its own bytes: data seldom shrinks so much
+
+
+def room(path: Path) -> int:
+    """The most bytes that a file may unpack to: a file of a few megabytes could fill the memory."""
+    return max(UNPACKED, TIMES * path.stat().st_size)
+
+
+def check_room(path: Path, found: int, limit: int | None = None) -> None:
+    """Raise an `InputError` if a file unpacks to more bytes than it may."""
+    most = room(path) if limit is None else limit
+    if found > most:
+        raise InputError(f"{path}: bytes", found, f"should be at most {most} when unpacked")
+
+
+def arrays(
+    path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
+) -> dict[str, NDArray]:
+    """Arrays of an npz file that declares at most `limit` bytes, or those of `room`. Python objects are not read."""
+    part = str(path)
+    found: dict[str, NDArray] = {}
+    # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("a single array")
+            check_room(path, sum(info.file_size for info in archive.zip.infolist()), limit)
+            for name in (*names, *optional):
+                part = f"{path}: {name}"
+                if name in archive.files:
+                    found[name] = archive[name]
+                elif name in names:
+                    raise InputError(part, None, f"is missing; the file should hold arrays {', '.join(names)}")
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(part, error.strerror or str(error), "should be a readable .npz file") from None
+    except Exception as error:
+        raise InputError(part, str(error), "should be an undamaged .npz, its arrays without Python objects") from None
+    return found

@@ -1,0 +1,75 @@
+"""What an evaluation looks at: all samples or, if that would take long, a fixed sample of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Literal
+
+import jax
+
+from folb.data.federation import Federation
+from folb.errors import InputError
+from folb.models import Model
+from folb.models.cost import operations
+
+SAMPLE = 1000  # samples of each side that a heavy model is evaluated on
+HEAVY = 5e5  # operations for one sample, from which on a model is heavy
+LONG = 2e10  # operations of an evaluation that takes about half a second on two cores
+NORMAL = 1.96  # 95 % of a normal distribution are within so many standard deviations
+
+Evaluate = int | Literal["all"] | None
+EXPECTED = "should be all, a number of samples from 1 on, or none to decide by the model's cost"
+
+
+def check_evaluate(evaluate: Any) -> None:
+    """Raise an `InputError` unless it is "all", a number of samples, or None."""
+    number = isinstance(evaluate, Integral) and not isinstance(evaluate, bool) and int(evaluate) >= 1
+    if not (number or evaluate is None or (isinstance(evaluate, str) and evaluate == "all")):
+        raise InputError("evaluate", evaluate, EXPECTED)
+
+
+def usual(federation: Federation, model: Model) -> int | None:
+    """How many samples of each side the model is evaluated on by default; None: all of them.
+
+    It depends on the model and the data alone, so that it is the same on every machine.
+    """
+    samples = len(federation.train.y) + len(federation.test.y)
+    if samples <= SAMPLE or not isinstance(model, Model):
+        return None
+    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind))
+    return _fewer(federation, SAMPLE) if each >= HEAVY and each * samples >= LONG else None
+
+
+def chosen(evaluate: Evaluate, federation: Federation, model: Model) -> int | None:
+    """How many samples of each side are evaluated: as asked, or as usual; None: all of them."""
+    check_evaluate(evaluate)
+    if evaluate is None:
+        return usual(federation, model)
+    return None if evaluate == "all" else _fewer(federation, int(evaluate))
+
+
+def _fewer(federation: Federation, n: int) -> int | None:
+    """n, or None if neither side has more samples."""
+    return n if n < max(len(federation.train.y), len(federation.test.y)) else None
+
+
+def sampled(federation: Federation, n: int) -> Federation:
+    """The federation with n samples of each side, drawn from those of all devices: always the same."""
+    return replace(federation, train=federation.train.sample(n), test=federation.test.sample(n))
+
+
+def words(federation: Federation, n: int | None) -> str:
+    """What is evaluated, and how far the accuracy may be from that on all test samples; "" if it is on all."""
+    if n is None:
+        return ""
+    train, test = len(federation.train.y), len(federation.test.y)
+    told = []
+    if n < test:
+        # of a share near 1/2, where it varies most; a sample without repetitions varies less than one with them
+        error = NORMAL * math.sqrt((test - n) / (test - 1) / (4 * n))
+        told.append(f"accuracy on {n:,} of {test:,} test samples: within ±{100 * error:.1f} points (95 %)")
+    if n < train:
+        told.append(f"training loss on {n:,} of {train:,} training samples")
+    return "; ".join(told)
