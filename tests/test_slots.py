@@ -293,6 +293,22 @@ def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     assert len({run["model_sha256"] for run in runs}) == 4
 
 
+def test_rules_of_models_and_not_of_updates():
+    """Those that others had, as literal loops."""
+    rng = np.random.default_rng(0)
+    w, delta = rng.normal(size=40).astype("float32"), rng.normal(size=(3, 40)).astype("float32")
+    size, steps = np.array([10.0, 20.0, 70.0]), np.array([1.0, 2.0, 7.0])
+    common = {"correction": np.ones(3), "times": np.array([1.0, 1.0, 0.0]), "size": size, "steps": steps}
+    round = folb.Round(params={"w": w}, delta={"w": delta}, **common)
+    nova = own("fednova_of_models.py", "sum_of_models")(round, 0.0).delta["w"]
+    p = np.array([1 / 3, 2 / 3])
+    expected = (p @ steps[:2]) * sum(p[k] / steps[k] * (w + delta[k]) for k in range(2))
+    np.testing.assert_allclose(w + nova, expected, rtol=1e-5)
+    mean = own("largest_of_models.py", "mean_of_models")(round).delta["w"]
+    kept = [np.where(np.abs(w + d) >= np.sort(np.abs(w + d))[-4], w + d, 0) for d in delta[:2]]
+    np.testing.assert_allclose(w + mean, np.mean(kept, axis=0), rtol=1e-5, atol=1e-6)
+
+
 class folb_programs:  # noqa: N801  it reads as a function
     """Counts the programs of stacked runs that a simulation makes."""
 

@@ -1,0 +1,36 @@
+"""FedNova as an early version of Flower's niid_bench had it: the server adds up models, not updates.
+
+The factors of the models add up to 1 only if all devices take the same number of steps; otherwise the model grows.
+The run of docs/reproduction/niid_bench.md (draw=1 and draw=2, too; a minute each on a GPU):
+
+folb compare mnist --model lenet --algorithms examples/fednova_of_models.py:fednova_of_models --set momentum=0.9 \
+    --set local_step=momentum --set local_beta=0.9 --set partition=dirichlet --set alpha=0.5 --set capped=true \
+    --set devices=10 --set K=10 --set replacement=false --set test=server --set pixels=unit --set init=torch \
+    --set unit=epoch --set work=10 --set batch=64 --set lr=0.01 --system fixed --rounds 50 --seeds 1 --evaluate all
+"""
+
+from typing import Annotated
+
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+import folb
+from folb import rules, tree
+
+
+def sum_of_models(round: folb.Round, momentum: Array) -> folb.Update:
+    """(sum_k p_k tau_k) sum_k (p_k / tau_k) w_k, with p_k = n_k / n and tau_k local steps."""
+    n = round.times * round.size
+    p = rules.fraction(n, jnp.sum(n))
+    tau = (1 - momentum) * round.steps + momentum / (1 - momentum)  # `steps` is what they weigh, if there is momentum
+    update = folb.weighted(round, jnp.sum(p * tau) * rules.fraction(p, tau))
+    return update._replace(delta=tree.add(update.delta, round.params, jnp.sum(update.weights) - 1))
+
+
+@folb.named
+def fednova_of_models(
+    *, momentum: Annotated[float, "that of the local steps"] = 0.0, **common: object
+) -> folb.Algorithm:
+    """FedNova, but of models."""
+    return folb.compose(Partial(sum_of_models, momentum=momentum), **common)
