@@ -24,6 +24,8 @@ import numpy as np
 
 from folb import Algorithm, Model, algorithms, models, system
 from folb.data.federation import Federation, Split
+from folb.report import figures
+from folb.report.looks import COLOURS
 from folb.simulation.problem import Problem, problem
 from folb.simulation.program import NEVER, advance, begin
 
@@ -173,22 +175,19 @@ def of_fedavg(largest: int) -> dict[str, list[tuple[int, float, float]]]:
 
 def draw(found: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
     """A panel for each sweep, with time and memory on one logarithmic axis for all."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(found), figsize=(3 * len(found), 3), layout="constrained", sharey=True)
+    figure, panels = figures.subplots(1, len(found), figsize=(2.4 * len(found), 2.8), sharey=True)
     for panel, (name, rows) in zip(panels, found.items(), strict=True):
         values, ms, megabytes = zip(*rows, strict=True)
-        lines: Any = panel.loglog(values, ms, "o-", color="#0072b2", label="ms a round")
+        lines: Any = panel.loglog(values, ms, "o-", color=COLOURS[0], label="milliseconds a round")
         lines += panel.loglog(
-            values, megabytes, "s--", color="#d55e00", label="MB that the program takes beside its data"
+            values, megabytes, "s--", color=COLOURS[1], label="MB that the program takes beside its data"
         )
         panel.set_xlabel(name)
         panel.set_ylim(0.1, 1e5)
-    figure.legend(handles=lines, frameon=False, fontsize="small", loc="outside upper center", ncols=2)
-    figure.savefig(path, dpi=130)
+        panel.grid(color="0.9", linewidth=0.6)
+    panels[0].set_ylabel("milliseconds, or MB")
+    figure.legend(handles=lines, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
+    path.write_bytes(figures.small(figures.finished(figure, "A round of FedAvg", "", "png")))
 
 
 if __name__ == "__main__":

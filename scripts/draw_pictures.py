@@ -1,9 +1,14 @@
-"""Draw the pictures of docs/concepts: `python scripts/draw_pictures.py`. The numbers are the library's own."""
+"""Draw the pictures of docs/concepts, from the library's own numbers, and those of docs/benchmarks, from their results.
+
+`python scripts/draw_pictures.py [DIRECTORY]` writes to docs, or to the directory.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,8 @@ import numpy as np
 from folb import data, rules
 from folb.report import figures
 
-HOME = Path(__file__).resolve().parents[1] / "docs" / "concepts"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 COLOURS = ("#0068b3", "#b3541e", "#1a9988", "#8a4fa3")  # of the devices
 GRADIENTS = np.array([[1.0, 0.5], [0.7, 1.3], [1.3, -0.3], [-0.8, 0.2]], np.float32)
 
@@ -66,12 +72,31 @@ def _svg(figure: Any) -> bytes:
     return content.getvalue()
 
 
+def benchmarks(out: Path) -> None:
+    """The pictures of what was measured, where it was: nothing is run."""
+    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers")]
+    import growth
+    import table
+
+    for path in sorted((DOCS / "benchmarks").rglob("*.json")):
+        drawn = (out / path.relative_to(DOCS)).with_suffix(".png")
+        drawn.parent.mkdir(parents=True, exist_ok=True)
+        found = json.loads(path.read_bytes())
+        if path.stem.startswith("peers"):
+            table.draw(found, drawn)
+        elif path.stem == "growth":
+            growth.draw(found["ms a round and MB"], drawn)
+
+
 def main() -> None:
     # the same picture is the same bytes: no random names, and no date of today
     matplotlib.rcParams["svg.hashsalt"] = "folb"
     os.environ["SOURCE_DATE_EPOCH"] = "0"
-    (HOME / "folb.svg").write_bytes(weights_of_folb())
-    (HOME / "heterogeneity.svg").write_bytes(figures.portrait(data.load("synthetic_1_1"), "svg"))
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    (out / "concepts").mkdir(parents=True, exist_ok=True)
+    (out / "concepts" / "folb.svg").write_bytes(weights_of_folb())
+    (out / "concepts" / "heterogeneity.svg").write_bytes(figures.portrait(data.load("synthetic_1_1"), "svg"))
+    benchmarks(out)
 
 
 if __name__ == "__main__":

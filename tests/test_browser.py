@@ -16,6 +16,7 @@ import rundirectory
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
 from folb.report import live, page
+from folb.report.looks import looks
 from folb.report.payload import view
 from folb.results import summary
 from folb.store import directory as store
@@ -145,12 +146,12 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
 
 def test_what_the_report_says(address, directory, visit):
     tab = visit(address)
-    expect(tab.locator("h1")).to_have_text("synthetic_1_1, logistic")
+    expect(tab.locator("h1")).to_have_text("synthetic_1_1, logistic regression")
     expect(tab.locator(".name code")).to_have_text(directory.name)
     expect(tab.locator(".note")).to_have_text("The data: a sample of 736 users")
     expect(tab.locator("h2")).to_have_text(["Curves", "Results", "Devices", "Configuration", "Run it again"])
     expect(tab.locator("section").last.locator("pre")).to_have_text(["folb run experiment.toml"])
-    assert tab.title() == "synthetic_1_1, logistic"
+    assert tab.title() == "synthetic_1_1, logistic regression"
 
 
 def test_the_cross_hair_reads_medians_and_ranges(address, directory, visit):
@@ -393,6 +394,10 @@ def test_light_dark_and_paper(address, visit):
     }"""
     light, dark = visit(address), visit(address, color_scheme="dark")
     assert light.evaluate(colour) == "rgb(255, 255, 255)" and dark.evaluate(colour) == "rgb(20, 23, 26)"
+    # the curves have the colours of the pictures
+    strokes = "nodes => nodes.map(node => getComputedStyle(node).stroke)"
+    inks = [tuple(bytes.fromhex(look.ink[1:])) for look in looks(NAMES).values()]
+    assert light.locator(".legend .line").evaluate_all(strokes) == [f"rgb{ink}" for ink in inks]
     canvas = light.locator(".heat canvas")
     before = canvas.evaluate(shade)
     light.get_by_role("button", name="Dark colours").click()
@@ -594,8 +599,8 @@ def test_the_contents_of_a_report_tell_experiments_apart(tmp_path, visit):
     paths = [rundirectory.write(tmp_path, name, rounds=2, differs=f"mu={name}") for name in ("a", "b")]
     entries = visit(report(tmp_path / "report.html", *paths)).locator("nav li")
     assert entries.all_text_contents() == [
-        "synthetic_1_1, logistic a, finished mu=a",
-        "synthetic_1_1, logistic b, finished mu=b",
+        "synthetic_1_1, logistic regression a, finished mu=a",
+        "synthetic_1_1, logistic regression b, finished mu=b",
     ]
 
 

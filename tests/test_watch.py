@@ -136,7 +136,7 @@ def test_home_lists_the_runs_or_leads_to_the_one_there_is(home, served):
     broken = rundirectory.write(home, "b-2", rounds=2)
     (broken / "experiment.toml").write_text("not toml")
     _, content = ask(served(), "/")
-    for name in ("a-1", "b-2", "cannot be read", "synthetic_1_1, logistic"):
+    for name in ("a-1", "b-2", "cannot be read", "synthetic_1_1, logistic regression"):
         assert name.encode() in content
     response, content = ask(served(), "/list")
     assert response.headers["Content-Type"] == "application/json"

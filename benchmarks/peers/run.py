@@ -28,7 +28,7 @@ from work import WORKS, Settings, load
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ENVIRONMENTS = ROOT / ".venv-peers"
-FEDAVG = ("mclr", "cnn", "lstm")
+FEDAVG = ("logistic", "cnn", "lstm")
 ON_GPU = ("folb", "fedjax")
 LIMIT = 3600.0  # seconds that a process may take
 

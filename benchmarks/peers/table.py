@@ -8,6 +8,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 Results = dict[str, Any]
+TITLES = {  # of the works
+    "logistic": "FedAvg, logistic regression",
+    "folb": "FOLB, logistic regression",
+    "mimelite": "MimeLite, logistic regression",
+    "scaffold": "SCAFFOLD, logistic regression",
+    "cnn": "FedAvg, CNN",
+    "lstm": "FedAvg, LSTM",
+}
 
 
 class Range(NamedTuple):
@@ -120,26 +128,23 @@ def _cores(results: Results) -> str:
 
 def draw(results: Results, path: Path) -> None:
     """Rounds per CPU-second of each library (on a GPU, per second), a panel for each work, folb's ratio beside."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from folb.report import figures
+    from folb.report.looks import COLOURS
 
     on_gpu = "gpu" in results
     found = {work: [row(results, work, name) for name in results["libraries"]] for work in results["works"]}
     panels = {work: [one for one in reversed(rows) if one is not None] for work, rows in found.items()}
     heights = [1 + len(rows) for rows in panels.values()]
-    size = (8, 0.6 + 0.34 * sum(heights))
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
-    )
+    size = (8, 0.6 + 0.27 * len(heights) + 0.34 * sum(heights))
+    figure, axes = figures.subplots(len(panels), 1, figsize=size, height_ratios=heights, squeeze=False)
+    unit = "second" if on_gpu else "CPU-second"
     for panel, (work, rows) in zip(axes[:, 0], panels.items(), strict=True):
         speeds = [one.per_second if on_gpu else one.per_cpu_second for one in rows]
         own = [one.title.startswith("folb") for one in rows]
         bars = panel.barh(
             [one.title for one in rows],
             [speed.middle for speed in speeds],
-            color=["C0" if mine else "0.75" for mine in own],
+            color=[COLOURS[0] if mine else "0.75" for mine in own],
             xerr=[[speed.middle - speed.low for speed in speeds], [speed.high - speed.middle for speed in speeds]],
         )
         times = [one.ratio if on_gpu else one.cpu_ratio for one in rows]
@@ -147,10 +152,9 @@ def draw(results: Results, path: Path) -> None:
         texts = [f"{_speed(speed)}{ratio}" for speed, ratio in zip(speeds, ratios, strict=True)]
         panel.bar_label(bars, texts, fontsize="small", padding=6)
         panel.margins(x=0.15)
-        panel.set_title(work, loc="left", fontsize="medium")
+        panel.set_title(TITLES[work], loc="left", fontsize="medium")
+        panel.set_xlabel(f"rounds per {unit}", fontsize="small")
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(axis="y", length=0)
-    unit = "second" if on_gpu else "CPU-second"
-    axes[-1, 0].set_xlabel(f"rounds per {unit} on {_cores(results)}, and folb's over it (median of the turns' ratios)")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    title = f"Rounds per {unit} on {_cores(results)}, and folb's over it (median of the turns' ratios)"
+    path.write_bytes(figures.small(figures.finished(figure, title, "", "png")))

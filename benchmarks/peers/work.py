@@ -36,14 +36,14 @@ class Settings(NamedTuple):
 
 
 WORKS = {
-    "mclr": Settings(steps=20, lr=0.01, rounds=200, every=1),
+    "logistic": Settings(steps=20, lr=0.01, rounds=200, every=1),
     "folb": Settings(steps=20, lr=0.01, rounds=200, every=1, mu=0.01),
     "mimelite": Settings(steps=20, lr=0.01, rounds=200, every=1),
     "scaffold": Settings(steps=20, lr=0.01, rounds=200, every=1),
     "cnn": Settings(steps=10, lr=0.05, rounds=20, every=20),
     "lstm": Settings(steps=10, lr=0.3, rounds=3, every=3),
 }
-LOGISTIC = ("mclr", "folb", "mimelite", "scaffold")  # on Synthetic_1_1
+LOGISTIC = ("logistic", "folb", "mimelite", "scaffold")  # on Synthetic_1_1
 FULL_GRADIENTS = ("folb", "mimelite")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from folb.arena.standings import OURS, RIVALS, Overall, Standings, mean, shown
 from folb.report import figures
+from folb.report.looks import looks
 
 GREY, MOST = "0.72", 8.0  # ratios beyond this are drawn at the edge
 EVERYWHERE = "all datasets\n(geometric mean)"
@@ -22,11 +23,12 @@ def draw(standings: Standings) -> bytes:
         found = standings.overall(one.name, RIVALS["classic"])
         if found is not None:
             _grey(axes, found, rows, len(datasets))
+    own = looks(f"{one.algorithm} {one.name}" for one in shown(standings))
     for i, one in enumerate(shown(standings)):
         found = standings.overall(one.name, RIVALS["classic"])
         if found is None:
             continue
-        colour = f"C{i}"
+        colour = own[f"{one.algorithm} {one.name}"].ink
         effects = {ratio.dataset: ratio.effect for ratio in found.ratios} | {EVERYWHERE: found.effect}
         shift = 0.16 * (i - (len(shown(standings)) - 1) / 2)
         for name, effect in effects.items():
@@ -39,7 +41,7 @@ def draw(standings: Standings) -> bytes:
     _axes(axes, [dataset.title for dataset in datasets], list(rows.values()))
     figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=4)
     title = "Rounds to the target, relative to the best classic contender: further left is faster"
-    return figures.small(figures.finished(figure, title, "", "png", dpi=110))
+    return figures.small(figures.finished(figure, title, "", "png"))
 
 
 def _name(one: Any) -> str:
@@ -66,6 +68,7 @@ def _axes(axes: Any, titles: list[str], places: list[float]) -> None:
     axes.minorticks_off()
     axes.set_yticks(places, [*titles, EVERYWHERE], fontsize="small")
     axes.set_ylim(min(places) - 0.6, 0.6)
+    axes.set_ylabel("dataset", fontsize="small")
     axes.set_xlabel("times the rounds of the best classic contender", fontsize="small")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)

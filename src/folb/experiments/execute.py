@@ -389,9 +389,10 @@ def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) ->
 
 
 def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
+    from folb.report import words
     from folb.report.figures import attacks, curves
 
-    title = f"{experiment.dataset}, {experiment.model}"
+    title = words.title(experiment.dataset, experiment.model)
     if all(run.parameters.get("attack") for run in runs):
         return attacks(runs, title=title, note=note)
     return curves(runs, target=experiment.target, title=title, note=note)

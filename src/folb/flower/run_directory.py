@@ -26,7 +26,7 @@ from folb.core.algorithms import ALGORITHMS
 from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
-from folb.report import figures
+from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
 from folb.store import checkpoint, directory, environment, experiment_file, lock
@@ -172,7 +172,8 @@ class RunRecord:
         """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
         run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
         runs, experiment = [replace(run, params=model)], self.about.experiment()
-        picture = figures.curves(runs, target=self.about.target, title=f"{self.about.dataset}, {self.about.model}")
+        title = words.title(self.about.dataset, self.about.model)
+        picture = figures.curves(runs, target=self.about.target, title=title)
         directory.leave(self.path, document(experiment, "", runs), picture)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from folb.report import figures
+import numpy as np
+
+from folb.report import curve_panel, figures, words
+from folb.report.curve_panel import Curve
+from folb.report.looks import Look, looks
 
 QUANTITIES = {"accuracy": ("test accuracy (%)", 100), "loss": ("training loss", 1)}
+WIDTH, HEIGHT, LETTERS = 2.5, 2.1, 34  # of a panel: inches, and letters in a line of its title
 
 
 class Panel(NamedTuple):
@@ -29,47 +34,44 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
     beside = len(panels) // len(quantities) // (len(documents) if by else 1)
     columns = next((n for n in (5, 4, 3, 2) if beside % n == 0), min(beside, 3))
     rows = -(-len(panels) // columns)
-    size = (3.4 * columns, 2.9 * rows)
-    figure, grid = figures.subplots(rows, columns, figsize=size, squeeze=False)
+    own = looks(name for panel in panels for name in panel.labels.values())
+    width = WIDTH * columns
+    height = HEIGHT * rows + 0.4 + curve_panel.ROW * curve_panel.legend_rows(own, width)[0]
+    figure, grid = figures.subplots(rows, columns, figsize=(width, height), squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
-        _draw(axes, panel)
+        _draw(axes, panel, own)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    return figures.small(figures.finished(figure, title, "", "png", dpi=80 if len(panels) <= 8 else 64))
+    curve_panel.legend(figure, curve_panel.lines(grid.flat), width)
+    return figures.small(figures.finished(figure, title, "", "png"))
 
 
 def _panels(document: Mapping[str, Any], quantity: str, by: str) -> Iterator[Panel]:
-    labels = list(document["algorithms"])
+    name, labels = document["name"], list(document["algorithms"])
     values = dict.fromkeys(word for label in labels for word in label.split() if by and word.startswith(f"{by}="))
     for value in values or ("",):
         # an algorithm without this setting is in every panel
         shown = [label for label in labels if value in label.split() or not set(values) & set(label.split())]
         names = {label: " ".join(word for word in label.split() if word != value) for label in shown}
-        yield Panel(document, quantity, ", ".join(filter(None, (document["name"], value))), names)
+        yield Panel(document, quantity, ", ".join(filter(None, (words.MODELS.get(name, name), value))), names)
 
 
-def _draw(axes: Any, panel: Panel) -> None:
+def _draw(axes: Any, panel: Panel, own: Mapping[str, Look]) -> None:
     document, quantity = panel.document, panel.quantity
     heading, scale = QUANTITIES[quantity]
-    rounds = document["evaluated_rounds"]
-    for label, name in panel.labels.items():
-        curves = document["algorithms"][label][quantity]
-        low, middle, high = ([scale * _number(value) for value in curves[q]] for q in ("10", "50", "90"))
-        (line,) = axes.plot(rounds, middle, label=name, linewidth=1.3)
-        axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    curves = {
+        name: _curve(document["evaluated_rounds"], document["algorithms"][label][quantity], scale)
+        for label, name in panel.labels.items()
+    }
+    curve_panel.draw(axes, curves, own, heading, log=quantity == "loss", thick=1.2)
     if quantity == "accuracy" and document["printed"]:
         axes.axhline(100 * document["experiment"]["target"], color="0.6", linewidth=0.8, linestyle=":")
-    if quantity == "loss":
-        axes.set_yscale("log")
-    axes.set_title(panel.title, fontsize="small", parse_math=False)
-    axes.set_xlabel("round", fontsize="small")
-    axes.set_ylabel(heading, fontsize="small")
+    axes.set_title(textwrap.fill(panel.title, LETTERS), fontsize="small", parse_math=False)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize("x-small")
     axes.tick_params(labelsize="x-small", which="both")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
-    for text in axes.legend(frameon=False, fontsize="x-small").get_texts():
-        text.set_parse_math(False)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _curve(rounds: Sequence[int], quantiles: Mapping[str, Sequence[float | None]], scale: float) -> Curve:
+    # None, for a value that is not finite, becomes NaN
+    return Curve(rounds, *(scale * np.array(quantiles[q], float) for q in ("10", "50", "90")))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from folb.report import curve_panel
+from folb.report.curve_panel import Curve
+from folb.report.looks import COLOURS, looks
 from folb.results.outcomes import outcomes
 from folb.results.run import Run
 from folb.results.summary import labelled
@@ -17,7 +20,8 @@ from folb.results.summary import labelled
 if TYPE_CHECKING:  # a Flower server draws curves without a dataset
     from folb.data.federation import Federation
 
-COLOURS = 128  # of a picture that is stored in the repository
+DPI = 150
+FEWER = 128  # colours of a picture that is stored in the repository
 COLUMNS = 4000  # the most columns of a portrait: more than its pixels
 
 
@@ -33,28 +37,31 @@ def curves(
     runs: Sequence[Run], form: str = "png", *, target: float | None = None, title: str = "", note: str = ""
 ) -> bytes:
     """A picture in that format: for each algorithm, the median over the seeds as a line and the range as a band."""
-    # a fixed place for both axes: to fit them to their labels would take as long as to draw them
-    figure, (left, right) = subplots(1, 2, figsize=(11, 4.2), layout=None)
-    figure.subplots_adjust(left=0.065, right=0.985, bottom=0.12, top=0.87 if note else 0.91, wspace=0.22)
-    for label, group in labelled(runs).items():
-        length = min(len(run.evaluated_rounds) for run in group)  # some may still be running
-        rounds = group[0].evaluated_rounds[:length]
-        accuracy = 100 * np.stack([run.test_accuracy[:length] for run in group])
-        loss = np.stack([run.train_loss[:length] for run in group])
-        _band(left, rounds, accuracy, label)
-        _band(right, rounds, loss, label)
+    groups = labelled(runs)
+    own = looks(groups)
+    # a fixed place for axes and legend: to fit them to their texts would take as long as to draw them
+    width = 9.0
+    beneath = 0.55 + curve_panel.ROW * curve_panel.legend_rows(groups, width)[0]
+    above = 0.55 if note else 0.35
+    height = 2.9 + above + beneath
+    figure, (left, right) = subplots(1, 2, figsize=(width, height), layout=None)
+    figure.subplots_adjust(left=0.085, right=0.985, bottom=beneath / height, top=1 - above / height, wspace=0.3)
+    lengths = {label: min(len(run.evaluated_rounds) for run in group) for label, group in groups.items()}
+    rounds = {label: group[0].evaluated_rounds[: lengths[label]] for label, group in groups.items()}
+
+    def drawn(axes: Any, values: Callable[[Run], Any], heading: str, log: bool = False) -> None:
+        found = {
+            # some runs of a label may still be running
+            label: _curve(rounds[label], np.stack([values(run)[: lengths[label]] for run in group]))
+            for label, group in groups.items()
+        }
+        curve_panel.draw(axes, found, own, heading, log)
+
+    drawn(left, lambda run: 100 * run.test_accuracy, "test accuracy (%)")
+    drawn(right, lambda run: run.train_loss, "training loss", log=True)
     if target is not None:
         left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
-    left.set_ylabel("test accuracy (%)")
-    right.set_ylabel("training loss")
-    if any(np.any(run.train_loss > 0) for run in runs):  # false if all are NaN
-        right.set_yscale("log")
-    for text in left.legend(frameon=False, fontsize="small", loc="lower right").get_texts():
-        text.set_parse_math(False)
-    for axes in (left, right):
-        axes.set_xlabel("round")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.2)
+    curve_panel.legend(figure, curve_panel.lines([left]), width, "lower center")
     seeds = len({run.seed for run in runs})
     return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
 
@@ -85,7 +92,9 @@ def attacks(runs: Sequence[Run], form: str = "png", *, title: str = "", note: st
                 )
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize="x-small")
         axes.set_yticks(range(len(rules)), rules, fontsize="x-small")
+        axes.set_ylabel("rule", fontsize="small")
         axes.set_title(f"{100 * share:g} % of the devices lie", fontsize="small")
+    panels[-1, 0].set_xlabel("attack", fontsize="small")
     return finished(figure, f"{title} — final accuracy in %", note, form)
 
 
@@ -99,7 +108,7 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
     shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
     figure, (above, below) = subplots(2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3))
-    above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5)
+    above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5, color=COLOURS[0])
     above.set_yscale("log")
     above.set_ylim(size.min() / 2, 1.3 * size.max())
     above.set_ylabel("samples")
@@ -132,13 +141,15 @@ def subplots(
     return figure, figure.subplots(rows, columns, **options)
 
 
-def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> bytes:
+def finished(figure: Any, title: str, note: str, form: str) -> bytes:
     """The picture's bytes, under its title."""
     figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may be in a script that the font lacks
-        figure.savefig(content, dpi=dpi, format=form)
+        # for png a fifth faster than the usual level of compression, and hardly larger
+        options = {"pil_kwargs": {"compress_level": 4}} if form == "png" else {}
+        figure.savefig(content, dpi=DPI, format=form, **options)
     return content.getvalue()
 
 
@@ -148,16 +159,13 @@ def small(picture: bytes) -> bytes:
 
     content = io.BytesIO()
     # an octree keeps thin lines apart; a median cut, which counts pixels, would make orange ones red
-    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
+    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(FEWER, method=Image.Quantize.FASTOCTREE)
     few.save(content, format="png", optimize=True)
     return content.getvalue()
 
 
-def _band(axes: Any, rounds: Any, values: Any, label: str) -> None:
+def _curve(rounds: Any, values: Any) -> Curve:
+    """The median and the range over seeds."""
     # in double precision: in single precision the mean of two large losses would overflow
     finite = np.where(np.isfinite(values), values, np.nan).astype(float)
-    (line,) = axes.plot(rounds, np.median(finite, axis=0), label=label, linewidth=1.6)
-    if len(values) > 1:
-        axes.fill_between(
-            rounds, finite.min(axis=0), finite.max(axis=0), color=line.get_color(), alpha=0.15, linewidth=0
-        )
+    return Curve(rounds, finite.min(axis=0), np.median(finite, axis=0), finite.max(axis=0))

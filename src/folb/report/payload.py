@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from folb.report import words
+from folb.report.looks import looks
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import EXPERIMENT, RunDirectory
@@ -135,10 +137,11 @@ def described(stored: RunDirectory) -> dict[str, Any]:
     experiment, environment = stored.experiment, stored.environment
     dataset, model = (os.path.basename(experiment[name]) or experiment[name] for name in ("dataset", "model"))
     runs, state = environment["runs"], stored.state
+    own = looks(about["algorithm"] for about in runs)
     return {
         "name": stored.name,
         "identity": f"{environment['identity']} {environment['started']}",
-        "title": f"{dataset}, {model}",
+        "title": words.title(dataset, model),
         "note": environment["note"],
         "state": state,
         "differs": stored.differs,
@@ -146,7 +149,10 @@ def described(stored: RunDirectory) -> dict[str, Any]:
         "target": experiment["target"],
         "devices": environment["devices"],
         "records": experiment["records"],
-        "runs": [{"algorithm": about["algorithm"], "seed": about["seed"]} for about in runs],
+        "runs": [
+            {"algorithm": about["algorithm"], "seed": about["seed"], "style": own[about["algorithm"]].style}
+            for about in runs
+        ],
         "facts": [
             ["dataset", dataset],
             ["devices", f"{environment['devices']:,}"],

@@ -1,7 +1,5 @@
 // Accuracy and loss: median lines with bands over the seeds.
 
-const COLOURS = 7; // in the stylesheet; with the dashes they make 35 different curves
-const DASHES = 5;
 const AXES = { round: "Rounds", mb: "MB up and down", seconds: "Simulated seconds" };
 const CROWD = 2000; // the most points of a curve that a chart draws
 
@@ -208,11 +206,10 @@ class Curves {
 
   constructor(experiment) {
     this.id = experiment.id;
-    this.groups = [...new Set(experiment.runs.map((run) => run.algorithm))].map((label, i) => ({
-      label,
-      style: `colour${i % COLOURS} dash${i % DASHES}`,
-      runs: experiment.runs.filter((run) => run.algorithm === label),
-    }));
+    this.groups = [...new Set(experiment.runs.map((run) => run.algorithm))].map((label) => {
+      const runs = experiment.runs.filter((run) => run.algorithm === label);
+      return { label, style: runs[0].style, runs }; // the same as in pictures: folb.report.looks
+    });
     const finite = (text) => (x) => (Number.isFinite(x) ? text(x) : Number.isNaN(x) ? "not measured" : "diverged");
     const target = 100 * experiment.about.target;
     const percent = finite((x) => decimals(x, 1));

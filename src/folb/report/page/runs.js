@@ -6,9 +6,8 @@ const TIMES = 4;
 
 /** One algorithm with one seed; `x`, `accuracy` and `loss` have a value for each evaluated round. */
 class Run {
-  constructor({ algorithm, seed }) {
-    this.algorithm = algorithm;
-    this.seed = seed;
+  constructor({ algorithm, seed, style }) {
+    Object.assign(this, { algorithm, seed, style });
     this.clear();
   }
 

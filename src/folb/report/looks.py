@@ -1,0 +1,104 @@
+"""How a curve looks: an algorithm has one colour and dash in every picture, and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from zlib import crc32
+
+# page.css has the same, and colours for the dark: a test compares them
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#b88000", "#3a93c4", "#333333")
+DASHES = ((), (7, 3), (2.5, 2.5), (9, 3, 2.5, 3), (4, 2))
+STROKE = 1.8  # the width of a line on the page, which its dashes are made for
+SHADES = (("#ffffff", 0.0), ("#1b1f24", 0.45), ("#ffffff", 0.35))  # what is mixed in: nothing, ink, paper
+
+# by name: a colour and a dash; those that are often in one picture have different colours
+ALGORITHMS = {
+    "folb": (0, 0),
+    "fedprox": (1, 1),
+    "fedavg": (2, 2),
+    "accord": (3, 0),
+    "scaffold": (4, 3),
+    "fednova": (5, 4),
+    "feddyn": (6, 1),
+    "fedacg": (5, 2),
+    "fedbuff": (3, 4),
+    "fedasync": (4, 1),
+    "fedvarp": (1, 3),
+    "fedcm": (2, 4),
+    "mimelite": (0, 3),
+    "ghbm": (6, 3),
+    "adabest": (3, 2),
+    "folb_two_set": (6, 2),
+    "folb_hetero": (4, 4),
+    "folb_never_flip": (3, 3),
+    "fednu_direct": (3, 1),
+    "fednu_norm": (6, 4),
+}
+OTHERS = range(3, len(COLOURS))  # the colours of the user's own algorithms: not those of FOLB, FedProx and FedAvg
+
+
+class Look(NamedTuple):
+    """Positions in `COLOURS`, `DASHES` and `SHADES`."""
+
+    colour: int
+    dash: int
+    shade: int = 0
+
+    @property
+    def style(self) -> str:
+        """The classes of the page's stylesheet."""
+        return f"colour{self.colour} dash{self.dash} shade{self.shade}"
+
+    @property
+    def ink(self) -> str:
+        """The colour on paper."""
+        other, share = SHADES[self.shade]
+        return "#" + "".join(
+            f"{round((1 - share) * own + share * mixed):02x}"
+            for own, mixed in zip(_parts(COLOURS[self.colour]), _parts(other), strict=True)
+        )
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The colour and dash of a line, as matplotlib has them: in units of its width."""
+        dash = tuple(length / STROKE for length in DASHES[self.dash])
+        return {"color": self.ink, "linestyle": (0, dash) if dash else "-"}
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """The look of each label of a picture: the algorithm's own for its first, other dashes and shades for the rest.
+
+    A label is an algorithm's name, and after a space what tells it from others of that name.
+    """
+    labels = list(dict.fromkeys(labels))
+    first = {_name(label): label for label in reversed(labels)}
+    found: dict[str, Look] = {}
+    # an algorithm of ours never gives way, and a first label only to these
+    for label in sorted(labels, key=lambda label: (first[_name(label)] != label, _name(label) not in ALGORITHMS)):
+        found[label] = _free(_own(_name(label)), set(found.values()))
+    return {label: found[label] for label in labels}
+
+
+def _free(own: Look, taken: set[Look]) -> Look:
+    """The look itself, or the next in its colour that is not taken; itself if all are."""
+    turns = (
+        Look(own.colour, (own.dash + turn) % len(DASHES), turn % len(SHADES))
+        for turn in range(len(DASHES) * len(SHADES))
+    )
+    return next((look for look in turns if look not in taken), own)
+
+
+def _own(name: str) -> Look:
+    if name in ALGORITHMS:
+        return Look(*ALGORITHMS[name])
+    number = crc32(name.encode("utf-8", "replace"))  # the same in every process
+    return Look(OTHERS[number % len(OTHERS)], number // len(OTHERS) % len(DASHES))
+
+
+def _name(label: str) -> str:
+    return label.partition(" ")[0]
+
+
+def _parts(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))
