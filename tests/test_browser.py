@@ -251,7 +251,7 @@ def test_curves_with_the_keyboard(address, visit):
 def test_everything_can_be_reached_with_the_tab_key(address, visit):
     tab = visit(address)
     reached = []
-    for _ in range(30):
+    for _ in range(50):
         tab.keyboard.press("Tab")
         focused = "document.activeElement"
         outlined = tab.evaluate(f"getComputedStyle({focused}).outlineStyle")
@@ -361,11 +361,11 @@ def test_without_records_and_several_experiments(directory, tmp_path, visit):
     tab = visit(report(tmp_path / "report.html", directory, plain))
     expect(tab.locator("h1")).to_have_text("2 experiments")
     expect(tab.locator("nav a")).to_have_count(2)
-    expect(tab.locator("article").nth(1)).to_contain_text("did not record its devices: use --records")
+    expect(tab.locator("article").nth(2)).to_contain_text("did not record its devices: use --records")
     expect(tab.locator(".state")).to_have_text(["finished", "interrupted, 180 of 360 rounds"])
     expect(tab.locator("pre", has_text=re.compile("folb resume .*other-1"))).to_be_visible()
-    charts(tab).nth(2).press("Home")
-    expect(tab.locator("article").nth(1).locator(".readout caption").first).to_have_text("round 5")
+    charts(tab).nth(4).press("Home")
+    expect(tab.locator("article").nth(2).locator(".readout caption").first).to_have_text("round 5")
 
 
 def test_runs_that_diverge(tmp_path, visit):

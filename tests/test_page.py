@@ -149,6 +149,7 @@ def test_policy_allows_this_script_and_this_style_and_nothing_else():
         "default-src": "'none'",
         "script-src": digest(re.search(r'<script type="module">(.*?)</script>', html, re.DOTALL)[1]),
         "style-src": digest(re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]),
+        "img-src": "blob:",  # pictures that the page makes
         "base-uri": "'none'",
         "form-action": "'none'",
     }
