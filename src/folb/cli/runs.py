@@ -145,8 +145,8 @@ def _export(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from folb import atomic
+    from folb.experiments.holdings import holdings
     from folb.report import page, payload
-    from folb.report.holdings import holdings
     from folb.store import directory
 
     stored = [directory.read(path) for path in dict.fromkeys(directory.find(name) for name in options.run)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,25 +23,27 @@ LOST, REJECTED, TIMES = 1, 2, 4  # in a flag byte: two bits, then the number of 
 
 
 def view(stored: Sequence[RunDirectory], holdings: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The document of a report on one or several run directories, with `folb.report.holdings` of each, if given."""
+    """The document of a report on run directories, with what the devices of each hold, if given."""
     room = ENTRIES
-    experiments = []
-    for one, held in zip(stored, holdings or [None] * len(stored), strict=True):
+    experiments, runs = [], []
+    for n, one in enumerate(map(replace, stored)):  # a copy, whose lines are not kept
+        runs.append(one.runs())
         everything = columns(one, one.rounds()[0], range(len(one.environment["runs"])))
         chosen = _fitting(everything, one.environment["runs"], room)
         room -= sum(len(everything[i].devices) for i in chosen)
         experiments.append(
             described(one)
             | {
-                "table": table(one, one.runs()),
+                "table": table(one, runs[-1]),
                 "columns": [own.document(i in chosen) for i, own in enumerate(everything)],
                 "left_out": [i for i, own in enumerate(everything) if own.devices and i not in chosen],
-                "holdings": held,
+                "holdings": holdings[n] if holdings else None,
             }
         )
     if len(experiments) == 1:
         return {"title": experiments[0]["title"], "experiments": experiments}
-    return {"title": f"{len(experiments)} experiments", "experiments": experiments, "together": together(stored)}
+    title = f"{len(experiments)} experiments"
+    return {"title": title, "experiments": experiments, "together": together(stored, runs)}
 
 
 def _fitting(everything: Sequence[Columns], runs: Sequence[dict[str, Any]], room: int) -> set[int]:

@@ -9,21 +9,24 @@ from dataclasses import replace
 from typing import Any
 
 from folb.results import summary
+from folb.results.run import Run
 from folb.store.directory import RunDirectory
 
 WHOLE = ("dataset", "model", "system", "objective")  # the choices that all algorithms of an experiment share
 
 
-def together(stored: Sequence[RunDirectory]) -> dict[str, Any]:
-    """The joined table at the first run's target, a label for each run of each directory, and what is unequal."""
+def together(stored: Sequence[RunDirectory], runs: Sequence[Sequence[Run]]) -> dict[str, Any]:
+    """The joined table at the first target, a label for each of the runs of each directory, and what is unequal."""
     labelled = labels(stored)
     target, clocks = stored[0].experiment["target"], {one.clock for one in stored}
-    runs = []
-    for one, own in zip(stored, labelled, strict=True):
-        about = [entry | {"algorithm": label} for entry, label in zip(one.environment["runs"], own, strict=True)]
-        runs += replace(one, environment=one.environment | {"runs": about}).begun(one.runs())
+    begun = [
+        replace(run, algorithm=label, parameters={})
+        for own, names in zip(runs, labelled, strict=True)
+        for run, label in zip(own, names, strict=True)
+        if len(run.evaluated_rounds)
+    ]
     clock = clocks.pop() if len(clocks) == 1 else "s, simulated or real"
-    headings, rows = summary.table(runs, target, clock, max(one.experiment["rounds"] for one in stored))
+    headings, rows = summary.table(begun, target, clock, max(one.experiment["rounds"] for one in stored))
     return {
         "labels": labelled,
         "table": {"headings": headings, "rows": rows},

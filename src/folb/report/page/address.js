@@ -46,7 +46,8 @@ class Address {
         if (left.has(prefix + key)) own.set(key, left.get(prefix + key));
         left.delete(prefix + key);
       }
-      wrong.push(...part.follow(own).map((text) => prefix + text));
+      // a part that is as at first, and of which nothing is asked, need not be drawn again
+      if (own.size || part.told().length) wrong.push(...part.follow(own).map((text) => prefix + text));
     }
     for (const [key, values] of left) wrong.push(...values.map((value) => `${key}=${value}`));
     this.notice.hidden = !wrong.length;

@@ -3,7 +3,7 @@
 const COLOURS = 7; // in the stylesheet; with the dashes they make 35 different curves
 const DASHES = 5;
 const AXES = { round: "Rounds", mb: "MB up and down", seconds: "Simulated seconds" };
-const CROWD = 2000; // the most points of a curve that a chart draws
+const CROWD = 2; // the most points of a curve for each pixel of a chart's width
 const CROWDS = 60000; // the most points of the lines of single seeds, together
 const READ = 12; // the most algorithms whose values stand at the cross-hair
 
@@ -146,7 +146,7 @@ class Chart {
   }
 
   /** The points of a band to draw: those in sight and one more on each side, fewer where they are dense. */
-  points(xs, low, high, most = CROWD) {
+  points(xs, low, high, most = CROWD * this.width) {
     const first = Math.max(0, last(xs, low));
     const end = Math.min(xs.length, last(xs, high) + 2);
     const every = Math.ceil((end - first) / most);
@@ -172,7 +172,7 @@ class Chart {
   /** A thin line for every seed of these arms; the more lines, the fewer points each has. */
   seeds(arms, low, high) {
     const count = arms.reduce((sum, { runs }) => sum + runs.length, 0);
-    const most = clamp(Math.floor(CROWDS / count), 100, CROWD);
+    const most = clamp(Math.floor(CROWDS / count), 100, CROWD * this.width);
     return arms.flatMap(({ runs, style }) => runs.map((run) => {
       return this.line({ xs: run.x[this.curves.axis], middle: run[this.measure], style }, low, high, "seed", most);
     }));
@@ -247,7 +247,7 @@ function armsOf(runs, labels) {
 
 /** Both charts, their legend and their switches. `aim` is called when the target has moved. */
 class Curves {
-  keys = ["axis", "zoom", "hidden", "target", "seeds", "loss"];
+  keys = ["axis", "zoom", "hidden", "shown", "target", "seeds", "loss"];
   axis = "round";
   log = true;
   seeds = false; // whether each seed has a line
@@ -325,7 +325,9 @@ class Curves {
     const found = [];
     if (this.axis !== "round") found.push(["axis", this.axis]);
     if (this.part) found.push(["zoom", this.part.map((x) => Number(x.toPrecision(6))).join("_")]);
-    for (const { label } of this.hidden) found.push(["hidden", label]);
+    const few = this.hidden.size > this.arms.length / 2 ? "shown" : "hidden"; // the shorter list
+    for (const { label } of few === "shown" ? this.shown() : this.hidden) found.push([few, label]);
+    if (few === "shown" && !this.shown().length) found.push(["shown", ""]);
     if (this.target !== this.stored) found.push(["target", percentage(this.target)]);
     if (this.seeds) found.push(["seeds", "each"]);
     if (!this.log) found.push(["loss", "linear"]);
@@ -345,12 +347,16 @@ class Curves {
     this.target = one("target", this.stored, (text) => share(text) ?? undefined);
     this.seeds = one("seeds", false, (text) => (text === "each" ? true : undefined));
     this.log = one("loss", true, (text) => (text === "linear" ? false : undefined));
-    this.hidden = new Set();
-    for (const label of fields.get("hidden") ?? []) {
-      const arm = this.arms.find((own) => own.label === label);
-      if (arm) this.hidden.add(arm);
-      else wrong.push(`hidden=${label}`);
-    }
+    const named = (key) => {
+      const labels = fields.get(key) ?? [];
+      const known = this.arms.filter(({ label }) => labels.includes(label));
+      const others = labels.filter((label) => label && !known.some((arm) => arm.label === label));
+      wrong.push(...others.map((label) => `${key}=${label}`));
+      return known;
+    };
+    const shown = named("shown");
+    const none = fields.get("shown")?.includes("");
+    this.hidden = new Set(shown.length || none ? this.arms.filter((arm) => !shown.includes(arm)) : named("hidden"));
     this.measure();
     const end = this.end();
     this.part = one("zoom", null, (text) => {

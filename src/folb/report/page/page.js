@@ -191,9 +191,9 @@ async function follow(source, show, status) {
       } else if (news.fresh) for (const run of experiment.runs) run.clear();
       experiment.append(news.columns);
       if (changed || news.fresh) experiment.draw(about);
+      cursor = news.cursor;
       if (unread && !news.more) address.read(); // once all of it is here, so that all of it fits
       unread &&= news.more;
-      cursor = news.cursor;
       if (news.more) pause = 0; // a long run comes in pieces
     }
     await new Promise((done) => setTimeout(done, pause));

@@ -76,7 +76,8 @@ class Run {
 
 /**
  * Over the seeds of an algorithm, the least, median and greatest value at every x where a seed was evaluated.
- * A seed keeps its value until its next evaluation. The band ends where the first seed ends.
+ * A seed keeps its value until its next evaluation. The band ends where the first seed ends. Of very many places, as
+ * by seconds, it has some.
  */
 function band(runs, axis, measure) {
   const begun = runs.filter((run) => run.rounds.length && run.x[axis].length);
@@ -84,7 +85,10 @@ function band(runs, axis, measure) {
   if (!begun.length) return found;
   const from = Math.max(...begun.map((run) => run.x[axis][0]));
   const to = Math.min(...begun.map((run) => run.x[axis].at(-1)));
-  found.xs = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
+  const all = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
+  // seeds that share no place have as many together as one of them has, counted from the end
+  const every = Math.floor(all.length / Math.max(...begun.map((run) => run.x[axis].length))) || 1;
+  found.xs = all.filter((_, i) => (all.length - 1 - i) % every === 0);
   const at = begun.map(() => 0);
   const half = (begun.length - 1) / 2;
   for (const x of found.xs) {

@@ -9,6 +9,7 @@ from typing import Any
 from folb import data
 from folb.data.federation import Federation
 from folb.errors import InputError
+from folb.experiments.settings import read, settings
 from folb.store.directory import RunDirectory
 
 CELLS = 2_000_000  # the most counts in a report, of devices by labels
@@ -39,9 +40,10 @@ def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
 
 
 def _counted(stored: RunDirectory) -> dict[str, Any]:
-    name, settings = _choice(stored)
+    name, given = _choice(stored)
     try:
-        federation = data.load(name, **settings)
+        known = settings(data.constructor(name))
+        federation = data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
     except (InputError, TypeError, ValueError, MemoryError) as error:  # the settings are a file's, and unchecked
         return {"missing": str(error) or type(error).__name__}
     if stored.environment["devices"] != federation.N:
