@@ -571,6 +571,9 @@ def test_a_copied_link_shows_the_same(overlaid, visit):
 def test_a_link_that_no_longer_fits(overlaid, visit):
     tab = visit(overlaid)
     plain = look(tab)
+    tab.goto(f"{overlaid}#experiment-9&axis=mb")
+    expect(tab.locator(".misfit")).to_contain_text("Left out: experiment-9.")
+    assert look(tab) != plain
     wrong = ["axis=furlongs", "target=many", "seeds=some", "loss=cubic", "hidden=<img src=x>", "zoom=900_1000"]
     wrong += [
         "zoom=5_1",

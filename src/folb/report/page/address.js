@@ -49,12 +49,14 @@ class Address {
       // a part that is as at first, and of which nothing is asked, need not be drawn again
       if (own.size || part.told().length) wrong.push(...part.follow(own).map((text) => prefix + text));
     }
+    const place = this.anchor && document.getElementById(this.anchor);
+    if (this.anchor && !place) wrong.push(this.anchor);
     for (const [key, values] of left) wrong.push(...values.map((value) => `${key}=${value}`));
     this.notice.hidden = !wrong.length;
     const shown = wrong.slice(0, 10).map((text) => (text.length > 80 ? `${text.slice(0, 80)}…` : text));
     const more = wrong.length > 10 ? `, and ${whole(wrong.length - 10)} more` : "";
     this.notice.textContent = `This link asks for what is not here. The rest is shown. Left out: ${shown.join(", ")}${more}.`;
-    if (this.anchor) document.getElementById(this.anchor)?.scrollIntoView();
+    if (place) place.scrollIntoView();
   }
 
   /** Note what is shown now, soon. */

@@ -1,12 +1,12 @@
 // One device: what it holds, and what it did in the rounds in which it was chosen.
 
-const LISTED = 20; // the most of its rounds, the newest first
+const LISTED = 10; // the most of its rounds, the newest first
 
 /** Its values of one measure as dots by round; nothing if there are none. */
 function dots(title, points, end) {
   const known = points.filter(({ value }) => Number.isFinite(value));
   if (!known.length) return "";
-  const [width, height] = [520, 150];
+  const [width, height] = [clamp(document.documentElement.clientWidth - 80, 260, 520), 150]; // so that its text can be read
   const frame = { left: 50, right: width - 10, top: 8, bottom: height - 26 };
   const values = known.map(({ value }) => value);
   let [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [0, 0]);
