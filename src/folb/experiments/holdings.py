@@ -36,7 +36,8 @@ def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
 def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
     """The dataset and its settings."""
     name = stored.experiment["dataset"]
-    return name, stored.experiment.get("set", {}).get(name, {})
+    given = stored.experiment.get("set", {}).get(name, {})
+    return name, given if isinstance(given, dict) else {}
 
 
 def _counted(stored: RunDirectory) -> dict[str, Any]:

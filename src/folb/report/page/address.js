@@ -55,7 +55,8 @@ class Address {
     this.notice.hidden = !wrong.length;
     const shown = wrong.slice(0, 10).map((text) => (text.length > 80 ? `${text.slice(0, 80)}…` : text));
     const more = wrong.length > 10 ? `, and ${whole(wrong.length - 10)} more` : "";
-    this.notice.textContent = `This link asks for what is not here. The rest is shown. Left out: ${shown.join(", ")}${more}.`;
+    const why = "This link asks for what is not here. The rest is shown.";
+    this.notice.textContent = `${why} Left out: ${shown.join(", ")}${more}.`;
     if (place) place.scrollIntoView();
   }
 
@@ -68,7 +69,8 @@ class Address {
         for (const [key, value] of part.told()) told.append(prefix + key, value);
       }
       const text = [this.anchor, told.toString()].filter((piece) => piece).join("&");
-      if (text !== location.hash.slice(1)) history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+      if (text === location.hash.slice(1)) return;
+      history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
     }, PAUSE);
   }
 }

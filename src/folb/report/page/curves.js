@@ -18,9 +18,10 @@ class Chart {
     Object.assign(this, { curves, measure, title, aimed, log, value });
     this.svg = s("svg", { tabindex: 0, role: "application", "aria-roledescription": "chart", class: "chart" });
     this.readout = h("div", { class: "readout", hidden: true });
-    const file = (kind, make) => fill(button(kind, async () => save(`${curves.name}-${measure}.${kind}`, await make())), {
-      "aria-label": `${title} as ${kind}`,
-    }, []);
+    const file = (kind, make) => {
+      const node = button(kind, async () => save(`${curves.name}-${measure}.${kind}`, await make()));
+      return fill(node, { "aria-label": `${title} as ${kind}` }, []);
+    };
     const files = [
       file("svg", () => new Blob([this.alone().text], { type: "image/svg+xml" })),
       file("png", () => pixels(this.alone())),
@@ -105,8 +106,8 @@ class Chart {
   range(from, to, log) {
     const values = this.target !== null && !this.curves.part ? [this.target] : [];
     const seeds = this.curves.seeds ? this.shown.flatMap(({ runs }) => runs) : [];
-    const curves = seeds.map((run) => ({ xs: run.x[this.curves.axis], low: run[this.measure], high: run[this.measure] }));
-    for (const { xs, low, high } of [...this.shown, ...curves]) {
+    const alone = seeds.map(({ x, [this.measure]: own }) => ({ xs: x[this.curves.axis], low: own, high: own }));
+    for (const { xs, low, high } of [...this.shown, ...alone]) {
       for (let i = Math.max(0, last(xs, from)); i < xs.length && xs[i] <= to; i++) values.push(low[i], high[i]);
     }
     let [low, high] = [Infinity, -Infinity];
@@ -226,8 +227,8 @@ class Chart {
 
   /** The read-out, for screen readers. */
   told() {
-    const values = this.values(this.curves.at).slice(0, READ).map(({ label, middle }) => `${label} ${this.value(middle)}`);
-    return `${this.curves.where()}: ${values.join(", ")}`;
+    const values = this.values(this.curves.at).slice(0, READ);
+    return `${this.curves.where()}: ${values.map(({ label, middle }) => `${label} ${this.value(middle)}`).join(", ")}`;
   }
 
   select(from, to) {
@@ -271,18 +272,18 @@ class Curves {
     const most = Math.max(...counts);
     const over = counts.every((count) => count === most) ? `${most} seeds` : "the seeds";
     const median = `Lines are medians over ${over}; bands show their range, or thin lines the single seeds. `;
-    const how = "Drag to zoom; double-click or Escape shows all. Arrow keys read values, + and − zoom. The address keeps what is shown.";
+    const how = "Drag to zoom; double-click or Escape shows all. Arrow keys read values, + and − zoom.";
+    const kept = " The address keeps what is shown.";
     this.node = h("div", { class: "curves" }, this.legend(), this.switches(most > 1),
       h("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)),
-      h("p", { class: "hint" }, (most > 1 ? median : "") + how), this.heard);
+      h("p", { class: "hint" }, (most > 1 ? median : "") + how + kept), this.heard);
     onResize(this.charts[0].node, () => this.charts[0].width, () => this.draw());
   }
 
   legend() {
     this.buttons = this.arms.map((arm) => {
-      return fill(button(swatch(arm.style), () => this.change(() => this.hidden.delete(arm) || this.hidden.add(arm))), {}, [
-        arm.label,
-      ]);
+      const turn = () => this.hidden.delete(arm) || this.hidden.add(arm);
+      return fill(button(swatch(arm.style), () => this.change(turn)), {}, [arm.label]);
     });
     const both = [["All", []], ["None", this.arms]].map(([text, hidden]) => {
       return fill(button(text, () => this.change(() => (this.hidden = new Set(hidden)))), { class: "quick" }, []);
@@ -361,7 +362,8 @@ class Curves {
     const end = this.end();
     this.part = one("zoom", null, (text) => {
       const [from, to, ...rest] = text.split("_").map((word) => (word.trim() ? Number(word) : NaN));
-      return !rest.length && from >= 0 && from < Math.min(to, end) && to < Infinity ? this.within([from, to]) : undefined;
+      const fits = !rest.length && from >= 0 && from < Math.min(to, end) && to < Infinity;
+      return fits ? this.within([from, to]) : undefined;
     });
     this.at = null;
     this.draw();

@@ -6,7 +6,8 @@ const LISTED = 10; // the most of its rounds, the newest first
 function dots(title, points, end) {
   const known = points.filter(({ value }) => Number.isFinite(value));
   if (!known.length) return "";
-  const [width, height] = [clamp(document.documentElement.clientWidth - 80, 260, 520), 150]; // so that its text can be read
+  const width = clamp(document.documentElement.clientWidth - 80, 260, 520); // so that its text can be read
+  const height = 150;
   const frame = { left: 50, right: width - 10, top: 8, bottom: height - 26 };
   const values = known.map(({ value }) => value);
   let [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [0, 0]);
@@ -22,11 +23,13 @@ function dots(title, points, end) {
     axes.append(s("text", { class: "x", x: x(value), y: frame.bottom + 17 }, text));
   }
   axes.append(s("line", { class: "base", x1: frame.left, x2: frame.right, y1: y(0), y2: y(0) }));
-  const marks = known.map(({ round, value }) => s("circle", { class: value < 0 ? "negated" : "", cx: x(round), cy: y(value), r: 2.5 }));
+  const marks = known.map(({ round, value }) => {
+    return s("circle", { class: value < 0 ? "negated" : "", cx: x(round), cy: y(value), r: 2.5 });
+  });
   const ends = `${digits(values.at(-1), 3)} in round ${whole(known.at(-1).round)}`;
   const label = `${title} by round: ${whole(known.length)} values, the last ${ends}`;
-  return h("figure", {}, h("figcaption", {}, title),
-    s("svg", { class: "chart dots", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, axes, ...marks));
+  const told = { class: "chart dots", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label };
+  return h("figure", {}, h("figcaption", {}, title), s("svg", told, axes, ...marks));
 }
 
 /** How many of its samples have each label, as bars; of many labels, those it has. */
@@ -39,12 +42,14 @@ function labelBars(counts) {
     return h("tr", {}, h("th", { scope: "row" }, String(label)), h("td", {}, bar, whole(count)));
   });
   const head = h("tr", {}, h("th", { scope: "col" }, "label"), h("th", { scope: "col" }, "samples"));
-  return scrolling("Labels of the device", h("table", { class: "counts" }, h("thead", {}, head), h("tbody", {}, ...rows)));
+  const table = h("table", { class: "counts" }, h("thead", {}, head), h("tbody", {}, ...rows));
+  return scrolling("Labels of the device", table);
 }
 
 /** Its samples and labels, or why they are not known. */
 function holding(held, device) {
-  if (!held) return [h("p", {}, "Samples and labels: they are in a page that ", h("code", {}, "folb report"), " writes.")];
+  const elsewhere = ["Samples and labels: they are in a page that ", h("code", {}, "folb report"), " writes."];
+  if (!held) return [h("p", {}, ...elsewhere)];
   if (held.missing) return [h("p", {}, `Samples and labels: not known; ${held.missing}.`)];
   if (device >= held.train.length) return [h("p", {}, "Samples and labels: the data have no such device.")];
   const [train, test] = [held.train[device], held.test[device]];
@@ -72,7 +77,8 @@ function devicePanel(run, device, held, close) {
   });
   const head = ["round", "weight", "gamma", ""].map((text) => h("th", { scope: "col" }, text));
   const said = at.length > LISTED ? `Its last ${LISTED} of ${whole(at.length)} rounds` : "Its rounds";
-  const table = h("table", { class: "counts" }, h("caption", {}, said), h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows));
+  const table = h("table", { class: "counts" }, h("caption", {}, said), h("thead", {}, h("tr", {}, ...head)),
+    h("tbody", {}, ...rows));
   return h("section", { class: "device", "aria-label": `Device ${device}` },
     h("p", { class: "name" }, h("strong", {}, `Device ${device}, ${run.title}`), button("Close", close)),
     h("p", {}, `${did.join(", ")}.`),

@@ -399,7 +399,8 @@ class Devices {
     const options = [...this.select.options];
     const option = title === undefined ? options[0] : options.find(({ textContent }) => textContent === title);
     if (!option) wrong.push(`run=${title}`);
-    const device = /^\d{1,9}$/.test(number ?? "") && Number(number) < this.experiment.about.devices ? Number(number) : null;
+    const known = /^\d{1,9}$/.test(number ?? "") && Number(number) < this.experiment.about.devices;
+    const device = known ? Number(number) : null;
     if (number !== undefined && device === null) wrong.push(`device=${number}`);
     this.device = device;
     const chosen = (option ?? options[0]).value;
@@ -437,10 +438,13 @@ class Devices {
     const at = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
     this.body.replaceChildren(...rows);
     if (at) [...this.body.querySelectorAll("button")].find((node) => node.textContent === at)?.focus();
-    const never = this.experiment.about.devices - this.counts.length;
-    const absent = never > 0 ? `. ${whole(never)} of ${whole(this.experiment.about.devices)} were never chosen, and are not shown` : "";
-    this.caption.textContent = `Rounds in which each device was chosen, and what happened to it${absent}`;
+    const { devices } = this.experiment.about;
+    const never = devices - this.counts.length;
+    const absent = `. ${whole(never)} of ${whole(devices)} were never chosen, and are not shown`;
+    const what = "Rounds in which each device was chosen, and what happened to it";
+    this.caption.textContent = what + (never > 0 ? absent : "");
     this.more.hidden = this.counts.length <= FEW;
-    this.more.textContent = this.rows === FEW ? `Show all ${whole(this.counts.length)} devices` : `Show the first ${FEW}`;
+    const all = `Show all ${whole(this.counts.length)} devices`;
+    this.more.textContent = this.rows === FEW ? all : `Show the first ${FEW}`;
   }
 }

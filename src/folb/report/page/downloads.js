@@ -2,8 +2,8 @@
 
 const SCALE = 2; // pixels of a png for each of the page
 // what the stylesheet says about a drawing, written into it
-const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
-  "stroke-linejoin", "paint-order", "text-anchor", "dominant-baseline", "font-size", "font-family"];
+const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray",
+  "stroke-linecap", "stroke-linejoin", "paint-order", "text-anchor", "dominant-baseline", "font-size", "font-family"];
 
 /** Offer a file. */
 function save(name, blob) {
@@ -27,7 +27,11 @@ function alone(svg, title, arms) {
   const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
   const colour = (name) => `rgb(${colours(document.body, name)[0].join(" ")})`;
   const font = getComputedStyle(svg).fontFamily;
-  const columns = Math.max(1, Math.floor(width / 280));
+  const words = (size, place, text) => {
+    return s("text", { ...place, "font-size": size, "font-family": font, fill: colour("ink") }, printable(text));
+  };
+  const longest = Math.max(0, ...arms.map(({ label }) => label.length));
+  const columns = Math.max(1, Math.floor((width - 50) / (50 + 7 * longest)));
   const top = 28;
   const full = height + top + 20 * Math.ceil(arms.length / columns) + 8;
   const copy = styled(svg);
@@ -35,12 +39,13 @@ function alone(svg, title, arms) {
   const key = arms.flatMap(({ label, line }, i) => {
     const [x, y] = [50 + (i % columns) * ((width - 50) / columns), height + top + 14 + 20 * Math.floor(i / columns)];
     const stroke = fill(line.cloneNode(), { x1: x, x2: x + 26, y1: y - 4, y2: y - 4 }, []);
-    return [stroke, s("text", { x: x + 34, y, "font-size": 12, "font-family": font, fill: colour("ink") }, printable(label))];
+    return [stroke, words(12, { x: x + 34, y }, label)];
   });
-  const heading = s("text", { x: 8, y: 19, "font-size": 14, "font-weight": 600, "font-family": font, fill: colour("ink") }, printable(title));
+  const heading = words(14, { x: 8, y: 19, "font-weight": 600 }, title);
   const back = s("rect", { width, height: full, fill: colour("paper") });
   const inner = s("g", { transform: `translate(0 ${top})` }, ...copy.childNodes);
-  const root = s("svg", { width, height: full, viewBox: `0 0 ${width} ${full}` }, s("title", {}, printable(title)), back, heading, inner, ...key);
+  const root = s("svg", { width, height: full, viewBox: `0 0 ${width} ${full}` },
+    s("title", {}, printable(title)), back, heading, inner, ...key);
   return { text: new XMLSerializer().serializeToString(root), width, height: full };
 }
 

@@ -90,7 +90,8 @@ class Experiment {
 
   tabulate() {
     const { about, curves } = this;
-    const how = this.seeds > 1 ? `Values to the target, and held from, are medians over ${this.seeds} seeds; all others are means.` : "One seed.";
+    const medians = `Values to the target, and held from, are medians over ${this.seeds} seeds; all others are means.`;
+    const how = this.seeds > 1 ? medians : "One seed.";
     const soFar = about.state === "finished" ? "" : " The run is not finished.";
     this.results.show(about.table, curves, how + HELD_FROM + soFar);
   }

@@ -48,7 +48,8 @@ const MOVING = {
 /** A stored table at another target. `arms` have labels, as rows do, and runs. */
 function moved({ headings, rows }, arms, target) {
   const columns = headings.map((text) => Object.keys(MOVING).find((start) => text.startsWith(start)));
-  const head = headings.map((text, i) => (columns[i]?.endsWith(" to ") ? `${columns[i]}${percentage(target)} %` : text));
+  const named = (start) => `${start}${percentage(target)} %`;
+  const head = headings.map((text, i) => (columns[i]?.endsWith(" to ") ? named(columns[i]) : text));
   const body = rows.map((row) => {
     const own = arms.find((arm) => arm.label === row[0])?.runs.filter((run) => run.share.length) ?? [];
     const arrivals = own.map((run) => run.arrival(target));
@@ -59,13 +60,17 @@ function moved({ headings, rows }, arms, target) {
 
 const percentage = (share) => general(100 * share);
 
-const HELD_FROM = " Held from: the first round from which five evaluations in a row have a mean of at least the target.";
+const HELD_FROM =
+  " Held from: the first round from which five evaluations in a row have a mean of at least the target.";
 
 /** The table at the target of the curves, and a file with the numbers of each seed. */
 class Results {
   constructor(label) {
     this.table = scrolling(label);
-    const file = button("csv", () => save(`${this.curves.name}-results.csv`, csv(resultsRows(this.curves.arms, this.curves.target))));
+    const file = button("csv", () => {
+      const { name, arms, target } = this.curves;
+      save(`${name}-results.csv`, csv(resultsRows(arms, target)));
+    });
     this.files = h("p", { class: "downloads" }, fill(file, { "aria-label": "Results of each seed as csv" }, []));
     this.node = h("div", {}, this.table, this.files);
   }
