@@ -82,7 +82,8 @@ function devicePanel(run, device, held, close) {
   return h("section", { class: "device", "aria-label": `Device ${device}` },
     h("p", { class: "name" }, h("strong", {}, `Device ${device}, ${run.title}`), button("Close", close)),
     h("p", {}, `${did.join(", ")}.`),
-    h("div", { class: "charts" }, h("div", {}, ...holding(held, device)), h("div", {}, ...charts),
-      h("div", {}, at.length ? scrolling("Rounds of the device", table) : "")),
+    h("div", { class: "charts" },
+      h("div", {}, ...holding(held, device), at.length ? scrolling("Rounds of the device", table) : ""),
+      h("div", {}, ...charts)),
     h("p", { class: "hint" }, "Its own accuracy over the rounds was not recorded."));
 }
