@@ -1,5 +1,7 @@
 """The report and the live page in a real browser: headless Chromium, driven by Playwright."""
 
+import csv
+import io
 import json
 import os
 import re
@@ -7,14 +9,19 @@ import shutil
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from urllib.parse import quote
+from xml.etree import ElementTree
 
 import pytest
 import rundirectory
 
+from folb import data
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
+from folb.experiments.holdings import holdings
 from folb.report import live, page
 from folb.report.looks import looks
 from folb.report.payload import view
@@ -72,7 +79,7 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert complaints == []
-    assert [url for url, allowed in asked if not url.startswith(allowed)] == []
+    assert [url for url, allowed in asked if not url.startswith((allowed, "blob:"))] == []  # a blob is the page's own
 
 
 def report(path, *directories):
@@ -118,15 +125,21 @@ def drag(tab, node, start, end):
 # the report
 
 
-def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A run that was run."""
     tiny = {"sizes": [20, 30, 40], "K": 2, "mu": [0.01, 1.0]}
     experiment = Experiment(
         "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, target=0.4, records=True, set=tiny
     )
-    path = tmp_path / "run"
+    path = tmp_path_factory.mktemp("real") / "run"
     execute.execute(experiment, directory=path)
-    results = json.loads((path / "results.json").read_bytes())["runs"]
-    tab = visit(report(tmp_path / "report.html", path))
+    return path
+
+
+def test_the_table_has_the_results_of_a_real_run(real, tmp_path, visit):
+    results = json.loads((real / "results.json").read_bytes())["runs"]
+    tab = visit(report(tmp_path / "report.html", real))
     expect(tab.locator(".state")).to_have_text("finished")
     headings = tab.locator("table.results thead th").all_text_contents()
     rows = [row.locator("th, td").all_text_contents() for row in tab.locator("table.results tbody tr").all()]
@@ -141,7 +154,7 @@ def test_the_table_has_the_results_of_a_real_run(tmp_path, visit):
         assert shown["best"] == f"{50 * sum(run['best'] for run in runs):.1f} %"
         assert shown["MB up"] == f"{sum(run['bytes_up'] for run in runs) / 2e6:.2f}"
         assert shown["simulated s"] == f"{sum(run['seconds'] for run in runs) / 2:.0f}"
-    assert (path / "experiment.toml").read_text() == tab.locator("pre.toml").text_content()
+    assert (real / "experiment.toml").read_text() == tab.locator("pre.toml").text_content()
 
 
 def test_what_the_report_says(address, directory, visit):
@@ -252,7 +265,7 @@ def test_curves_with_the_keyboard(address, visit):
 def test_everything_can_be_reached_with_the_tab_key(address, visit):
     tab = visit(address)
     reached = []
-    for _ in range(30):
+    for _ in range(50):
         tab.keyboard.press("Tab")
         focused = "document.activeElement"
         outlined = tab.evaluate(f"getComputedStyle({focused}).outlineStyle")
@@ -362,11 +375,11 @@ def test_without_records_and_several_experiments(directory, tmp_path, visit):
     tab = visit(report(tmp_path / "report.html", directory, plain))
     expect(tab.locator("h1")).to_have_text("2 experiments")
     expect(tab.locator("nav a")).to_have_count(2)
-    expect(tab.locator("article").nth(1)).to_contain_text("did not record its devices: use --records")
+    expect(tab.locator("article").nth(2)).to_contain_text("did not record its devices: use --records")
     expect(tab.locator(".state")).to_have_text(["finished", "interrupted, 180 of 360 rounds"])
     expect(tab.locator("pre", has_text=re.compile("folb resume .*other-1"))).to_be_visible()
-    charts(tab).nth(2).press("Home")
-    expect(tab.locator("article").nth(1).locator(".readout caption").first).to_have_text("round 5")
+    charts(tab).nth(4).press("Home")
+    expect(tab.locator("article").nth(2).locator(".readout caption").first).to_have_text("round 5")
 
 
 def test_runs_that_diverge(tmp_path, visit):
@@ -442,6 +455,283 @@ def test_names_stay_text(tmp_path, visit):
     expect(tab.locator("script")).to_have_count(2)
 
 
+# runs compared
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two runs, of which the second is longer, and has fewer algorithms and only some of its devices chosen."""
+    home = tmp_path_factory.mktemp("pair")
+    first = rundirectory.write(home, "a-1", rounds=30, records=False)
+    second = rundirectory.write(
+        home, "b-2", algorithms=("folb", "fedavg"), seeds=2, rounds=50, devices=1000, chosen=4, records=True
+    )
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def overlaid(pair):
+    return report(pair[0].parent / "report.html", *pair)
+
+
+def cells(tab, place="#together"):
+    """The table of results as rows of text, with its headings."""
+    rows = tab.locator(f"{place} table.results tr").all()
+    return [row.locator("th, td").all_text_contents() for row in rows]
+
+
+def settle(tab):
+    """Wait until the address says what is shown."""
+    tab.wait_for_timeout(600)
+    return tab.url
+
+
+def look(tab):
+    """What can be seen of the curves together: their paths, their ends and the table."""
+    drawn = "nodes => nodes.map(node => [node.getAttribute('class'), node.getAttribute('d')])"
+    pressed = "nodes => nodes.map(node => node.getAttribute('aria-pressed'))"
+    return [
+        tab.locator("#together path.line").evaluate_all(drawn),
+        tab.locator("#together .legend button").evaluate_all(pressed),
+        tab.locator("#together text.x").all_text_contents(),
+        cells(tab),
+    ]
+
+
+def test_runs_are_laid_over_each_other(overlaid, pair, visit):
+    tab = visit(overlaid)
+    names = ["folb (a-1)", "fedprox", "fedavg (a-1)", "folb (b-2)", "fedavg (b-2)"]
+    expect(tab.locator("#together .legend button")).to_have_text(names)
+    expect(charts(tab).first.locator("path.line")).to_have_count(5)
+    assert ticks(tab)[-1] == "50"
+    expect(tab.locator("#together .note")).to_have_text(
+        "The runs have from 30 to 50 rounds: a curve ends with its run."
+    )
+    headings, *rows = cells(tab)
+    assert headings[:2] == ["algorithm", "after"]
+    assert [row[:2] for row in rows] == [[name, f"{30 if i < 3 else 50} rounds"] for i, name in enumerate(names)]
+    own = [row[1:] for i in (0, 1) for row in cells(tab, f"#experiment-{i}")[1:]]
+    assert [row[2:] for row in rows] == own  # the same target: the rows of each run
+    charts(tab).first.press("End")
+    readout = tab.locator("#together .readout").first
+    expect(readout.locator("caption")).to_have_text("round 50")
+    expect(readout.locator("th")).to_have_text(names[3:])  # the others have ended
+
+
+def test_the_target_moves(overlaid, pair, visit):
+    tab = visit(overlaid)
+    goal = tab.locator("#together input.goal")
+    expect(goal).to_have_value("70")
+    stored = cells(tab)
+    for percent in ("55", "33.3", "85", "0", "100"):
+        goal.fill(percent)
+        goal.press("Enter")
+        expect(tab.locator("#together th", has_text=f"rounds to {percent} %")).to_be_visible()
+        runs = [run for one in pair for run in store.read(one).begun()]
+        labels = [label for one in view([store.read(path) for path in pair])["together"]["labels"] for label in one]
+        named = [replace(run, algorithm=label) for run, label in zip(runs, labels, strict=True)]
+        headings, rows = summary.table(named, float(percent) / 100, rounds=50)
+        assert cells(tab) == [headings, *rows]
+    assert cells(tab, "#experiment-0")[0][1] == "rounds to 70 %"  # its own target stays
+    goal.fill("")
+    goal.press("Enter")
+    expect(goal).to_have_value("100")
+    tab.locator("#together").get_by_role("button", name="Back to 70 %").click()
+    assert cells(tab) == stored
+
+
+def test_lines_of_single_seeds(overlaid, visit):
+    tab = visit(overlaid)
+    first = charts(tab).first
+    expect(first.locator("path.area")).to_have_count(5)
+    tab.locator("#together").get_by_label("Single seeds").check()
+    expect(first.locator("path.seed")).to_have_count(3 * 3 + 2 * 2)
+    expect(first.locator("path.median")).to_have_count(5)
+    expect(first.locator("path.area")).to_have_count(0)
+
+
+def test_a_copied_link_shows_the_same(overlaid, visit):
+    tab = visit(overlaid)
+    assert settle(tab) == overlaid  # nothing to say
+    together = tab.locator("#together")
+    together.get_by_label("MB up and down").check()
+    together.get_by_role("button", name="fedprox").click()
+    together.get_by_label("Single seeds").check()
+    together.get_by_label("Logarithmic loss").uncheck()
+    together.locator("input.goal").fill("62.5")
+    together.locator("input.goal").press("Enter")
+    drag(tab, charts(tab).first, (0.3, 0.3), (0.75, 0.5))
+    tab.locator("#experiment-1").get_by_role("button", name="fedavg").click()
+    other = visit(settle(tab), allowed=overlaid)
+    assert look(other) == look(tab)
+    expect(other.locator("#experiment-1 .legend button")).to_have_text(["folb", "fedavg"])
+    expect(other.locator("#experiment-1 .legend button").nth(1)).to_have_attribute("aria-pressed", "false")
+    expect(other.locator(".misfit")).to_be_hidden()
+    other.locator("nav a").nth(1).click()  # a link within the page keeps the rest
+    assert settle(other).startswith(f"{overlaid}#experiment-1&") and "axis=mb" in other.url
+    third = visit(other.url, allowed=overlaid)
+    assert look(third) == look(tab) and third.evaluate("scrollY") > 500
+
+
+def test_a_link_that_no_longer_fits(overlaid, visit):
+    tab = visit(overlaid)
+    plain = look(tab)
+    tab.goto(f"{overlaid}#experiment-9&axis=mb")
+    expect(tab.locator(".misfit")).to_contain_text("Left out: experiment-9.")
+    assert look(tab) != plain
+    wrong = ["axis=furlongs", "target=many", "seeds=some", "loss=cubic", "hidden=<img src=x>", "zoom=900_1000"]
+    wrong += [
+        "zoom=5_1",
+        "zoom=1_2_3",
+        "zoom=_",
+        "target=101",
+        "axis=__proto__",
+        "7.axis=mb",
+        "2.device=1000",
+        "2.run=none",
+    ]
+    for text in wrong:
+        key, value = text.split("=", 1)
+        tab.goto(f"{overlaid}#hidden=fedprox&{key}={quote(value)}")
+        expect(tab.locator(".misfit")).to_contain_text(f"Left out: {text}.")
+        expect(charts(tab).first.locator("path.median")).to_have_count(4)  # what fits is shown
+        expect(tab.locator("img")).to_have_count(0)
+        tab.goto(overlaid + "#")
+        expect(tab.locator(".misfit")).to_be_hidden()
+        assert look(tab) == plain
+
+
+def downloaded(tab, place, name):
+    """The content of a file that a button of the page gives, and its name."""
+    with tab.expect_download() as found:
+        tab.locator(place).get_by_role("button", name=name).click()
+    return Path(found.value.path()).read_bytes(), found.value.suggested_filename
+
+
+def test_the_csv_has_the_numbers_of_results_json(real, tmp_path, visit):
+    results = json.loads((real / "results.json").read_bytes())["runs"]
+    tab = visit(report(tmp_path / "report.html", real))
+    content, name = downloaded(tab, "main", "Results of each seed as csv")
+    assert name == "run-results.csv"
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    assert [row["algorithm"] for row in rows] == ["folb mu=0.01"] * 2 + ["folb mu=1"] * 2
+    keys = ["seed", "rounds_to_target", "held_from", "bytes_to_target", "seconds_to_target"]
+    keys += ["final", "best", "bytes_up", "bytes_down"]
+    for row, run in zip(rows, results, strict=True):
+        assert [float(row[key]) for key in keys] == [run[key] for key in keys]
+    content, _ = downloaded(tab, "main", "Curves as csv")
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    for key, names in (("evaluated_rounds", "round"), ("test_accuracy", "test_accuracy"), ("train_loss", "train_loss")):
+        assert [float(row[names]) for row in rows] == [value for run in results for value in run[key]]
+
+
+def test_pictures_stand_alone(overlaid, visit, tmp_path):
+    tab = visit(overlaid)
+    content, name = downloaded(tab, "#together", "Test accuracy (%) as svg")
+    assert name == "runs-accuracy.svg"
+    root = ElementTree.fromstring(content)
+    texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"folb (a-1)", "fedprox", "folb (b-2)", "Rounds", "target 70 %"} <= set(texts)
+    assert b"var(" not in content and b"href" not in content and b"<style" not in content
+    (tmp_path / "a.svg").write_bytes(content)
+    drawn = visit((tmp_path / "a.svg").as_uri())
+    strokes = drawn.locator("path.median").evaluate_all("nodes => nodes.map(node => getComputedStyle(node).stroke)")
+    shown = charts(tab).first.locator("path.median")
+    assert strokes == shown.evaluate_all("nodes => nodes.map(node => getComputedStyle(node).stroke)")
+    assert len(set(strokes)) == 5
+    content, name = downloaded(tab, "#together", "Training loss as png")
+    assert name == "runs-loss.png" and content[:8] == b"\x89PNG\r\n\x1a\n"
+    (tmp_path / "a.png").write_bytes(content)
+    width = visit((tmp_path / "a.png").as_uri()).locator("img").evaluate("node => node.naturalWidth")
+    assert width > 2 * 280
+
+
+def test_files_of_hostile_names(tmp_path, visit):
+    hostile = '=cmd|"</title><script>alert(1)</script>\u0001'
+    path = rundirectory.write(tmp_path, algorithms=(hostile, "fedavg"), rounds=3)
+    tab = visit(report(tmp_path / "report.html", path))
+    content, _ = downloaded(tab, "main", "Curves as csv")
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    assert rows[0]["algorithm"] == f"'{hostile}"  # a spreadsheet does not compute it
+    content, _ = downloaded(tab, "main", "Training loss as svg")
+    assert hostile.replace("\u0001", "\ufffd") in ElementTree.fromstring(content).itertext()
+
+
+def test_a_device_alone(real, tmp_path, visit):
+    stored = store.read(real)
+    html = page.render(view([stored], holdings([stored])))
+    (tmp_path / "report.html").write_text(html)
+    address = (tmp_path / "report.html").as_uri()
+    tab = visit(address)
+    tab.locator("table.counts").get_by_role("button", name="1", exact=True).click()
+    panel = tab.locator(".device")
+    expect(panel).to_contain_text("Device 1, folb mu=0.01, seed 0")
+    federation = data.load("synthetic_1_1", sizes=[20, 30, 40])
+    train, test = federation.train.size[1], federation.test.size[1]
+    expect(panel).to_contain_text(f"Samples: {train} to train on, {test} to test on.")
+    bars = panel.get_by_label("Labels of the device").locator("tbody tr")
+    shown = dict(row.locator("th, td").all_text_contents() for row in bars.all())
+    assert shown == {str(k): str(n) for k, n in enumerate(federation.labels()[1]) if n}
+    own = [line for line in lines(real) if line["run"] == 0 and 1 in line["devices"]]
+    weight = own[-1]["weights"][own[-1]["devices"].index(1)]
+    row = panel.get_by_label("Rounds of the device").locator("tbody tr").first
+    assert row.locator("th, td").all_text_contents()[0] == str(own[-1]["round"])
+    assert float(row.locator("td").first.text_content().replace("−", "-")) == pytest.approx(weight, rel=0.01, abs=1e-3)
+    expect(panel.locator("figure", has_text="Aggregation weight").locator("circle")).to_have_count(len(own))
+    expect(panel).to_contain_text("Its own accuracy over the rounds was not recorded.")
+    other = visit(settle(tab), allowed=address)
+    expect(other.locator(".device")).to_have_text(panel.text_content())
+    panel.get_by_role("button", name="Close").click()
+    expect(panel).to_have_count(0)
+
+
+def test_only_devices_that_were_chosen_are_shown(overlaid, pair, visit):
+    tab = visit(overlaid)
+    own = [line for line in lines(pair[1]) if line["run"] == 0]
+    chosen = sorted({k for line in own for k in line["devices"]})
+    place = tab.locator("#experiment-1")
+    expect(place.get_by_role("button", name=f"Show all {len(chosen)} devices")).to_be_visible()
+    expect(place.locator("caption", has_text="never chosen")).to_contain_text(f"{1000 - len(chosen)} of 1,000")
+    canvas = place.locator(".heat canvas")
+    canvas.focus()
+    for key in ("Home", *["Shift+ArrowUp"] * 20, "ArrowDown"):
+        tab.keyboard.press(key)
+    expect(place.locator("p.value")).to_contain_text(f"Round 1, device {chosen[1]}:")
+    tab.keyboard.press("Enter")
+    expect(place.locator(".device")).to_contain_text(f"Device {chosen[1]}, folb, seed 0")
+    canvas.click(position={"x": 300, "y": 100})
+    device = re.match(r"Round \d+, device (\d+):", place.locator("p.value").text_content())[1]
+    expect(place.locator(".device")).to_contain_text(f"Device {device}, folb, seed 0")
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_a_comparison_fits_a_narrow_screen(width, overlaid, visit):
+    tab = visit(
+        f"{overlaid}#seeds=each&2.device=3&hidden={'x' * 300}", overlaid, viewport={"width": width, "height": 800}
+    )
+    expect(tab.locator(".misfit")).to_be_visible()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_ten_long_runs_open_within_three_seconds(tmp_path, visit):
+    algorithms = ("folb", "fedprox", "fedavg", "scaffold", "fedyogi")
+    path = rundirectory.write(tmp_path, "a-0", algorithms=algorithms, seeds=5, rounds=1000, done=100, records=False)
+    shown = view([store.read(path)] * 10)  # the curves of 1,000 rounds, made of the first 100
+    for experiment in shown["experiments"]:
+        for own in experiment["columns"]:
+            own |= {key: own[key] * 10 for key in ("bytes", "up", "seconds", "accuracy", "loss")}
+            own |= {"rounds": list(range(1, 1001)), "evaluated": list(range(1000))}
+    html = page.render(shown)
+    assert len(html) < 20e6
+    (tmp_path / "report.html").write_text(html)
+    begun = time.perf_counter()
+    tab = visit((tmp_path / "report.html").as_uri())
+    expect(charts(tab).first.locator("path.line")).to_have_count(50)
+    tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert time.perf_counter() - begun < 3
+    assert tab.evaluate("performance.memory.usedJSHeapSize") < 200e6
+
+
 # the live page
 
 
@@ -512,6 +802,19 @@ def test_live_records_of_the_run_that_is_chosen(home, served, visit):
     rundirectory.append(path, 11, 12)
     expect(chosen).to_have_text(counted(4))
     expect(tab.locator(".state")).to_have_text("interrupted, 108 of 180 rounds")
+
+
+def test_a_link_to_a_live_page(home, served, visit):
+    rundirectory.write(home, "a-1", rounds=20)
+    address = served()[0]
+    tab = visit(f"{address}run/a-1#target=50&hidden=fedprox&zoom=5_15&device=3&run=folb%2C+seed+1", allowed=address)
+    expect(tab.locator("table.results thead th").nth(1)).to_have_text("rounds to 50 %")
+    expect(charts(tab).first.locator("path.line")).to_have_count(2)
+    assert float(ticks(tab)[0]) >= 5 and float(ticks(tab)[-1]) <= 15
+    expect(tab.locator(".device")).to_contain_text("Device 3, folb, seed 1")
+    expect(tab.locator(".misfit")).to_be_hidden()
+    tab.get_by_role("button", name="fedavg").click()
+    assert "shown=folb" in settle(tab)
 
 
 def test_it_survives_a_restart_of_the_server(home, served, visit):

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from statistics import mean, median
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 import rundirectory
 
 from folb.cli import tables
+from folb.experiments.holdings import holdings
 from folb.report import page, payload
+from folb.report.together import labels
 from folb.store import directory
 
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 <img src=x onerror=alert(1)> &amp; {{script}}"
@@ -131,6 +134,60 @@ def test_nothing_in_the_data_can_become_part_of_the_page(tmp_path):
     assert html.count("class Experiment") == 1  # {{script}} in the data was left alone
 
 
+def relabelled(path, **changes):
+    """A run directory whose experiment or runs have other settings."""
+    parameters = changes.pop("parameters", {})
+    environment = json.loads((path / "environment.json").read_bytes())
+    for run in environment["runs"]:
+        run["parameters"] = parameters.get(run["name"], {})
+    (path / "environment.json").write_text(json.dumps(environment))
+    text = (path / "experiment.toml").read_text()
+    for old, new in changes.values():
+        assert old in text
+        text = text.replace(old, new)
+    (path / "experiment.toml").write_text(text)
+    return directory.read(path)
+
+
+def test_labels_say_what_differs_between_runs(tmp_path):
+    def written(name, mu, **changes):
+        path = rundirectory.write(tmp_path, name, algorithms=("folb", "fedavg"), seeds=1, rounds=2, records=False)
+        return relabelled(path, parameters={"folb": {"mu": mu, "lr": 0.1}, "fedavg": {"lr": 0.1}}, **changes)
+
+    a, b = written("a", 0.1), written("b", 1.0)
+    assert labels([a, b]) == [["folb mu=0.1", "fedavg (a)"], ["folb mu=1", "fedavg (b)"]]
+    c = written("c", 0.1, draw=("draw = 0", "draw = 3"), target=("target = 0.7", "target = 0.8"))
+    assert labels([a, c]) == [["folb draw=0", "fedavg draw=0"], ["folb draw=3", "fedavg draw=3"]]
+    twin = directory.read(shutil.copytree(a.path, tmp_path / "elsewhere" / "a"))
+    assert labels([a, twin]) == [["folb (a 1)", "fedavg (a 1)"], ["folb (a 2)", "fedavg (a 2)"]]
+    together = payload.view([a, c])["together"]
+    assert together["target"] == 0.7 and together["unequal"] == [
+        "The runs have the targets 70 %, 80 %: here all are measured by one, at first 70 %."
+    ]
+    other = written("d", 0.1, data=('dataset = "synthetic_1_1"', 'dataset = "/tmp/mine.csv"'))
+    assert labels([a, other])[1][0] == "folb dataset=mine.csv"
+    assert payload.view([a, other])["together"]["unequal"] == [
+        "The runs are of different data: synthetic_1_1, mine.csv."
+    ]
+
+
+def test_why_samples_are_not_known(tmp_path):
+    plain = directory.read(rundirectory.write(tmp_path, "a", rounds=2, records=False))
+    gone = relabelled(
+        rundirectory.write(tmp_path, "b", rounds=2), data=('dataset = "synthetic_1_1"', 'dataset = "/no/such.csv"')
+    )
+    fewer = directory.read(rundirectory.write(tmp_path, "c", rounds=2, devices=20))
+    odd = relabelled(rundirectory.write(tmp_path, "d", rounds=2), draw=("draw = 0", "dra = 1"))
+    words = [held["missing"] for held in holdings([plain, gone, fewer, odd])]
+    assert words[0] == "the run did not record its devices" and "no such file" in words[1]
+    assert words[2] == "the data now have 30 devices, and the run had another number" and "dra" in words[3]
+    whole = holdings([directory.read(rundirectory.write(tmp_path, "e", rounds=2))])[0]
+    assert len(whole["labels"]) == 30
+    assert [sum(counts) for counts in whole["labels"]] == [
+        train + test for train, test in zip(whole["train"], whole["test"], strict=True)
+    ]
+
+
 def test_a_name_that_is_no_text(tmp_path):
     path = rundirectory.write(tmp_path, "run-\udcff", rounds=2)
     html = page.render(payload.view([directory.read(path)]) | {"title": path.name})
@@ -149,6 +206,7 @@ def test_policy_allows_this_script_and_this_style_and_nothing_else():
         "default-src": "'none'",
         "script-src": digest(re.search(r'<script type="module">(.*?)</script>', html, re.DOTALL)[1]),
         "style-src": digest(re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]),
+        "img-src": "blob:",  # pictures that the page makes
         "base-uri": "'none'",
         "form-action": "'none'",
     }

@@ -222,12 +222,13 @@ def _export(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from folb import atomic
+    from folb.experiments.holdings import holdings
     from folb.report import page, payload
     from folb.store import directory
 
-    stored = [directory.read(directory.find(name)) for name in dict.fromkeys(options.run)]
+    stored = [directory.read(path) for path in dict.fromkeys(directory.find(name) for name in options.run)]
     path = Path(options.output)
-    atomic.output(path, page.render(payload.view(stored)).encode())
+    atomic.output(path, page.render(payload.view(stored, holdings(stored))).encode())
     print(path)
     if options.figures:
         for name, drawn in _pictures(stored):

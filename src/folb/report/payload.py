@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from folb.report import words
 from folb.report.looks import looks
+from folb.report.together import together
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import EXPERIMENT, RunDirectory
@@ -22,24 +24,28 @@ UNMEASURED = "unmeasured"  # a loss, in the page's columns
 LOST, REJECTED, TIMES = 1, 2, 4  # in a flag byte: two bits, then the number of times drawn
 
 
-def view(stored: Sequence[RunDirectory]) -> dict[str, Any]:
-    """The document of a report on one or several run directories."""
+def view(stored: Sequence[RunDirectory], holdings: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The document of a report on run directories, with what the devices of each hold, if given."""
     room = ENTRIES
-    experiments = []
-    for one in stored:
+    experiments, runs = [], []
+    for n, one in enumerate(map(replace, stored)):  # a copy, whose lines are not kept
+        runs.append(one.runs())
         everything = columns(one, one.rounds()[0], range(len(one.environment["runs"])))
         chosen = _fitting(everything, one.environment["runs"], room)
         room -= sum(len(everything[i].devices) for i in chosen)
         experiments.append(
             described(one)
             | {
-                "table": table(one, one.runs()),
+                "table": table(one, runs[-1]),
                 "columns": [own.document(i in chosen) for i, own in enumerate(everything)],
                 "left_out": [i for i, own in enumerate(everything) if own.devices and i not in chosen],
+                "holdings": holdings[n] if holdings else None,
             }
         )
-    title = experiments[0]["title"] if len(experiments) == 1 else f"{len(experiments)} experiments"
-    return {"title": title, "experiments": experiments}
+    if len(experiments) == 1:
+        return {"title": experiments[0]["title"], "experiments": experiments}
+    title = f"{len(experiments)} experiments"
+    return {"title": title, "experiments": experiments, "together": together(stored, runs)}
 
 
 def _fitting(everything: Sequence[Columns], runs: Sequence[dict[str, Any]], room: int) -> set[int]:
@@ -63,6 +69,7 @@ class Columns:
     def __init__(self) -> None:
         self.rounds: list[int] = []
         self.bytes: list[int] = []
+        self.up: list[int] = []  # of these bytes
         self.seconds: list[float] = []
         self.evaluated: list[int] = []  # positions in `rounds`
         self.accuracy: list[float | None] = []
@@ -82,7 +89,8 @@ class Columns:
             self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
-        self.seconds.append(0.0 if line["seconds"] is None else round(line["seconds"], 3))
+        self.up.append(line["bytes_up"])
+        self.seconds.append(_short(line["seconds"]) or 0.0)
         self.trouble += [(line["round"], words) for words in trouble(line)]
         devices = line.get("devices", []) if records else []
         self.counts.append(len(devices))
@@ -99,7 +107,7 @@ class Columns:
 
     def document(self, records: bool) -> dict[str, Any]:
         """The columns, JSON-ready. The values of devices are packed."""
-        names = ("rounds", "bytes", "seconds", "evaluated", "accuracy", "loss")
+        names = ("rounds", "bytes", "up", "seconds", "evaluated", "accuracy", "loss")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         found["trouble"] = self.trouble[-TROUBLE:]
         if records:
@@ -122,8 +130,8 @@ def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Con
 
 
 def _short(value: float | None) -> float | None:
-    """Rounded to the digits of 32 bits."""
-    return None if value is None else float(f"{value:.7g}")
+    """The fewest digits that 32 bits are read from again."""
+    return None if value is None else float(str(np.float32(value)))
 
 
 def _packed(values: Sequence[float | None], kind: str) -> str:

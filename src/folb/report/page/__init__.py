@@ -15,7 +15,18 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("elements.js", "runs.js", "curves.js", "devices.js", "page.js")  # each uses what comes before it
+# each uses what comes before it
+SCRIPTS = (
+    "elements.js",
+    "address.js",
+    "downloads.js",
+    "runs.js",
+    "results.js",
+    "curves.js",
+    "device.js",
+    "devices.js",
+    "page.js",
+)
 
 
 def render(view: dict[str, Any], live: bool = False) -> str:
@@ -33,8 +44,9 @@ def render(view: dict[str, Any], live: bool = False) -> str:
 
 
 def policy(live: bool) -> str:
-    """The content-security policy: this script, this style, and for a live page its own server."""
+    """The content-security policy: this script, this style, pictures it made itself, and for a live page its server."""
     rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_style())}"]
+    rules.append("img-src blob:")  # to make a png of an svg
     return "; ".join([*rules, *(["connect-src 'self'"] if live else []), "base-uri 'none'", "form-action 'none'"])
 
 

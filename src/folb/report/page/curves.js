@@ -1,7 +1,10 @@
 // Accuracy and loss: median lines with bands over the seeds.
 
 const AXES = { round: "Rounds", mb: "MB up and down", seconds: "Simulated seconds" };
-const CROWD = 2000; // the most points of a curve that a chart draws
+const CROWD = 2; // the most points of a curve for each pixel of a chart's width
+const CROWDS = 60000; // the most points of the lines of single seeds, together
+const MANY = 7; // algorithms: with more, one button shows all, another none
+const READ = 12; // the most algorithms whose values stand at the cross-hair
 
 function swatch(style) {
   const line = s("line", { x1: 1, x2: 27, y1: 5, y2: 5, class: `line ${style}` });
@@ -10,11 +13,20 @@ function swatch(style) {
 
 /** One measure of all algorithms. `curves` has what both charts share, such as the axis. */
 class Chart {
-  constructor(curves, { measure, title, target = null, log = false, value }) {
-    Object.assign(this, { curves, measure, title, target, log, value });
+  constructor(curves, { measure, title, aimed = false, log = false, value }) {
+    Object.assign(this, { curves, measure, title, aimed, log, value });
     this.svg = s("svg", { tabindex: 0, role: "application", "aria-roledescription": "chart", class: "chart" });
     this.readout = h("div", { class: "readout", hidden: true });
-    this.node = h("figure", {}, h("figcaption", {}, title), h("div", { class: "plot" }, this.svg, this.readout));
+    const file = (kind, make) => {
+      const node = button(kind, async () => save(`${curves.name}-${measure}.${kind}`, await make()));
+      return fill(node, { "aria-label": `${title} as ${kind}` }, []);
+    };
+    const files = [
+      file("svg", () => new Blob([this.alone().text], { type: "image/svg+xml" })),
+      file("png", () => pixels(this.alone())),
+    ];
+    this.node = h("figure", {}, h("figcaption", {}, title, h("span", { class: "downloads" }, ...files)),
+      h("div", { class: "plot" }, this.svg, this.readout));
     const heard = (act) => (step) => {
       act(step);
       curves.say(this.readout.hidden ? "" : this.told());
@@ -36,6 +48,22 @@ class Chart {
     });
   }
 
+  /** The target on this chart's scale, if it has one. */
+  get target() {
+    return this.aimed ? 100 * this.curves.target : null;
+  }
+
+  /** The chart as a picture of its own. */
+  alone() {
+    const lines = [...this.svg.querySelectorAll(".line.median")];
+    const arms = this.shown.map(({ label }, i) => {
+      const { stroke, strokeWidth, strokeDasharray } = getComputedStyle(lines[i]);
+      const line = s("line", { stroke, "stroke-width": strokeWidth, "stroke-dasharray": strokeDasharray });
+      return { label, line };
+    });
+    return alone(this.svg, `${this.title}: ${this.curves.name}`, arms);
+  }
+
   /** The value of the horizontal axis at a point. */
   at({ x }) {
     const { left, right } = this.frame;
@@ -49,7 +77,7 @@ class Chart {
     const height = clamp(0.62 * this.width, 240, 380);
     const frame = (this.frame = { left: 50, right: this.width - 18, top: 10, bottom: height - 42 });
     const [low, high] = curves.domain();
-    this.shown = curves.shown().map((group) => ({ ...group, ...curves.band(group, this.measure) }));
+    this.shown = curves.shown().map((arm) => ({ ...arm, ...curves.band(arm, this.measure) }));
     const log = this.log && curves.log;
     const range = this.range(low, high, log);
     const y = scale(range, [frame.bottom, frame.top], log);
@@ -60,8 +88,9 @@ class Chart {
     const area = { x: frame.left, y: frame.top, width: frame.right - frame.left, height: frame.bottom - frame.top };
     const inside = s("g", { "clip-path": `url(#${clip})` });
     const aim = this.target > range[0] && this.target < range[1] ? this.aim(y(this.target)) : [];
-    const areas = this.shown.filter((group) => group.seeds > 1).map((group) => this.area(group, low, high));
-    const lines = this.shown.map((group) => this.line(group, low, high));
+    const several = this.shown.filter((arm) => arm.seeds > 1);
+    const areas = curves.seeds ? this.seeds(several, low, high) : several.map((arm) => this.area(arm, low, high));
+    const lines = this.shown.map((arm) => this.line(arm, low, high, "median"));
     inside.append(...areas, ...lines, ...aim);
     this.cross = s("g", { class: "cross" });
     this.selection = s("rect", { class: "selection", ...area, width: 0 });
@@ -75,7 +104,9 @@ class Chart {
   /** The values to make room for: those of the shown part, and the target if everything is shown. */
   range(from, to, log) {
     const values = this.target !== null && !this.curves.part ? [this.target] : [];
-    for (const { xs, low, high } of this.shown) {
+    const seeds = this.curves.seeds ? this.shown.flatMap(({ runs }) => runs) : [];
+    const alone = seeds.map(({ x, [this.measure]: own }) => ({ xs: x[this.curves.axis], low: own, high: own }));
+    for (const { xs, low, high } of [...this.shown, ...alone]) {
       for (let i = Math.max(0, last(xs, from)); i < xs.length && xs[i] <= to; i++) values.push(low[i], high[i]);
     }
     let [low, high] = [Infinity, -Infinity];
@@ -115,10 +146,10 @@ class Chart {
   }
 
   /** The points of a band to draw: those in sight and one more on each side, fewer where they are dense. */
-  points(xs, low, high) {
+  points(xs, low, high, most = CROWD * this.width) {
     const first = Math.max(0, last(xs, low));
     const end = Math.min(xs.length, last(xs, high) + 2);
-    const every = Math.ceil((end - first) / CROWD);
+    const every = Math.ceil((end - first) / most);
     const found = [];
     for (let i = first; i < end - 1; i += every) found.push(i);
     return end > first ? [...found, end - 1] : [];
@@ -128,14 +159,23 @@ class Chart {
     return `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`;
   }
 
-  line({ xs, middle, style }, low, high) {
+  line({ xs, middle, style }, low, high, kind, most) {
     let path = "";
     let pen = "M";
-    for (const i of this.points(xs, low, high)) {
+    for (const i of this.points(xs, low, high, most)) {
       if (Number.isFinite(middle[i])) path += pen + this.spot(xs[i], middle[i]);
       pen = Number.isFinite(middle[i]) ? "L" : "M";
     }
-    return s("path", { class: `line ${style}`, d: path });
+    return s("path", { class: `line ${kind} ${style}`, d: path });
+  }
+
+  /** A thin line for every seed of these arms; the more lines, the fewer points each has. */
+  seeds(arms, low, high) {
+    const count = arms.reduce((sum, { runs }) => sum + runs.length, 0);
+    const most = clamp(Math.floor(CROWDS / count), 100, CROWD * this.width);
+    return arms.flatMap(({ runs, style }) => runs.map((run) => {
+      return this.line({ xs: run.x[this.curves.axis], middle: run[this.measure], style }, low, high, "seed", most);
+    }));
   }
 
   area({ xs, low, high, style }, from, to) {
@@ -147,7 +187,7 @@ class Chart {
 
   described() {
     const ended = this.shown.filter(({ xs }) => xs.length);
-    const ends = ended.map(({ label, middle }) => `${label} is at ${this.value(middle.at(-1))}`);
+    const ends = ended.slice(0, READ).map(({ label, middle }) => `${label} is at ${this.value(middle.at(-1))}`);
     const what = `${this.title} by ${AXES[this.curves.axis].toLowerCase()}. ${ends.join(", ") || "No values yet"}.`;
     return `${what} Arrow keys read values, plus and minus zoom, Escape shows all. The results are in the table below.`;
   }
@@ -161,29 +201,33 @@ class Chart {
     if (this.readout.hidden) return;
     const x = this.x(at);
     this.cross.append(s("line", { x1: x, x2: x, y1: top, y2: bottom }));
-    const rows = this.values(at).map(({ style, label, low, middle, high, seeds }) => {
+    const values = this.values(at);
+    const rows = values.slice(0, READ).map(({ style, label, low, middle, high, seeds }) => {
       if (Number.isFinite(middle)) this.cross.append(s("circle", { class: style, cx: x, cy: this.y(middle), r: 3.5 }));
       const spread = seeds > 1 ? `${this.value(low)} – ${this.value(high)}` : "";
       return h("tr", {}, h("th", {}, swatch(style), label), h("td", {}, this.value(middle)), h("td", {}, spread));
     });
+    if (values.length > READ) rows.push(h("tr", {}, h("th", {}, `and ${whole(values.length - READ)} more`)));
     this.readout.replaceChildren(h("table", {}, h("caption", {}, this.curves.where()), h("tbody", {}, ...rows)));
     const width = this.readout.offsetWidth;
     this.readout.style.left = `${Math.max(0, x + 14 + width > this.width ? x - 14 - width : x + 14)}px`;
   }
 
-  /** The values of each algorithm at a value of the horizontal axis. */
+  /** The values of each algorithm at a value of the horizontal axis; if there are many, the best come first. */
   values(at) {
     const there = this.shown.filter(({ xs }) => xs.length && at >= xs[0] && at <= xs.at(-1));
-    return there.map(({ style, label, xs, low, middle, high, seeds }) => {
+    const found = there.map(({ style, label, xs, low, middle, high, seeds }) => {
       const i = last(xs, at);
       return { style, label, seeds, low: low[i], middle: middle[i], high: high[i] };
     });
+    const sign = this.aimed ? -1 : 1;
+    return found.length > READ ? found.sort((a, b) => sign * ascending(a.middle, b.middle)) : found;
   }
 
   /** The read-out, for screen readers. */
   told() {
-    const values = this.values(this.curves.at).map(({ label, middle }) => `${label} ${this.value(middle)}`);
-    return `${this.curves.where()}: ${values.join(", ")}`;
+    const values = this.values(this.curves.at).slice(0, READ);
+    return `${this.curves.where()}: ${values.map(({ label, middle }) => `${label} ${this.value(middle)}`).join(", ")}`;
   }
 
   select(from, to) {
@@ -194,71 +238,147 @@ class Chart {
   }
 }
 
-/** Both charts, their legend and their switches. */
+/** Algorithms with their runs, as curves and rows show them. Each run has a label and a style of folb.report.looks. */
+function armsOf(runs, labels, styles) {
+  const found = new Map();
+  runs.forEach((run, i) => {
+    if (!found.has(labels[i])) found.set(labels[i], { label: labels[i], runs: [], style: styles[i] });
+    found.get(labels[i]).runs.push(run);
+  });
+  return [...found.values()];
+}
+
+/** Both charts, their legend and their switches. `aim` is called when the target has moved. */
 class Curves {
+  keys = ["axis", "zoom", "hidden", "shown", "target", "seeds", "loss"];
   axis = "round";
   log = true;
+  seeds = false; // whether each seed has a line
   part = null; // the part of the axis that is shown; null: all
   at = null; // where the cross-hair is
   hidden = new Set();
   bands = new Map();
   xs = []; // the places on the axis where a shown algorithm has a value
 
-  constructor(experiment) {
-    this.id = experiment.id;
-    this.groups = [...new Set(experiment.runs.map((run) => run.algorithm))].map((label) => {
-      const runs = experiment.runs.filter((run) => run.algorithm === label);
-      return { label, style: runs[0].style, runs }; // the same as in pictures: folb.report.looks
-    });
+  constructor({ id, name, arms, target, aim }) {
+    Object.assign(this, { id, name, arms, target, aim, stored: target });
     const finite = (text) => (x) => (Number.isFinite(x) ? text(x) : Number.isNaN(x) ? "not measured" : "diverged");
-    const target = 100 * experiment.about.target;
     const percent = finite((x) => decimals(x, 1));
     this.charts = [
-      new Chart(this, { measure: "accuracy", title: "Test accuracy (%)", target, value: percent }),
+      new Chart(this, { measure: "accuracy", title: "Test accuracy (%)", aimed: true, value: percent }),
       new Chart(this, { measure: "loss", title: "Training loss", log: true, value: finite((x) => digits(x, 4)) }),
     ];
     this.heard = h("p", { class: "heard", role: "status" });
     this.all = button("Show all", () => this.zoom(null));
-    const seeds = `Lines are medians over ${experiment.seeds} seeds; bands show their range. `;
+    const counts = arms.map(({ runs }) => runs.length);
+    const most = Math.max(...counts);
+    const over = counts.every((count) => count === most) ? `${most} seeds` : "the seeds";
+    const median = `Lines are medians over ${over}; bands show their range, or thin lines the single seeds. `;
     const how = "Drag to zoom; double-click or Escape shows all. Arrow keys read values, + and − zoom.";
-    this.node = h("div", { class: "curves" }, this.legend(), this.switches(),
+    const kept = " The address keeps what is shown.";
+    this.node = h("div", { class: "curves" }, this.legend(), this.switches(most > 1),
       h("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)),
-      h("p", { class: "hint" }, (experiment.seeds > 1 ? seeds : "") + how), this.heard);
+      h("p", { class: "hint" }, (most > 1 ? median : "") + how + kept), this.heard);
     onResize(this.charts[0].node, () => this.charts[0].width, () => this.draw());
   }
 
   legend() {
-    const buttons = this.groups.map((group) => {
-      const node = button(swatch(group.style), () => {
-        if (!this.hidden.delete(group)) this.hidden.add(group);
-        node.setAttribute("aria-pressed", !this.hidden.has(group));
-        this.draw();
-      });
-      return fill(node, { "aria-pressed": "true" }, [group.label]);
+    this.buttons = this.arms.map((arm) => {
+      const turn = () => this.hidden.delete(arm) || this.hidden.add(arm);
+      return fill(button(swatch(arm.style), () => this.change(turn)), {}, [arm.label]);
     });
-    return h("div", { class: "legend", role: "group", "aria-label": "Algorithms shown" }, ...buttons);
+    const both = [["All", []], ["None", this.arms]].map(([text, hidden]) => {
+      return fill(button(text, () => this.change(() => (this.hidden = new Set(hidden)))), { class: "quick" }, []);
+    });
+    const quick = this.arms.length > MANY ? both : [];
+    return h("div", { class: "legend", role: "group", "aria-label": "Algorithms shown" }, ...this.buttons, ...quick);
   }
 
-  switches() {
-    const axes = choice("Horizontal axis", `axis-${this.id}`, AXES, (axis) => {
-      Object.assign(this, { axis, part: null, at: null });
-      this.draw();
+  switches(several) {
+    this.axes = choice("Horizontal axis", `axis-${this.id}`, AXES, (axis) => {
+      this.change(() => Object.assign(this, { axis, part: null, at: null }));
     });
-    const log = h("input", { type: "checkbox", checked: true });
-    log.addEventListener("change", () => {
-      this.log = log.checked;
-      this.draw();
+    const check = (key) => {
+      const box = h("input", { type: "checkbox", onchange: () => this.change(() => (this[key] = box.checked)) });
+      return box;
+    };
+    this.logBox = check("log");
+    this.seedsBox = check("seeds");
+    this.goal = h("input", { type: "number", min: 0, max: 100, step: "any", class: "goal", onchange: () => {
+      const found = share(this.goal.value);
+      this.change(() => (this.target = found ?? this.target));
+    } });
+    this.back = button("", () => this.change(() => (this.target = this.stored)));
+    const files = button("csv", () => save(`${this.name}-curves.csv`, csv(curvesRows(this.shown()))));
+    return h("div", { class: "controls" }, this.axes, h("label", {}, this.logBox, "Logarithmic loss"),
+      several ? h("label", {}, this.seedsBox, "Single seeds") : "",
+      h("span", { class: "aim" }, h("label", {}, "Target (%) ", this.goal), this.back), this.all,
+      fill(files, { "aria-label": "Curves as csv", class: "downloads" }, []));
+  }
+
+  /** Do something to what is shown, and show it. */
+  change(act) {
+    act();
+    this.draw();
+    address.write();
+  }
+
+  /** What is not as at first, for the address. */
+  told() {
+    const found = [];
+    if (this.axis !== "round") found.push(["axis", this.axis]);
+    if (this.part) found.push(["zoom", this.part.map((x) => Number(x.toPrecision(6))).join("_")]);
+    const few = this.hidden.size > this.arms.length / 2 ? "shown" : "hidden"; // the shorter list
+    for (const { label } of few === "shown" ? this.shown() : this.hidden) found.push([few, label]);
+    if (few === "shown" && !this.shown().length) found.push(["shown", ""]);
+    if (this.target !== this.stored) found.push(["target", percentage(this.target)]);
+    if (this.seeds) found.push(["seeds", "each"]);
+    if (!this.log) found.push(["loss", "linear"]);
+    return found;
+  }
+
+  /** Show what an address asks for; what does not fit is returned, and left as at first. */
+  follow(fields) {
+    const wrong = [];
+    const one = (key, first, take) => {
+      const text = fields.get(key)?.at(-1);
+      const found = text === undefined ? first : take(text);
+      if (found === undefined) wrong.push(`${key}=${text}`);
+      return found ?? first;
+    };
+    this.axis = one("axis", "round", (text) => (Object.hasOwn(AXES, text) ? text : undefined));
+    this.target = one("target", this.stored, (text) => share(text) ?? undefined);
+    this.seeds = one("seeds", false, (text) => (text === "each" ? true : undefined));
+    this.log = one("loss", true, (text) => (text === "linear" ? false : undefined));
+    const named = (key) => {
+      const labels = fields.get(key) ?? [];
+      const known = this.arms.filter(({ label }) => labels.includes(label));
+      const others = labels.filter((label) => label && !known.some((arm) => arm.label === label));
+      wrong.push(...others.map((label) => `${key}=${label}`));
+      return known;
+    };
+    const shown = named("shown");
+    const none = fields.get("shown")?.includes("");
+    this.hidden = new Set(shown.length || none ? this.arms.filter((arm) => !shown.includes(arm)) : named("hidden"));
+    this.measure();
+    const end = this.end();
+    this.part = one("zoom", null, (text) => {
+      const [from, to, ...rest] = text.split("_").map((word) => (word.trim() ? Number(word) : NaN));
+      const fits = !rest.length && from >= 0 && from < Math.min(to, end) && to < Infinity;
+      return fits ? this.within([from, to]) : undefined;
     });
-    return h("div", { class: "controls" }, axes, h("label", {}, log, "Logarithmic loss"), this.all);
+    this.at = null;
+    this.draw();
+    return wrong;
   }
 
   shown() {
-    return this.groups.filter((group) => !this.hidden.has(group));
+    return this.arms.filter((arm) => !this.hidden.has(arm));
   }
 
-  band(group, measure) {
-    const key = `${group.label}\n${this.axis}\n${measure}`;
-    if (!this.bands.has(key)) this.bands.set(key, band(group.runs, this.axis, measure));
+  band(arm, measure) {
+    const key = `${arm.label}\n${this.axis}\n${measure}`;
+    if (!this.bands.has(key)) this.bands.set(key, band(arm.runs, this.axis, measure));
     return this.bands.get(key);
   }
 
@@ -276,14 +396,15 @@ class Curves {
   }
 
   zoom(part) {
+    this.change(() => (this.part = part && this.within(part)));
+  }
+
+  /** A part of the axis that is neither too short nor beyond the end; null if it is all of it. */
+  within(part) {
     const end = this.end();
-    if (part) {
-      const length = clamp(part[1] - part[0], end / 1e4, end);
-      const from = clamp(part[0], 0, end - length);
-      part = length > 0.999 * end ? null : [from, from + length];
-    }
-    this.part = part;
-    this.draw();
+    const length = clamp(part[1] - part[0], end / 1e4, end);
+    const from = clamp(part[0], 0, end - length);
+    return length > 0.999 * end ? null : [from, from + length];
   }
 
   magnify(factor) {
@@ -316,11 +437,30 @@ class Curves {
     this.heard.textContent = text;
   }
 
+  /** Find the places on the axis. */
+  measure() {
+    this.xs = [...new Set(this.shown().flatMap((arm) => this.band(arm, "accuracy").xs))].sort(ascending);
+  }
+
   /** Draw again; read the data again if they have changed. */
   draw(changed = false) {
     if (changed) this.bands.clear();
-    this.xs = [...new Set(this.shown().flatMap((group) => this.band(group, "accuracy").xs))].sort(ascending);
+    this.measure();
     this.all.disabled = !this.part;
+    this.arms.forEach((arm, i) => this.buttons[i].setAttribute("aria-pressed", !this.hidden.has(arm)));
+    for (const input of this.axes.querySelectorAll("input")) input.checked = input.value === this.axis;
+    this.logBox.checked = this.log;
+    this.seedsBox.checked = this.seeds;
+    this.goal.value = percentage(this.target);
+    this.back.textContent = `Back to ${percentage(this.stored)} %`;
+    this.back.hidden = this.target === this.stored;
     for (const chart of this.charts) chart.draw();
+    this.aim(this.target);
   }
+}
+
+/** A share from a percentage in words, or null. */
+function share(text) {
+  const found = String(text).trim() ? Number(text) : NaN;
+  return found >= 0 && found <= 100 ? Number(found.toPrecision(6)) / 100 : null;
 }

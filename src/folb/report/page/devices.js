@@ -24,14 +24,15 @@ function between(stops, part) {
   return stops[i].map((from, channel) => from + (stops[i + 1][channel] - from) * (at - i));
 }
 
-/** Device by round in a canvas, in one pass over all records. */
+/** Device by round in a canvas, in one pass over all records. Only devices that were ever chosen have a line. */
 class HeatMap {
   measure = "weights";
-  part = null; // the rows and devices shown, as [from, end, from, end]; null: all
-  cell = null; // the [row, device] read out
+  part = null; // the rows and lines shown, as [from, end, from, end]; null: all
+  cell = null; // the [row, line] read out
+  known = []; // the devices, each with a line
+  lineOf = new Map();
 
-  constructor(count) {
-    this.count = count;
+  constructor(pick) {
     this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "heat map" });
     this.box = h("div", { class: "box", hidden: true });
     this.readout = h("p", { class: "value", role: "status" });
@@ -45,7 +46,9 @@ class HeatMap {
       hover: (point) => this.point(point && this.under(point)),
       drag: (from, to) => this.select(from, to),
       zoom: (from, to) => this.show(this.around(this.under(from), this.under(to))),
+      pick: (point) => pick(this.known[this.under(point)[1]]),
       keys: {
+        Enter: () => this.cell && pick(this.known[this.cell[1]]),
         ArrowLeft: (step) => this.step(-step, 0),
         ArrowRight: (step) => this.step(step, 0),
         ArrowUp: (step) => this.step(0, -step),
@@ -60,10 +63,16 @@ class HeatMap {
     onResize(this.node, () => this.width, () => this.draw());
   }
 
-  set(run) {
+  get count() {
+    return Math.max(1, this.known.length);
+  }
+
+  set(run, known) {
     if (run !== this.run) this.part = this.cell = null;
     this.run = run;
     this.records = run.unpacked();
+    this.known = known;
+    this.lineOf = new Map(known.map((device, line) => [device, line]));
     this.ends = {};
     this.draw();
   }
@@ -96,7 +105,7 @@ class HeatMap {
     this.legend(palette, end);
     this.all.disabled = !this.part;
     this.caption.textContent = `${MEASURES[this.measure]} by device and round: ${this.run.title}`;
-    const how = "Arrow keys move from cell to cell, plus and minus zoom, Escape shows all.";
+    const how = "Arrow keys move from cell to cell, Enter shows its device, plus and minus zoom, Escape shows all.";
     canvas.setAttribute("aria-label", `${this.caption.textContent}. ${how} Counts are in the table below.`);
     this.point(this.cell);
   }
@@ -113,7 +122,7 @@ class HeatMap {
       const left = Math.floor(((t - t0) * columns) / (t1 - t0));
       const right = Math.max(left + 1, Math.floor(((t + 1 - t0) * columns) / (t1 - t0)));
       for (let e = records.start[t]; e < records.start[t + 1]; e++) {
-        const d = devices[e];
+        const d = this.lineOf.get(devices[e]);
         if (d < d0 || d >= d1) continue;
         const top = Math.floor(((d - d0) * lines) / (d1 - d0));
         const bottom = Math.max(top + 1, Math.floor(((d + 1 - d0) * lines) / (d1 - d0)));
@@ -176,7 +185,8 @@ class HeatMap {
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (const { value, text } of marked(d0, d1 - d0, (bottom - top) / 40)) {
-      context.fillText(text, left - 7, top + (value - d0 + 0.5) * this.size[1]);
+      const name = this.known.length === this.known.at(-1) + 1 ? text : whole(this.known[value] ?? 0);
+      context.fillText(name, left - 7, top + (value - d0 + 0.5) * this.size[1]);
     }
     context.save();
     context.translate(9, (top + bottom) / 2);
@@ -196,9 +206,10 @@ class HeatMap {
     context.beginPath();
     for (let t = t0; t < t1; t++) {
       for (let e = start[t]; e < start[t + 1]; e++) {
-        if (devices[e] < d0 || devices[e] >= d1) continue;
+        const d = this.lineOf.get(devices[e]);
+        if (d < d0 || d >= d1) continue;
         const x = this.frame.left + (t - t0 + 0.5) * w;
-        const y = this.frame.top + (devices[e] - d0 + 0.5) * v;
+        const y = this.frame.top + (d - d0 + 0.5) * v;
         const stroke = (dy) => {
           context.moveTo(x - r, y - dy);
           context.lineTo(x + r, y + dy);
@@ -233,7 +244,7 @@ class HeatMap {
     const column = clamp(Math.floor((x - frame.left) * ratio), 0, columns - 1);
     const line = clamp(Math.floor((y - frame.top) * ratio), 0, lines - 1);
     const e = this.shown[line * columns + column];
-    if (e >= 0) return [last(records.start, e), records.devices[e]];
+    if (e >= 0) return [last(records.start, e), this.lineOf.get(records.devices[e])];
     return [t0 + Math.floor((column * (t1 - t0)) / columns), d0 + Math.floor((line * (d1 - d0)) / lines)];
   }
 
@@ -253,7 +264,8 @@ class HeatMap {
     Object.assign(this.box.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
   }
 
-  told(t, device) {
+  told(t, line) {
+    const device = this.known[line];
     const { start, devices, weights, gamma, flags } = this.records;
     const where = `Round ${whole(this.run.rounds[t] ?? 0)}, device ${device}:`;
     for (let e = start[t]; e < start[t + 1]; e++) {
@@ -311,17 +323,18 @@ class HeatMap {
   }
 }
 
-/** The heat map of a chosen run, and how often each device was chosen, lost, rejected and negated. */
+/** The heat map of a chosen run, how often each device was chosen, lost, rejected and negated, and a device alone. */
 class Devices {
+  keys = ["run", "device"];
   sorted = 1; // by this column
   rows = FEW;
+  device = null; // the one that is shown alone
 
   constructor(experiment) {
     this.experiment = experiment;
-    this.count = experiment.about.devices;
-    this.map = new HeatMap(this.count);
+    this.map = new HeatMap((device) => this.pick(device));
     const runs = experiment.recorded().map((i) => h("option", { value: i }, experiment.runs[i].title));
-    this.select = h("select", { onchange: () => experiment.choose(Number(this.select.value)) }, ...runs);
+    this.select = h("select", { onchange: () => this.choose(Number(this.select.value)) }, ...runs);
     const measure = choice("Colour", `measure-${experiment.id}`, MEASURES, (name) => {
       this.map.measure = name;
       this.map.draw();
@@ -332,18 +345,70 @@ class Devices {
     this.head = h("tr", {}, ...headings);
     this.body = h("tbody");
     this.more = button("", () => this.extend());
-    const caption = h("caption", {}, "Rounds in which each device was chosen, and what happened to it");
-    const table = h("table", { class: "counts" }, caption, h("thead", {}, this.head), this.body);
+    this.caption = h("caption");
+    this.alone = h("div", { class: "alone" });
+    const table = h("table", { class: "counts" }, this.caption, h("thead", {}, this.head), this.body);
     this.node = h("div", {},
       h("div", { class: "controls" }, h("label", {}, "Run ", this.select), measure, this.map.all),
-      this.map.node, scrolling("Counts for each device", table), this.more);
+      this.map.node, h("p", { class: "hint" }, "Click a cell, or a number below, to see a device alone."), this.alone,
+      scrolling("Counts for each device", table), this.more);
   }
 
   draw() {
     this.run = this.experiment.runs[Number(this.select.value)];
-    this.map.set(this.run);
-    this.counts = this.run.unpacked().counts(this.count);
+    this.counts = this.run.unpacked().counts();
+    this.map.set(this.run, this.counts.map(([device]) => device));
     this.tabulate();
+    this.single();
+  }
+
+  choose(i) {
+    this.select.value = i;
+    this.experiment.choose(i);
+    address.write();
+  }
+
+  /** Show one device alone; null: none. */
+  pick(device) {
+    this.device = device ?? null;
+    this.single();
+    address.write();
+  }
+
+  single() {
+    const shown = this.device !== null && this.counts.some(([device]) => device === this.device);
+    const panel = shown && devicePanel(this.run, this.device, this.experiment.about.holdings, () => this.pick(null));
+    const never = h("p", { class: "hint" }, `Device ${this.device} was not chosen in this run.`);
+    const held = this.alone.contains(document.activeElement);
+    this.alone.replaceChildren(panel || (this.device === null ? "" : never));
+    if (held) this.alone.querySelector("button")?.focus();
+  }
+
+  /** What is not as at first, for the address. */
+  told() {
+    const found = [];
+    if (this.select.selectedIndex > 0) found.push(["run", this.run.title]);
+    if (this.device !== null) found.push(["device", this.device]);
+    return found;
+  }
+
+  /** Show what an address asks for; what does not fit is returned. */
+  follow(fields) {
+    const wrong = [];
+    const [title, number] = ["run", "device"].map((key) => fields.get(key)?.at(-1));
+    const options = [...this.select.options];
+    const option = title === undefined ? options[0] : options.find(({ textContent }) => textContent === title);
+    if (!option) wrong.push(`run=${title}`);
+    const known = /^\d{1,9}$/.test(number ?? "") && Number(number) < this.experiment.about.devices;
+    const device = known ? Number(number) : null;
+    if (number !== undefined && device === null) wrong.push(`device=${number}`);
+    this.device = device;
+    const chosen = (option ?? options[0]).value;
+    const other = chosen !== this.select.value;
+    this.select.value = chosen;
+    if (other) this.experiment.choose(Number(chosen));
+    else this.single();
+    return wrong;
   }
 
   sort(column) {
@@ -352,7 +417,7 @@ class Devices {
   }
 
   extend() {
-    this.rows = this.rows === FEW ? this.count : FEW;
+    this.rows = this.rows === FEW ? Infinity : FEW;
     this.tabulate();
   }
 
@@ -367,10 +432,19 @@ class Devices {
       const bar = h("i", { class: "bar", "aria-hidden": "true" });
       bar.style.width = `${(8 * chosen) / most}rem`;
       const others = rest.map((count) => h("td", {}, whole(count)));
-      return h("tr", {}, h("th", { scope: "row" }, String(device)), h("td", {}, bar, whole(chosen)), ...others);
+      const open = fill(button(String(device), () => this.pick(device)), { class: "plain" }, []);
+      return h("tr", {}, h("th", { scope: "row" }, open), h("td", {}, bar, whole(chosen)), ...others);
     });
+    const at = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
     this.body.replaceChildren(...rows);
-    this.more.hidden = this.count <= FEW;
-    this.more.textContent = this.rows === FEW ? `Show all ${whole(this.count)} devices` : `Show the first ${FEW}`;
+    if (at) [...this.body.querySelectorAll("button")].find((node) => node.textContent === at)?.focus();
+    const { devices } = this.experiment.about;
+    const never = devices - this.counts.length;
+    const absent = `. ${whole(never)} of ${whole(devices)} were never chosen, and are not shown`;
+    const what = "Rounds in which each device was chosen, and what happened to it";
+    this.caption.textContent = what + (never > 0 ? absent : "");
+    this.more.hidden = this.counts.length <= FEW;
+    const all = `Show all ${whole(this.counts.length)} devices`;
+    this.more.textContent = this.rows === FEW ? all : `Show the first ${FEW}`;
   }
 }

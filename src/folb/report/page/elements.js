@@ -84,9 +84,10 @@ const pairs = (entries) => h("dl", {}, ...entries.flatMap(([term, text]) => [h("
 
 /**
  * Pointer and keyboard on a drawing. `place` makes points from events. `hover` gets a point or null, `drag` gets two
- * points while the user chooses a part, and `zoom` gets two at the end. `keys` has an action for each key.
+ * points while the user chooses a part, and `zoom` gets two at the end. `pick` gets the point of a click. `keys` has an
+ * action for each key.
  */
-function interact(node, { place, hover, drag, zoom, keys }) {
+function interact(node, { place, hover, drag, zoom, pick = () => {}, keys }) {
   let from = null;
   const release = (event) => {
     const began = from;
@@ -95,7 +96,10 @@ function interact(node, { place, hover, drag, zoom, keys }) {
     if (!began) return;
     const to = place(event);
     if (Math.hypot(to.x - began.x, to.y - began.y) > 5) zoom(began, to);
-    else hover(to);
+    else {
+      hover(to);
+      pick(to);
+    }
   };
   node.addEventListener("pointerdown", (event) => {
     if (event.button) return;

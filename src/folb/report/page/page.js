@@ -6,15 +6,20 @@ const POLL_LIST = 2000;
 class Experiment {
   devices = null;
 
-  /** `ask` fetches the records of a chosen run, if they are not all here already. */
-  constructor(id, about, ask = null) {
-    Object.assign(this, { id, about, ask });
-    this.runs = about.runs.map((run) => new Run(run));
+  /**
+   * `ask` fetches the records of a chosen run, if they are not all here already. `prefix` tells its part of the address
+   * from those of other experiments.
+   */
+  constructor(id, about, prefix = "", ask = null) {
+    Object.assign(this, { id, about, prefix, ask });
+    this.runs = about.runs.map((run) => new Run(run, about.name));
     this.seeds = new Set(this.runs.map((run) => run.seed)).size;
-    this.curves = new Curves(this);
+    const arms = armsOf(this.runs, this.runs.map((run) => run.algorithm), this.runs.map((run) => run.style));
+    this.curves = new Curves({ id, name: about.name, arms, target: about.target, aim: () => this.tabulate() });
+    address.add(prefix, this.curves);
     this.state = h("span", { class: "state" });
     this.progress = h("progress", { "aria-label": "Rounds done" });
-    this.results = scrolling("Results");
+    this.results = new Results("Results");
     this.place = h("div");
     this.trouble = h("div");
     this.again = h("div");
@@ -31,7 +36,7 @@ class Experiment {
         about.note ? h("p", { class: "note" }, `The data: ${about.note}`) : "",
         pairs(about.facts)),
       section("Curves", this.curves.node),
-      section("Results", this.results),
+      section("Results", this.results.node),
       section("Devices", this.place, this.trouble),
       section("Configuration", h("pre", { class: "toml", "aria-label": "experiment.toml" }, ...blocks),
         h("details", {}, h("summary", {}, "Environment"), pairs(about.environment))),
@@ -61,7 +66,6 @@ class Experiment {
     this.state.textContent = about.state + (done < all ? `, ${whole(done)} of ${whole(all)} rounds` : "");
     Object.assign(this.progress, { max: all, value: done, hidden: about.state !== "running" });
     this.curves.draw(true);
-    this.results.replaceChildren(this.table());
     this.again.replaceChildren(...about.again.flatMap(([text, command]) => [h("p", {}, text), h("pre", {}, command)]));
     this.trouble.replaceChildren(this.wentWrong());
     if (!this.devices) this.furnish();
@@ -79,21 +83,35 @@ class Experiment {
   furnish() {
     const missing = (this.about.left_out ?? []).map((i) => this.runs[i].title).join("; ");
     const without = h("p", {}, "The run did not record its devices: use ", h("code", {}, "--records"), " for that.");
-    if (this.about.records && this.recorded().length) this.devices = new Devices(this);
+    if (this.about.records && this.recorded().length) address.add(this.prefix, (this.devices = new Devices(this)));
     this.place.replaceChildren(this.devices?.node ?? (this.about.records ? "" : without));
     if (missing) this.place.append(h("p", { class: "hint" }, `Not shown, to keep this page small: ${missing}.`));
   }
 
-  table() {
-    const { headings, rows } = this.about.table;
-    if (!rows.length) return h("p", {}, "No round has been evaluated yet.");
-    const how = this.seeds > 1 ? `Values to the target, and held from, are medians over ${this.seeds} seeds; all others are means.` : "One seed.";
-    const held = " Held from: the first round from which five evaluations in a row have a mean of at least the target.";
-    const soFar = this.about.state === "finished" ? "" : " The run is not finished.";
-    const cell = (text, i) => (i ? h("td", {}, text) : h("th", { scope: "row" }, text));
-    return h("table", { class: "results" }, h("caption", {}, how + held + soFar),
-      h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map(cell)))));
+  tabulate() {
+    const { about, curves } = this;
+    const medians = `Values to the target, and held from, are medians over ${this.seeds} seeds; all others are means.`;
+    const how = this.seeds > 1 ? medians : "One seed.";
+    const soFar = about.state === "finished" ? "" : " The run is not finished.";
+    this.results.show(about.table, curves, how + HELD_FROM + soFar);
+  }
+}
+
+/** Curves and rows of several experiments in one place. */
+class Together {
+  constructor(experiments, { labels, styles, table, target, unequal }) {
+    const runs = experiments.flatMap((experiment) => experiment.runs);
+    this.results = new Results("Results of all runs");
+    const said = `Values to the target, and held from, are medians over the seeds; all others are means.${HELD_FROM}`;
+    const aim = () => this.results.show(table, this.curves, said);
+    const arms = armsOf(runs, labels.flat(), styles.flat());
+    this.curves = new Curves({ id: "together", name: "runs", arms, target, aim });
+    address.add("", this.curves);
+    this.node = h("article", { id: "together", class: "together" },
+      h("h2", {}, "Together"),
+      ...unequal.map((text) => h("p", { class: "note" }, text)),
+      h("section", {}, h("h3", {}, "Curves"), this.curves.node),
+      h("section", {}, h("h3", {}, "Results"), this.results.node));
   }
 }
 
@@ -144,10 +162,11 @@ async function followList(runs, show, status) {
 }
 
 /** Ask the server again and again for news; the server and the run may go away and come back. */
-async function follow(address, show, status) {
+async function follow(source, show, status) {
   let experiment = null;
   let cursor = "";
   let chosen = 0;
+  let unread = true; // the address
   const ask = (i) => {
     chosen = i;
     cursor = ""; // from the beginning, with the records of another run
@@ -158,7 +177,7 @@ async function follow(address, show, status) {
     let pause = POLL;
     try {
       const query = new URLSearchParams({ after: cursor, records });
-      const response = await fetch(`${address}?${query}`, { signal: AbortSignal.timeout(60000) });
+      const response = await fetch(`${source}?${query}`, { signal: AbortSignal.timeout(60000) });
       if (response.ok) news = await response.json();
       status.textContent = response.ok ? "" : "waiting for the run";
     } catch {
@@ -167,11 +186,16 @@ async function follow(address, show, status) {
     if (news && records === chosen) {
       const { about } = news;
       const changed = about.state !== experiment?.about.state || news.columns.some((own) => own.rounds.length);
-      if (about.identity !== experiment?.about.identity) show((experiment = new Experiment(0, about, ask)));
-      else if (news.fresh) for (const run of experiment.runs) run.clear();
+      if (about.identity !== experiment?.about.identity) {
+        address.parts = [];
+        show((experiment = new Experiment(0, about, "", ask)));
+        unread = true;
+      } else if (news.fresh) for (const run of experiment.runs) run.clear();
       experiment.append(news.columns);
       if (changed || news.fresh) experiment.draw(about);
       cursor = news.cursor;
+      if (unread && !news.more) address.read(); // once all of it is here, so that all of it fits
+      unread &&= news.more;
       if (news.more) pause = 0; // a long run comes in pieces
     }
     await new Promise((done) => setTimeout(done, pause));
@@ -185,6 +209,7 @@ function begin(view) {
   const colours = theme(() => shown.forEach((experiment) => experiment.devices?.draw()));
   const home = view.home ? h("a", { href: view.home }, "All runs") : "";
   document.body.append(h("div", { class: "top" }, h("span", { class: "brand" }, "folb"), home, status, colours), main);
+  main.before(address.notice);
   if (view.list) {
     const place = h("div", {}, list(view.list));
     main.append(h("h1", {}, view.title), place);
@@ -208,12 +233,16 @@ function begin(view) {
     };
     if (several) main.append(h("h1", {}, view.title), h("nav", {}, h("ul", {}, ...view.experiments.map(entry))));
     view.experiments.forEach((about, i) => {
-      const experiment = new Experiment(i, about);
+      const experiment = new Experiment(i, about, several ? `${i + 1}.` : "");
       shown.push(experiment);
-      main.append(experiment.node(several ? 2 : 1));
       experiment.append(about.columns);
-      experiment.draw();
     });
+    const together = several ? new Together(shown, view.together) : null;
+    if (together) main.append(together.node);
+    main.append(...shown.map((experiment) => experiment.node(several ? 2 : 1)));
+    together?.curves.draw();
+    for (const experiment of shown) experiment.draw();
+    address.read();
   }
 }
 

@@ -1,13 +1,14 @@
-// The data: a run's rounds, what its devices did in them, and the band of several runs.
+// The data: a run's rounds, when it reaches a target, what its devices did, and the band of several runs.
 
 const LOST = 1; // bits of the flags of folb.report.payload
 const REJECTED = 2;
 const TIMES = 4;
+const HELD = 5; // as in folb.results.run: a target is held if the mean of so many evaluations is at least the target
 
-/** One algorithm with one seed; `x`, `accuracy` and `loss` have a value for each evaluated round. */
+/** One algorithm with one seed; `x`, `share`, `accuracy` and `loss` have a value for each evaluated round. */
 class Run {
-  constructor({ algorithm, seed, style }) {
-    Object.assign(this, { algorithm, seed, style });
+  constructor({ algorithm, seed, style }, directory) {
+    Object.assign(this, { algorithm, seed, style, directory });
     this.clear();
   }
 
@@ -18,29 +19,33 @@ class Run {
   clear() {
     this.rounds = [];
     this.x = { round: [], mb: [], seconds: [] };
-    this.accuracy = [];
+    this.share = []; // test accuracy in single precision, as the simulator has it
+    this.accuracy = []; // in per cent
     this.loss = [];
     this.bytes = 0;
+    this.up = 0; // of these bytes
     this.seconds = 0;
     this.trouble = []; // what went wrong on real devices: a round and words
     this.packed = []; // records
     this.records = null; // unpacked on first use
   }
 
-  append({ rounds, bytes, seconds, evaluated, accuracy, loss, records, trouble = [] }) {
+  append({ rounds, bytes, up, seconds, evaluated, accuracy, loss, records, trouble = [] }) {
     this.trouble.push(...trouble);
     let next = 0;
     rounds.forEach((round, i) => {
       this.rounds.push(round);
       this.bytes += bytes[i];
-      this.seconds += seconds[i];
+      this.up += up[i];
+      this.seconds += Math.fround(seconds[i]);
       if (evaluated[next] !== i) return;
       this.x.round.push(round);
       this.x.mb.push(this.bytes / 1e6);
       this.x.seconds.push(this.seconds);
-      this.accuracy.push(accuracy[next] === null ? -Infinity : 100 * accuracy[next]);
       // a diverged value is worse than any other
-      this.loss.push(loss[next] === "unmeasured" ? NaN : loss[next] ?? Infinity);
+      this.share.push(accuracy[next] === null ? -Infinity : Math.fround(accuracy[next]));
+      this.accuracy.push(100 * this.share.at(-1));
+      this.loss.push(loss[next] === "unmeasured" ? NaN : loss[next] === null ? Infinity : Math.fround(loss[next]));
       next++;
     });
     if (records) this.packed.push(records);
@@ -50,11 +55,27 @@ class Run {
     this.records ??= new Records();
     return this.records.take(this.packed);
   }
+
+  /** When the run reaches the target, and from which round it holds it; null where it never does. */
+  arrival(target) {
+    const aim = Math.fround(target);
+    const i = this.share.findIndex((share) => share >= aim);
+    const mean = (at) => Math.fround(this.share.slice(at, at + HELD).reduce((sum, share) => sum + share, 0) / HELD);
+    const held = this.share.findIndex((_, at) => at + HELD <= this.share.length && mean(at) >= aim);
+    const there = (values, at) => (at < 0 ? null : values[at]);
+    return {
+      rounds: there(this.x.round, i),
+      held: there(this.x.round, held),
+      mb: there(this.x.mb, i),
+      seconds: there(this.x.seconds, i),
+    };
+  }
 }
 
 /**
  * Over the seeds of an algorithm, the least, median and greatest value at every x where a seed was evaluated.
- * A seed keeps its value until its next evaluation. The band ends where the first seed ends.
+ * A seed keeps its value until its next evaluation. The band ends where the first seed ends. Of very many places, as
+ * by seconds, it has some.
  */
 function band(runs, axis, measure) {
   const begun = runs.filter((run) => run.rounds.length && run.x[axis].length);
@@ -62,7 +83,10 @@ function band(runs, axis, measure) {
   if (!begun.length) return found;
   const from = Math.max(...begun.map((run) => run.x[axis][0]));
   const to = Math.min(...begun.map((run) => run.x[axis].at(-1)));
-  found.xs = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
+  const all = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
+  // seeds that share no place have as many together as one of them has, counted from the end
+  const every = Math.floor(all.length / Math.max(...begun.map((run) => run.x[axis].length))) || 1;
+  found.xs = all.filter((_, i) => (all.length - 1 - i) % every === 0);
   const at = begun.map(() => 0);
   const half = (begun.length - 1) / 2;
   for (const x of found.xs) {
@@ -112,15 +136,29 @@ class Records {
     return this;
   }
 
-  /** For each device its number, and how often it was chosen, lost, rejected and negated. */
-  counts(devices) {
-    const found = Array.from({ length: devices }, (_, device) => [device, 0, 0, 0, 0]);
+  /** For each device that was chosen: its number, and how often it was chosen, lost, rejected and negated. */
+  counts() {
+    const found = new Map();
     for (let e = 0; e < this.size; e++) {
-      const row = found[this.devices[e]];
+      const device = this.devices[e];
+      let row = found.get(device);
+      if (!row) found.set(device, (row = [device, 0, 0, 0, 0]));
       row[1]++;
       if (this.flags[e] & LOST) row[2]++;
       if (this.flags[e] & REJECTED) row[3]++;
       if (this.weights[e] < 0) row[4]++;
+    }
+    return [...found.values()].sort((a, b) => a[0] - b[0]);
+  }
+
+  /** What one device did, in the rounds in which it was chosen: the row, its weight, gamma and flags. */
+  of(device) {
+    const found = [];
+    for (let t = 0; t + 1 < this.start.length; t++) {
+      for (let e = this.start[t]; e < this.start[t + 1]; e++) {
+        if (this.devices[e] !== device) continue;
+        found.push({ t, weight: this.weights[e], gamma: this.gamma[e], flags: this.flags[e] });
+      }
     }
     return found;
   }

@@ -1,0 +1,63 @@
+"""What the devices of a run hold: their samples and labels, counted in the data that the run names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from folb import data
+from folb.data.federation import Federation
+from folb.errors import InputError
+from folb.experiments.settings import read, settings
+from folb.store.directory import RunDirectory
+
+CELLS = 2_000_000  # the most counts in a report, of devices by labels
+
+
+def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
+    """For each run directory the devices' samples and labels, or in words why they are missing.
+
+    Only runs that recorded their devices need them. The same data are loaded once.
+    """
+    known: dict[str, dict[str, Any]] = {}
+    found = []
+    for one in stored:
+        if not one.experiment["records"]:
+            found.append({"missing": "the run did not record its devices"})
+            continue
+        key = json.dumps([*_choice(one), one.environment["devices"]], default=str)
+        if key not in known:
+            known[key] = _counted(one)
+        found.append(known[key])
+    return found
+
+
+def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
+    """The dataset and its settings."""
+    name = stored.experiment["dataset"]
+    given = stored.experiment.get("set", {}).get(name, {})
+    return name, given if isinstance(given, dict) else {}
+
+
+def _counted(stored: RunDirectory) -> dict[str, Any]:
+    name, given = _choice(stored)
+    try:
+        known = settings(data.constructor(name))
+        federation = data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
+    except (InputError, TypeError, ValueError, MemoryError) as error:  # the settings are a file's, and unchecked
+        return {"missing": str(error) or type(error).__name__}
+    if stored.environment["devices"] != federation.N:
+        return {"missing": f"the data now have {federation.N:,} devices, and the run had another number"}
+    if federation.N * federation.classes > CELLS:
+        return {"missing": f"they would take too much room: {federation.N:,} devices, {federation.classes:,} labels"}
+    return counted(federation)
+
+
+def counted(federation: Federation) -> dict[str, Any]:
+    """For each device, its samples to train and to test on, and of each label."""
+    return {
+        "train": federation.train.size.tolist(),
+        "test": federation.test.size.tolist(),
+        "labels": federation.labels().tolist(),
+    }

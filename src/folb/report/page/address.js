@@ -1,0 +1,78 @@
+// What is shown, in the part of the address after "#": a copied link shows the same.
+
+const PAUSE = 400; // milliseconds between two writes: browsers refuse too many
+
+/**
+ * The address of this page. A part of the page has `told`, which gives pairs of keys and values, and `follow`, which
+ * gets values by key, takes what fits and returns what does not. Keys of the same name are told apart by a prefix.
+ */
+class Address {
+  parts = [];
+  timer = null;
+
+  constructor() {
+    this.notice = h("p", { class: "misfit", role: "status", hidden: true });
+    addEventListener("hashchange", () => {
+      if (this.fields().size || location.hash.length < 2) this.read();
+      else this.write(); // a link within the page: what is shown stays in the address
+    });
+  }
+
+  add(prefix, part) {
+    this.parts.push({ prefix, part });
+  }
+
+  get anchor() {
+    const first = location.hash.slice(1).split("&")[0];
+    return first.includes("=") ? "" : first;
+  }
+
+  /** Values by key. */
+  fields() {
+    const found = new Map();
+    for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
+      if (key !== this.anchor) found.set(key, [...(found.get(key) ?? []), value]);
+    }
+    return found;
+  }
+
+  /** Show what the address asks for, as far as it fits, and say what does not. */
+  read() {
+    const left = this.fields();
+    const wrong = [];
+    for (const { prefix, part } of this.parts) {
+      const own = new Map();
+      for (const key of part.keys) {
+        if (left.has(prefix + key)) own.set(key, left.get(prefix + key));
+        left.delete(prefix + key);
+      }
+      // a part that is as at first, and of which nothing is asked, need not be drawn again
+      if (own.size || part.told().length) wrong.push(...part.follow(own).map((text) => prefix + text));
+    }
+    const place = this.anchor && document.getElementById(this.anchor);
+    if (this.anchor && !place) wrong.push(this.anchor);
+    for (const [key, values] of left) wrong.push(...values.map((value) => `${key}=${value}`));
+    this.notice.hidden = !wrong.length;
+    const shown = wrong.slice(0, 10).map((text) => (text.length > 80 ? `${text.slice(0, 80)}…` : text));
+    const more = wrong.length > 10 ? `, and ${whole(wrong.length - 10)} more` : "";
+    const why = "This link asks for what is not here. The rest is shown.";
+    this.notice.textContent = `${why} Left out: ${shown.join(", ")}${more}.`;
+    if (place) place.scrollIntoView();
+  }
+
+  /** Note what is shown now, soon. */
+  write() {
+    this.timer ??= setTimeout(() => {
+      this.timer = null;
+      const told = new URLSearchParams();
+      for (const { prefix, part } of this.parts) {
+        for (const [key, value] of part.told()) told.append(prefix + key, value);
+      }
+      const text = [this.anchor, told.toString()].filter((piece) => piece).join("&");
+      if (text === location.hash.slice(1)) return;
+      history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+    }, PAUSE);
+  }
+}
+
+const address = new Address();
