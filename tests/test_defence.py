@@ -197,6 +197,8 @@ def written(path, **changes):
         ({"seed": [0]}, [], "key of dataset = 'seed': did you mean 'seeds'"),
         ({"title": None}, [], "missing 1 required positional argument: 'title'"),
         ({}, ["--shares", "30"], "shares = '30': should be some of 0, 20"),
+        ({}, ["--shares", "20,30"], "shares = '20,30': should be some of 0, 20"),
+        ({}, ["--shares", ","], "shares = ',': should be some of 0, 20"),
         ({}, ["--shares", "x"], "shares = 'x': should be percents, such as 0,20"),
         ({}, ["--rules", "medain"], "rules = 'medain': should fit one of mean, median"),
         ({}, ["--only", "mnist"], "only = 'mnist': should fit one of t"),

@@ -2,6 +2,8 @@
 
 import pytest
 
+from folb import algorithms
+from folb.core.selection import SAMPLINGS
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 
@@ -42,3 +44,11 @@ def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
     (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
     again = plan(from_toml(tmp_path / "experiment.toml"))
     assert again.differs == first.differs == "rounds=7 sizes=20,30 lr=0.5 server=adam"
+
+
+def test_on_flower_only_what_a_file_can_hold_is_told():
+    pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+    from folb.flower.run_directory import RunSettings
+
+    made = algorithms.fedavg(K=3, sampling=SAMPLINGS["uniform"])  # its text would have an address
+    assert RunSettings(made, None, 0, "uniform", 5, "d", "m", 0.7).differs() == "algorithms=fedavg rounds=5 K=3"

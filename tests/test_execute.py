@@ -200,11 +200,12 @@ def test_the_results_that_again_replaces_stay_until_the_new_ones_are_there(plann
     def fails(*args):
         raise MemoryError
 
-    with monkeypatch.context() as patch:  # before the first round: nothing has happened
-        patch.setattr(execute.Simulation, "run", fails)
-        with pytest.raises(MemoryError):
-            execute.carry_out(planned, directory=path, again=True)
-    assert content(path) == content(whole)
+    for place, name in ((execute.Simulation, "run"), (execute, "about_model")):
+        with monkeypatch.context() as patch:  # before the first round: nothing has happened
+            patch.setattr(place, name, fails)
+            with pytest.raises(MemoryError):
+                execute.carry_out(planned, directory=path, again=True)
+        assert content(path) == content(whole)
     with pytest.raises(MemoryError):  # after some rounds: both are there
         execute.carry_out(planned, directory=path, again=True, observe=fails)
     assert content(path / "replaced") == content(whole) and (path / "rounds.jsonl").stat().st_size

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from folb import npz
 from folb.data import cache, fetch, source_files
 from folb.data.fetch import Source
 from folb.errors import InputError
@@ -124,18 +125,18 @@ def test_a_missing_file_is_an_input_error(data):
 
 def test_arrays_reads_what_is_named(data):
     np.savez(data / "x.npz", a=np.arange(3), b=np.eye(2))
-    found = source_files.arrays(data / "x.npz", ("b", "a"), limit=10_000)
+    found = npz.arrays(data / "x.npz", ("b", "a"), limit=10_000)
     assert list(found) == ["b", "a"] and found["a"].tolist() == [0, 1, 2]
     with pytest.raises(InputError, match=r"x.npz: c = None: is missing"):
-        source_files.arrays(data / "x.npz", ("a", "c"), limit=10_000)
+        npz.arrays(data / "x.npz", ("a", "c"), limit=10_000)
     with pytest.raises(InputError, match=r"bytes = \d+: should be at most 100"):
-        source_files.arrays(data / "x.npz", ("a",), limit=100)
+        npz.arrays(data / "x.npz", ("a",), limit=100)
 
 
 def test_arrays_never_unpickles(data):
     np.savez(data / "x.npz", a=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="allow_pickle"):
-        source_files.arrays(data / "x.npz", ("a",), limit=10_000)
+        npz.arrays(data / "x.npz", ("a",), limit=10_000)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 100, 300])
@@ -143,7 +144,7 @@ def test_a_cut_npz_is_an_input_error(data, cut):
     np.savez(data / "x.npz", a=np.arange(30))
     (data / "x.npz").write_bytes((data / "x.npz").read_bytes()[:cut])
     with pytest.raises(InputError, match=r"x\.npz"):
-        source_files.arrays(data / "x.npz", ("a",), limit=10_000)
+        npz.arrays(data / "x.npz", ("a",), limit=10_000)
 
 
 def test_an_npz_whose_header_does_not_end(data):
@@ -151,7 +152,7 @@ def test_an_npz_whose_header_does_not_end(data):
     with zipfile.ZipFile(data / "x.npz", "w") as packed:
         packed.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
     with pytest.raises(InputError, match=r"a = .*should be an undamaged .npz"):
-        source_files.arrays(data / "x.npz", ("a",), limit=10_000)
+        npz.arrays(data / "x.npz", ("a",), limit=10_000)
 
 
 # archives

@@ -107,7 +107,7 @@ def test_it_is_what_results_json_has_a_hash_of(whole):
 def test_a_model_of_folb_s_own(federation):
     stored = folb.execute(FIELDS | {"algorithms": ["fedavg"], "seeds": 1, "model": "mlp", "set": {"first": 4, "K": 2}})
     model = folb.load_model(stored)
-    assert (model.algorithm, model.seed, model.classes) == ("fedavg", 0, tuple(range(10)))
+    assert (model.algorithm, model.seed, model.classes) == ("fedavg", 0, range(10))
     assert model.params["first"]["weight"].shape == (60, 4)
     assert model.predict(federation.test.x[:0]).shape == (0,) and model.predict(federation.test.x[:1]).shape == (1,)
     many = np.tile(federation.test.x, (40, 1))[:1000]  # more than a block, and a last one that is not full

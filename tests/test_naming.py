@@ -123,7 +123,7 @@ def test_what_someone_wrote_into_the_file_reaches_no_terminal(capsys):
 
 def test_the_time_has_a_zone(capsys):
     said(capsys, "compare", *TINY)
-    assert "started (UTC)" in said(capsys, "runs") and " UTC" in said(capsys, "show", "last")
+    assert "started, UTC" in said(capsys, "runs") and " UTC" in said(capsys, "show", "last")
     assert folb.read("last").started.endswith(" UTC")
 
 

@@ -47,7 +47,7 @@ def test_a_new_dataset_runs_as_printed(capsys, tmp_path):
 
 def test_a_new_flower_app_is_the_example(capsys, tmp_path):
     files, (command,) = started(capsys, "flower", tmp_path / "app")
-    assert command.startswith(f"flwr run {tmp_path / 'app'} --stream")
+    assert command.startswith(f"flwr run {tmp_path / 'app'} local --stream")
     names = sorted(os.listdir(tmp_path / "app"))
     assert names == ["device.py", "pyproject.toml", "server.py"] and len(files) == 3
     for name in names:

@@ -41,12 +41,11 @@ def _defend(options: argparse.Namespace) -> None:
     else:
         datasets = chosen(everywhere, options.only or ["*"], "only")
         rules = chosen(everyone, (options.rules or "*").split(","), "rules")
+        shares, known = _shares(options.shares), {0, *(share for one in datasets for share in one.shares)}
+        if shares is not None and (not shares or not known.issuperset(shares)):
+            raise InputError("shares", options.shares, f"should be some of {', '.join(map(str, sorted(known)))}")
         common.use_compilation_cache()
-        wanted = opponents.battles(datasets, rules, _shares(options.shares))
-        if not wanted:
-            known = ", ".join(sorted({str(share) for one in datasets for share in one.shares}))
-            raise InputError("shares", options.shares, f"should be some of 0, {known}")
-        defence.carry_out(wanted, home, completing(options), tell)
+        defence.carry_out(opponents.battles(datasets, rules, shares), home, completing(options), tell)
     found = Losses(everywhere, everyone, home)
     defence_pages.write(found, home)
     if options.json:

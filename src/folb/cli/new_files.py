@@ -34,7 +34,7 @@ KINDS = {
     ),
     "flower": Starter(
         tuple(APP / name for name in ("device.py", "server.py", "pyproject.toml")),
-        ('flwr run {} --stream --federation-config "num-supernodes=4 client-resources-num-cpus=1"',),
+        ('flwr run {} local --stream --federation-config "num-supernodes=4 client-resources-num-cpus=1"',),
     ),
 }
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from folb import npz
 from folb.data import leaf, source_files
 from folb.data import partition as partitions
 from folb.data.cache import cached
@@ -190,7 +191,7 @@ def _decoded(where: str, pngs: list[bytes]) -> NDArray:
 def _read_npz(paths: list[Path]) -> list[Images]:
     (path,) = paths
     names = ("images", "labels", "writer", "writer_ids", "split")
-    x, y, writer, ids, split = source_files.arrays(path, names, limit=LIMIT).values()
+    x, y, writer, ids, split = npz.arrays(path, names, limit=LIMIT).values()
     if x.dtype != np.uint8 or x.shape[1:] != (SIDE, SIDE):
         raise InputError(f"{path}: images", (str(x.dtype), x.shape), f"should be bytes, n x {SIDE} x {SIDE}")
     for name, values in (("labels", y), ("writer", writer), ("split", split)):

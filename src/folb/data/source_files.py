@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from folb.errors import InputError
-from folb.npz import arrays as arrays
 from folb.npz import check_room
 
 

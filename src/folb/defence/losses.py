@@ -26,11 +26,7 @@ from folb.results.effects import Effect, interval
 from folb.results.run import HELD, held_from
 
 REFERENCE = "mean"
-LIARS, MOST, SLOWER = (
-    20,
-    0.03,
-    1.1,
-)  # the goal: percent, accuracy, times the rounds
+LIARS, MOST, SLOWER = 20, 0.03, 1.1  # the goal: percent, accuracy, times the rounds
 
 
 class Standing(NamedTuple):

@@ -100,6 +100,7 @@ class Battle:
             rounds=self.dataset.rounds,
             seeds=self.dataset.seeds,
             evaluate_every=1 if self.share == PACE else self.dataset.evaluate_every,
+            evaluate="all",  # whatever the model costs: the page does not speak of a sample
             set={**for_all, part: own},
         )
 

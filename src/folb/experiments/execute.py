@@ -231,15 +231,14 @@ def _perform(
     planned, path = start.plan, start.path
     fresh = not store.is_run(path)
     check_place(path, planned, again, accelerators)
-    simulation = ready(planned, accelerators)  # first: an experiment that cannot run clears nothing
+    # first: an experiment that cannot run clears nothing, and a user's own file may change while the rounds run
+    simulation = ready(planned, accelerators)
+    runs = about_runs(planned.algorithms, planned.experiment.seeds)
+    about = about_model(planned, runs) if start.keep_model else None
     prepare(path, planned, again, accelerators, start.keep_model, given)
     # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before all
     # runs play: it would keep the interpreter from lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
-    runs = store.read(path).environment["runs"]
-    about = (
-        about_model(planned, runs) if start.keep_model else None
-    )  # a user's own file may change while the rounds run
     playing: set[int] = set()
     try:
         if on_start is not None:

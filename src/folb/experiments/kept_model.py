@@ -42,7 +42,7 @@ class KeptModel:
     algorithm: str
     seed: int
     shape: tuple[int, ...]
-    classes: tuple[Any, ...]
+    classes: Sequence[Any]
 
     def __repr__(self) -> str:
         about = f"samples of shape {self.shape}, {len(self.classes)} classes"
@@ -125,7 +125,7 @@ def load_model(
         algorithm=about["runs"][number]["algorithm"],
         seed=about["runs"][number]["seed"],
         shape=shape,
-        classes=tuple(about["class_names"]) if "class_names" in about else tuple(range(classes)),
+        classes=tuple(about["class_names"]) if "class_names" in about else range(classes),
     )
 
 

@@ -75,8 +75,9 @@ class RunSettings(NamedTuple):
     def differs(self) -> str:
         """The algorithm, the rounds, and the settings that the algorithm does not have by default."""
         name = self.algorithm.name
-        usual = ALGORITHMS[name]().origin.settings if name in ALGORITHMS else self.algorithm.origin.settings
-        own = {key: value for key, value in self.algorithm.origin.settings.items() if value != usual.get(key)}
+        settings = _written(self.algorithm.origin.settings)
+        usual = _written(ALGORITHMS[name]().origin.settings) if name in ALGORITHMS else settings
+        own = {key: value for key, value in settings.items() if value != usual.get(key)}
         known = {"algorithms": name, "rounds": self.rounds} | ({"seed": self.seed} if self.seed else {}) | own
         return " ".join(f"{key}={summary.spelt(value)}" for key, value in known.items())
 

@@ -175,7 +175,7 @@ def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
         about = described(stored)
         if about["state"] == "running":  # of all others together there may be too much to read
             found["progress"] = following.progress(stored)
-        started = f"{stored.environment['started'].replace('T', ' ')[:16]} UTC"
+        started = f"{stored.started[:16]} UTC"
         return found | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
     except InputError:
         return found
