@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # a Flower server draws curves without a dataset
     from folb.data.federation import Federation
 
 COLOURS = 128  # of a picture that is stored in the repository
+LETTERS = 10  # of a note, for each inch of a picture
 COLUMNS = 4000  # the most columns of a portrait: more than its pixels
 
 
@@ -35,7 +37,9 @@ def curves(
     """A picture in that format: for each algorithm, the median over the seeds as a line and the range as a band."""
     # a fixed place for both axes: to fit them to their labels would take as long as to draw them
     figure, (left, right) = subplots(1, 2, figsize=(11, 4.2), layout=None)
-    figure.subplots_adjust(left=0.065, right=0.985, bottom=0.12, top=0.87 if note else 0.91, wspace=0.22)
+    figure.subplots_adjust(
+        left=0.065, right=0.985, bottom=0.12, top=0.91 - 0.04 * len(_lines(figure, note)), wspace=0.22
+    )
     for label, group in labelled(runs).items():
         length = min(len(run.evaluated_rounds) for run in group)  # some may still be running
         rounds = group[0].evaluated_rounds[:length]
@@ -53,6 +57,7 @@ def curves(
         text.set_parse_math(False)
     for axes in (left, right):
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)
     seeds = len({run.seed for run in runs})
@@ -134,12 +139,17 @@ def subplots(
 
 def finished(figure: Any, title: str, note: str, form: str, dpi: int = 130) -> bytes:
     """The picture's bytes, under its title."""
-    figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
+    figure.suptitle("\n".join([title, *_lines(figure, note)]), parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may be in a script that the font lacks
         figure.savefig(content, dpi=dpi, format=form)
     return content.getvalue()
+
+
+def _lines(figure: Any, note: str) -> list[str]:
+    """The note in lines that are no wider than the picture."""
+    return textwrap.wrap(note.replace(" %", "\u00a0%"), int(LETTERS * figure.get_figwidth()), break_on_hyphens=False)
 
 
 def small(picture: bytes) -> bytes:
