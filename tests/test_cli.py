@@ -411,9 +411,10 @@ def test_help_takes_under_half_a_cpu_second():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
-def test_a_reader_that_has_gone_is_no_error():
+@pytest.mark.parametrize("command", [["list"], ["completion", "bash"], ["runs", "--json"]])
+def test_a_reader_that_has_gone_is_no_error(command):
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does when it has seen enough
-    done = subprocess.run([sys.executable, "-m", "folb", "list"], stdout=writer, stderr=subprocess.PIPE)
+    done = subprocess.run([sys.executable, "-m", "folb", *command], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")

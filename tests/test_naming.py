@@ -7,6 +7,7 @@ import pytest
 
 import folb
 from folb import InputError
+from folb.cli import tables
 from folb.cli.main import main
 from folb.experiments.plan import plan
 from folb.store import directory, lock
@@ -125,6 +126,15 @@ def test_the_time_has_a_zone(capsys):
     said(capsys, "compare", *TINY)
     assert "started, UTC" in said(capsys, "runs") and " UTC" in said(capsys, "show", "last")
     assert folb.read("last").started.endswith(" UTC")
+
+
+def test_in_a_narrow_terminal_names_and_tags_stand_below_their_run(capsys, monkeypatch):
+    said(capsys, "compare", *TINY, "--name", "the long one", "--tags", "paper,final")
+    monkeypatch.setattr(tables, "console", lambda: tables.Output(width=80))
+    heading, names, row, *below = said(capsys, "runs").splitlines()
+    assert heading.split() == ["run", "state", "rounds", "best", "started,", "UTC"]
+    assert names == "    name, tags, differs in" and "finished" in row
+    assert below[0].startswith("    “the long one” (paper, final) ")
 
 
 # what programs are told

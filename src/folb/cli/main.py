@@ -120,6 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with interruptible():
             options.handle(options)
+            sys.stdout.flush()  # here a reader that has gone away is noticed, and not at the end of the process
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
         return leave(options, 2)

@@ -68,6 +68,6 @@ def write(files: tuple[Path, ...], home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         for file in files:
             with open(home / file.name, "xb") as copy:
-                copy.write(file.read_bytes())
+                copy.write(file.read_bytes().replace(b"examples/" + file.name.encode(), file.name.encode()))
     except OSError as error:
         raise InputError("directory", str(home), f"should be a directory to write to: {error.strerror}") from error

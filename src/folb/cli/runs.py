@@ -70,8 +70,13 @@ def _runs(options: argparse.Namespace) -> None:
     elif found:
         rows = list(map(_row, found))
         told = [i for i, name in enumerate(COLUMNS) if name not in ("name", "tags") or any(row[i] for row in rows)]
-        numbers = [n for n, i in enumerate(told) if COLUMNS[i] in ("rounds", "best")]
-        tables.show_rows([[row[i] for i in told] for row in (COLUMNS, *rows)], right=numbers, headed=True)
+        shown = [[row[i] for i in told] for row in (COLUMNS, *rows)]
+        if len(told) > len(COLUMNS) - 2 and not tables.fit(shown):  # names and tags go below, before the last column
+            heading = ["run", *COLUMNS[3:-1], "name, tags, differs in"]
+            called = [" ".join(filter(None, (_called(name, tags), last))) for _, name, tags, *_, last in rows]
+            shown = [heading, *([row[0], *row[3:-1], last] for row, last in zip(rows, called, strict=True))]
+        numbers = [n for n, name in enumerate(shown[0]) if name in ("rounds", "best")]
+        tables.show_rows(shown, right=numbers, headed=True)
     else:
         tables.say(f"no runs in {directory.home()}")
 
@@ -180,8 +185,9 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
 
     done, total, _ = _progress(stored)
     environment = stored.environment
+    called = " ".join(filter(None, (stored.name, _called(stored.given_name, ", ".join(stored.tags)))))
     yield (
-        f"{stored.name}{_called(stored)}: {stored.state}, {done:,} of {total:,} rounds; {environment['device']}, "
+        f"{called}: {stored.state}, {done:,} of {total:,} rounds; {environment['device']}, "
         f"folb {environment['folb']}, jax {environment['jax']}, started {stored.started}"
     )
     if environment["note"]:
@@ -195,10 +201,9 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
         yield f"resume with: {stored.resume_command}"
 
 
-def _called(stored: RunDirectory) -> str:
+def _called(name: str, tags: str) -> str:
     """What the user calls a run."""
-    name = f" “{stored.given_name}”" if stored.given_name else ""
-    return name + (f" ({', '.join(stored.tags)})" if stored.tags else "")
+    return " ".join(filter(None, (f"“{name}”" if name else "", f"({tags})" if tags else "")))
 
 
 def _export(options: argparse.Namespace) -> None:

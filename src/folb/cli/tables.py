@@ -252,7 +252,7 @@ def show_rows(rows: Sequence[Sequence[str]], right: Sequence[int] = (), headed: 
     """
     out = console()
     lines = [[one_line(cell) for cell in row] for row in rows]
-    widths = [_longest(cells) for cells in zip(*lines, strict=True)][:-1]
+    widths = _widths(lines)
     taken = sum(widths) + GAP * len(widths)
     for n, (*cells, last) in enumerate(lines):
         text = (" " * GAP).join(_padded(cell, widths[i], i in right) for i, cell in enumerate(cells))
@@ -266,6 +266,17 @@ def show_rows(rows: Sequence[Sequence[str]], right: Sequence[int] = (), headed: 
         whole = "\n".join([text.rstrip(), *(indented(words, "    ") for words in below if words)])
         bold = "bold" if headed and n == 0 else None
         out.print(whole, style=bold, highlight=False, markup=False, soft_wrap=True)
+
+
+def fit(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all but the last cells of such rows fit beside each other."""
+    widths = _widths([[one_line(cell) for cell in row] for row in rows])
+    return sum(widths) + GAP * (len(widths) - 1) <= console().width
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    """The widths of all columns but the last."""
+    return [_longest(cells) for cells in zip(*lines, strict=True)][:-1]
 
 
 def _padded(text: str, width: int, right: bool) -> str:

@@ -53,6 +53,7 @@ def draw(
     if log and any(np.any(curve.middle > 0) for curve in curves.values()):  # false if all are NaN
         axes.set_yscale("log")
     axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"{heading}\n{SMOOTHED}" if tangled else heading)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.9", linewidth=0.6)

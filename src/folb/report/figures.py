@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # a Flower server draws curves without a dataset
 
 DPI = 150
 FEWER = 128  # colours of a picture that is stored in the repository
+LETTERS = 10  # of a note, for each inch of a picture
 COLUMNS = 4000  # the most columns of a portrait: more than its pixels
 
 
@@ -42,7 +44,7 @@ def curves(
     # a fixed place for axes and legend: to fit them to their texts would take as long as to draw them
     width = 9.0
     beneath = 0.55 + curve_panel.ROW * curve_panel.legend_rows(groups, width)[0]
-    above = 0.55 if note else 0.35
+    above = 0.35 + 0.2 * len(_lines(width, note))
     height = 2.9 + above + beneath
     figure, (left, right) = subplots(1, 2, figsize=(width, height), layout=None)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=beneath / height, top=1 - above / height, wspace=0.3)
@@ -143,7 +145,7 @@ def subplots(
 
 def finished(figure: Any, title: str, note: str, form: str) -> bytes:
     """The picture's bytes, under its title."""
-    figure.suptitle(f"{title}\n{note}" if note else title, parse_math=False, fontsize="medium")
+    figure.suptitle("\n".join([title, *_lines(figure.get_figwidth(), note)]), parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may be in a script that the font lacks
@@ -151,6 +153,11 @@ def finished(figure: Any, title: str, note: str, form: str) -> bytes:
         options = {"pil_kwargs": {"compress_level": 4}} if form == "png" else {}
         figure.savefig(content, dpi=DPI, format=form, **options)
     return content.getvalue()
+
+
+def _lines(width: float, note: str) -> list[str]:
+    """The note in lines that are no wider than the picture."""
+    return textwrap.wrap(note.replace(" %", "\u00a0%"), int(LETTERS * width), break_on_hyphens=False)
 
 
 def small(picture: bytes) -> bytes:

@@ -119,10 +119,12 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     groups = labelled(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
     seeds = min(map(len, groups.values()))
-    best = min(counts, key=lambda label: median_round(counts[label]))
-    if len(groups) < 2 or math.isinf(median_round(counts[best])):  # or nobody arrives with most seeds
+    medians = {label: median_round(reached) for label, reached in counts.items()}
+    first = [label for label in medians if medians[label] == min(medians.values())]
+    if len(groups) < 2 or math.isinf(medians[first[0]]):  # or nobody arrives with most seeds
         return ""
-    opening = f"Fewest rounds to {100 * target:g} %: {best}."
+    them, together = ("them", " (the same median)" if seeds > 1 else "") if len(first) > 1 else ("it", "")
+    opening = f"Fewest rounds to {100 * target:g} %: {', '.join(first)}{together}."
     if seeds < 2:
         return f"{opening} With one seed this says little: other seeds may say otherwise."
     # a run that never arrives counts as if it did after twice its rounds
@@ -133,11 +135,14 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     alike = [
         label
         for label in groups
-        if label != best and interval(logs[label][:seeds] - logs[best][:seeds], np.zeros(seeds)).low <= 0
+        if label not in first
+        and any(interval(logs[label][:seeds] - logs[best][:seeds], np.zeros(seeds)).low <= 0 for best in first)
     ]
+    if len(first) == len(groups):
+        return opening
     if not alike:
-        return f"{opening} {seeds} seeds tell it from all others."
-    return f"{opening} {seeds} seeds do not tell it from {', '.join(alike)}."
+        return f"{opening} {seeds} seeds tell {them} from all others."
+    return f"{opening} {seeds} seeds do not tell {them} from {', '.join(alike)}."
 
 
 def median_round(reached: Sequence[float | None]) -> float:
