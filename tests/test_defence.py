@@ -214,7 +214,13 @@ def test_bad_input_is_a_line(changes, options, message, tmp_path, capsys):
 
 
 def test_damaged_results_are_named(home):
-    for text in ('{"seeds": 3}', "{", '{"seeds": [0], "attacks": {"honest": {"settled": []}}}'):
+    whole = {"settled": [0.5], "final": [0.5], "diverged": [False], "backdoor": [0.0]}  # but for weights
+    for text in (
+        '{"seeds": 3}',
+        "{",
+        '{"seeds": [0], "attacks": {"honest": {"settled": []}}}',
+        json.dumps({"seeds": [0], "attacks": {"honest": whole}, "identity": "a"}),
+    ):
         battles.place(home, Battle(TWO, MEAN, 20)).write_text(text)
         with pytest.raises(InputError, match="is damaged"):
             Losses([TWO], [MEAN], home)

@@ -322,3 +322,22 @@ def test_a_type_that_npz_has_no_name_for(tmp_path):
     model_file.save(tmp_path / "model.npz", {}, [model, model])
     found = model_file.read_model(tmp_path / "model.npz", 1, model)
     assert found["w"].dtype == jnp.bfloat16 and np.array_equal(found["w"], model["w"]) and found["deep"][1]["x"] == 2
+
+
+COLLIDING = """
+import jax, jax.numpy as jnp
+from folb.models import classifier
+
+def colliding(shape, classes):
+    def init(key):
+        return {"a.b": jnp.zeros((*shape, classes)), "a": {"b": jnp.zeros(classes)}}
+    return classifier(init, lambda params, x: x @ params["a.b"] + params["a"]["b"])
+"""
+
+
+def test_names_that_collide_are_refused_before_a_round(tmp_path):
+    (tmp_path / "own.py").write_text(COLLIDING)
+    fields = FIELDS | {"model": f"{tmp_path / 'own.py'}:colliding"}
+    with pytest.raises(InputError, match=r"model: names .* should differ"):
+        folb.execute(fields, directory=tmp_path / "run")
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()

@@ -229,6 +229,8 @@ def test_a_quick_try_has_one_seed_and_few_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(quick_try, "BUDGET", 1.0)
     assert quick_try.quick(mine, ()).rounds == quick_try.LEAST
     assert quick_try.quick(mine, ("device_samples",)).device_samples is None
+    everything = quick_try.quick(replace(mine, evaluate="all"), ("evaluate",))
+    assert (everything.evaluate, everything.device_samples) == ("all", quick_try.SAMPLES)
 
 
 def test_quick_on_the_command_line(capsys):

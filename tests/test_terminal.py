@@ -199,3 +199,12 @@ def test_a_real_terminal_shows_the_same(width, terminal, monkeypatch, capsys):
     assert running.returncode == 0
     shown = re.sub(r"\x1b\[[\d;]*m", "", content.decode()).replace("\r\n", "\n")
     assert [line.rstrip() for line in shown.splitlines()] == expected.splitlines()
+
+
+def test_the_result_stays_though_it_is_the_same_in_every_row():
+    table = tables.Table("algorithm", "rounds to 70 %", "final accuracy", "MB up")
+    for name, mb in (("folb", "320.61"), ("fedavg", "160.30")):
+        table.add_row(name, "never", "17.7 %", mb)
+    shown, same = tables.varying(table, 40)
+    assert [column.header for column in shown.columns] == ["algorithm", "final accuracy", "MB up"]
+    assert same == ["rounds to 70 %: never"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape, render
 from rich.table import Column, Table
 
 from folb.errors import one_line
@@ -62,18 +62,21 @@ def show_in_parts(table: Table, keys: int = 1) -> None:
 
 
 GAP = 2  # the characters between two columns
+RESULT = "final accuracy"  # the column that stays, though it may be the same in every row
 
 
 def varying(table: Table, room: int, keys: int = 1) -> tuple[Table, list[str]]:
     """The table if it fits into `room` characters, otherwise without the columns that are the same in every row; and
-    these columns in words.
+    these columns in words. The result of a run always stays.
     """
     constant = [
-        i for i, column in enumerate(table.columns) if i >= keys and len(set(column.cells)) == 1 < table.row_count
+        i
+        for i, column in enumerate(table.columns)
+        if i >= keys and len(set(column.cells)) == 1 < table.row_count and column.header != RESULT
     ]
     if _fits(table, room) or len(constant) == len(table.columns) - keys:
         return table, []
-    words = [f"{table.columns[i].header}: {next(iter(table.columns[i].cells))}" for i in constant]
+    words = [f"{table.columns[i].header}: {render(str(next(iter(table.columns[i].cells))))}" for i in constant]
     return _part(table, [i for i in range(len(table.columns)) if i not in constant]), words
 
 

@@ -37,9 +37,12 @@ def read(home: Path, battle: Battle) -> Found | None:
     try:
         found: Found = json.loads(path.read_bytes())
         n = len(found["seeds"])
-        if any(len(one[key]) != n for one in found["attacks"].values() for key in ("settled", "backdoor")):
-            raise ValueError("an attack has another number of runs than of seeds")
-        if len(found.get("accuracy", found["seeds"])) != n or not found["identity"]:
+        for one in found["attacks"].values():
+            if any(len(one[key]) != n for key in ("settled", "final", "diverged", "backdoor")):
+                raise ValueError("an attack has another number of runs than of seeds")
+            if missing := {"weight", "largest_weight"} - set(one):
+                raise ValueError(f"an attack has no {min(missing)}")
+        if len(found["accuracy"] if battle.share == PACE else found["seeds"]) != n or not found["identity"]:
             raise ValueError("it has another number of curves than of seeds")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, error) from error

@@ -184,6 +184,7 @@ def _digest(file: Path) -> str:
 def about_model(planned: Plan, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What model.npz says about the models of an experiment, whose `runs` environment.json lists."""
     name, federation = planned.experiment.model, planned.federation
+    model_file.leaves(jax.eval_shape(planned.model.init, jax.random.key(0)))  # before a round: raises if names collide
     own = {"sha256": _digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
     names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
     return {

@@ -12,6 +12,7 @@ from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
 from folb.models.cost import operations
 from folb.simulation.round_cost import FORWARD, round_cost
+from folb.simulation.sample import usual
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
@@ -30,7 +31,7 @@ def quick(experiment: Experiment, given: Container[str]) -> Experiment:
 
     tried = changed(experiment, seeds=1, rounds=max(MOST, experiment.evaluate_every))
     planned = plan(tried)
-    if planned.evaluated is None or not planned.model.heavy:
+    if usual(planned.federation, planned.model) is None or not planned.model.heavy:
         return tried
     tried = changed(tried, device_samples=SAMPLES, evaluate=EVALUATED)
     planned = plan(tried)

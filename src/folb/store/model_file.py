@@ -46,7 +46,10 @@ def save(path: Path, about: Mapping[str, Any], models: Sequence[Params]) -> None
 def leaves(model: Params) -> dict[str, Any]:
     """The arrays of a model by name: `first.weight` for a nested dict's, as on Flower."""
     found = jax.tree_util.tree_flatten_with_path(model)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found}
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found}
+    if len(named) < len(found):
+        raise InputError("model: names", sorted(named), "should differ also if they are joined by points, as a.b")
+    return named
 
 
 def nbytes(like: Params) -> int:
