@@ -69,7 +69,7 @@ def test_info_counts_what_the_federation_has(store, tmp_path, capsys):
     assert code == 0, err
     found = facts(out)
     assert found["devices"] == "7"
-    assert found["samples"] == "700: 630 to train on, 70 to test on"
+    assert found["samples"] == "700: 630 to train on, 70 to test on, a random tenth of each device's"
     assert found["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
     assert found["classes"] == "10; a device has 10.0 of them on average"
     assert found["defaults"] == "model logistic, lr 0.03, and mu 1 for fedprox"
@@ -89,7 +89,7 @@ def test_info_shows_uneven_sizes_and_labels(tmp_path, capsys):
     assert facts(out)["defaults"].startswith("model logistic, lr 0.01")
     histogram = out.split("\n\n")[1].splitlines()[1:]
     assert sum(int(line.split()[-1]) for line in histogram) == 3
-    assert "device 0      |█ | 2\n" in out and "device 2      |▁█| 100\n" in out  # the smallest value shows
+    assert "device 0 u    |█ | 2\n" in out and "device 2 w    |▁█| 100\n" in out  # the smallest value shows
 
 
 def test_info_draws_into_a_file_or_a_directory(store, tmp_path, capsys):

@@ -214,7 +214,7 @@ def test_bad_input_is_a_line(changes, options, message, tmp_path, capsys):
 
 
 def test_damaged_results_are_named(home):
-    whole = {"settled": [0.5], "final": [0.5], "diverged": [False], "backdoor": [0.0]}  # but for weights
+    whole = {"settled": [0.5], "backdoor": [0.0]}  # but for its weight
     for text in (
         '{"seeds": 3}',
         "{",

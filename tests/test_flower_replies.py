@@ -231,7 +231,7 @@ def generated(algorithm, count, seed, guarded=False, repeated=False):
     return longest
 
 
-@pytest.mark.parametrize("count", [1500, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["folb_hetero", "folb"])
 def test_no_generated_reply_spoils_the_model(name, count):
     """One of the rules is guarded, and one is not."""
