@@ -114,14 +114,18 @@ def ranged(reached: Sequence[float | None]) -> str:
 def told_apart(runs: Sequence[Run], target: float) -> str:
     """Who needs the fewest rounds to the target, and who is not told from it by the seeds, in a line.
 
-    It is empty if there is only one algorithm, or if none reaches the target with most seeds.
+    If none reaches the target with most seeds, it says so. It is empty if there is only one algorithm, which does.
     """
     groups = labelled(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
     seeds = min(map(len, groups.values()))
     medians = {label: median_round(reached) for label, reached in counts.items()}
     first = [label for label in medians if medians[label] == min(medians.values())]
-    if len(groups) < 2 or math.isinf(medians[first[0]]):  # or nobody arrives with most seeds
+    if math.isinf(medians[first[0]]):
+        best = max((run.best for run in runs if not math.isnan(run.best)), default=0.0)
+        reached = f"The best accuracy is {100 * best:.1f} %"
+        return f"None reaches {100 * target:g} % with most seeds. {reached}: a lower target (--target) says more."
+    if len(groups) < 2:
         return ""
     them, together = ("them", " (the same median)" if seeds > 1 else "") if len(first) > 1 else ("it", "")
     opening = f"Fewest rounds to {100 * target:g} %: {', '.join(first)}{together}."
