@@ -69,7 +69,7 @@ SHORTER = (  # in this order
 KEY_LINES = {  # what a command must print
     r"folb compare|folb run|folb show|folb resume": r"final accuracy|finished",
     r"folb tune": r"rounds to",
-    r"folb attack": r"share",
+    r"folb attack": r"^in .*: curves.png, results.json",
     r"folb list$": r"System models",
     r"folb list \w": r"\w",
     r"folb runs": r"finished",
