@@ -127,7 +127,7 @@ def _rules(losses: Losses) -> Iterator[str]:
         "- **The nearest rule** is the one for which the larger of two numbers is smallest: its largest loss over "
         f"{100 * MOST:g} points, and its rounds over {SLOWER:g} times those of FedAvg.\n"
         "- **Liars** are the devices with the lowest numbers, so the same in all seeds. How many of them a round has "
-        "is chance: of 10 devices, with 20 % liars, half or more lie in every thirtieth round.\n"
+        "is chance: of 10 devices, with 20 % liars, half or more lie in about one round of thirty.\n"
         "- **Settings.** Nothing is tuned. These assume the true share of liars, which favours them: "
         f"{_informed(losses)}.\n"
     )
