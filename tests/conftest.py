@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -76,10 +77,18 @@ def pytest_make_parametrize_id(config, val, argname):
     return argname if isinstance(val, bytes) else None
 
 
+_NUMBERS = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    """Run directories go where the test's other files go."""
-    monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
+def runs(request, tmp_path_factory, monkeypatch):
+    """Run directories go where the test's other files go.
+
+    Most tests have no files, and get no directory: to make one takes longer than many a test.
+    """
+    own = "tmp_path" in request.fixturenames
+    where = request.getfixturevalue("tmp_path") if own else tmp_path_factory.getbasetemp() / f"test-{next(_NUMBERS)}"
+    monkeypatch.setenv("FOLB_RUNS", str(where / "runs"))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
     load = checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda *args: taken.append(load(*args)) or taken[-1])
     whole = run(tmp_path, zeros, 6)
-    assert taken.pop() is None
+    assert not taken  # there was none
     # more rounds of the same simulation resume; other numbers, another start or another loss do not
     assert len(run(tmp_path, zeros, 8).seconds) == 8 and taken.pop()[0] == 7
     run(tmp_path, zeros, 3)

@@ -98,6 +98,16 @@ def search_seldom_for_garbage() -> None:
     atexit.register(gc.freeze)
 
 
+def end_at_once() -> None:
+    """End the process without taking its modules apart, which takes a tenth of a second with jax.
+
+    All functions that others registered for the end have run by then: this one must be registered first.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
+
+
 def open_closed_streams() -> None:
     """Send output nowhere if standard output or standard error was closed: otherwise the next file takes its place."""
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -112,9 +122,12 @@ def open_closed_streams() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. Bad input gives one line on standard error and exit code 2."""
-    if arguments is None:  # a process of its own
+    alone = arguments is None  # in a process of its own
+    succeeded = False
+    if alone:
+        atexit.register(lambda: end_at_once() if succeeded else None)
         search_seldom_for_garbage()
-        arguments = sys.argv[1:]
+    arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
     options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
     try:
@@ -143,4 +156,5 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         traceback.print_exc()
         return leave(options, 1)
+    succeeded = True
     return 0

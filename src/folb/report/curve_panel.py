@@ -51,13 +51,27 @@ def draw(
         middle = running_mean(curve.middle) if tangled else curve.middle
         axes.plot(curve.rounds, middle, label=label, linewidth=thick, **line)
     if log and any(np.any(curve.middle > 0) for curve in curves.values()):  # false if all are NaN
-        axes.set_yscale("log")
+        _logarithmic(axes)
     axes.set_xlabel("round")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"{heading}\n{SMOOTHED}" if tangled else heading)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def _logarithmic(axes: Any) -> None:
+    """A logarithmic axis with plain numbers at 1, 2, 5, 10, ...
+
+    Powers of ten would be mathematics to matplotlib, whose parser takes a while.
+    """
+
+    def plain(value: float, _: Any) -> str:
+        return f"{value:g}" if f"{value:e}"[0] in "125" else ""
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(plain)
 
 
 def running_mean(values: NDArray) -> NDArray:

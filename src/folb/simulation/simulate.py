@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -480,11 +480,18 @@ def _run_stacked(
         for place, part in parts(first, record).items():
             observe(place, first, part)
 
-    mark = ""
-    if kept is not None:
+    @cache
+    def mark() -> str:
+        """What tells this simulation from others. To print its program takes a while: only if there is a checkpoint."""
         others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
-        mark = checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
-    if kept is not None and (found := checkpoint.load(*kept, mark, (states, record))) and found[0] <= rounds + 1:
+        return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
+
+    if (
+        kept is not None
+        and checkpoint.kept(*kept)
+        and (found := checkpoint.load(*kept, mark(), (states, record)))
+        and found[0] <= rounds + 1
+    ):
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
@@ -496,7 +503,7 @@ def _run_stacked(
         if kept is not None:
             begun = time.perf_counter()
             t, states, chunks = at
-            checkpoint.save(*kept, mark, t, (states, joined(chunks)))
+            checkpoint.save(*kept, mark(), t, (states, joined(chunks)))
             spent = time.perf_counter() - begun
 
     saved, length = time.perf_counter(), 1
