@@ -418,3 +418,19 @@ def test_a_reader_that_has_gone_is_no_error(command):
     done = subprocess.run([sys.executable, "-m", "folb", *command], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_end_of_a_command_is_not_cut_short():
+    """A process ends at once, but only after what was registered for its end, and with all of its output."""
+    code = """
+import atexit
+from folb.cli import main
+begin = main.open_closed_streams
+main.open_closed_streams = lambda: (begin(), atexit.register(print, "last words"))
+raise SystemExit(main.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, "list", "systems"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "deadline" in done.stdout and done.stdout.endswith("last words\n")
+    wrong = subprocess.run([sys.executable, "-c", code, "list", "nothing"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("folb: error: list = 'nothing'")
