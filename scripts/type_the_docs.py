@@ -4,7 +4,7 @@ python scripts/type_the_docs.py [DOCUMENT ...]
 
 Each command must end with exit code 0 and print its key line, and each block of Python must run. The documents are
 typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened, `LEFT_OUT` what is not
-typed and why; each is printed.
+typed and why; each is printed. Ctrl-C ends it, and a line says how to go on with the document that it was at.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ LEFT_OUT = {
     r"^folb arena(?!.*--pages-only)": "it takes hours",
     r"^folb defend(?!.*--pages-only)": "it takes hours",
     r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
+    r"compare shakespeare(?!.*--quick)": "it takes hours",
     r"^folb deploy": "it takes minutes; make test-examples runs it",
     r"^flwr .*\bdeploy\b": "it needs a SuperLink; tests/test_deployment.py types it",
     r"path/to/|/var/lib/": "the path stands for one of yours",
@@ -177,7 +178,10 @@ def type_document(name: str, home: Path, env: dict[str, str]) -> list[str]:
                 print(f"  left out: {shown} ({reason})", flush=True)
                 continue
             began = time.monotonic()
-            code, output = typed(command, home, env)
+            try:
+                code, output = typed(command, home, env)
+            except subprocess.TimeoutExpired as late:
+                code, output = 124, f"not finished after {late.timeout:.0f} seconds"
             right = code == 0 and bool(re.search(key_line(command), output, flags=re.M))
             said = shown if command == shown or shown.startswith("python: ") else f"{shown}  as  {command}"
             print(f"  {'ok' if right else 'FAILED'}, {time.monotonic() - began:.0f} s: {said}", flush=True)
@@ -203,15 +207,20 @@ def flower(home: Path) -> Iterator[dict[str, str]]:
 
 
 def main(documents: list[str]) -> int:
-    failed = []
+    failed, left = [], documents or DOCUMENTS
     with tempfile.TemporaryDirectory() as folder, flower(Path(folder) / "flwr") as apart:
         home = Path(folder) / "folb"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home)], check=True)
         own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": f"{home}/src"}
         env = {key: value for key, value in os.environ.items() if key != "FOLB_RUNS"} | own | apart
-        for name in documents or DOCUMENTS:
-            print(name, flush=True)
-            failed += type_document(name, home, env)
+        while left:
+            print(left[0], flush=True)
+            try:
+                failed += type_document(left[0], home, env)
+            except KeyboardInterrupt:
+                failed.append(f"interrupted; the rest: python scripts/type_the_docs.py {' '.join(left)}")
+                break
+            left = left[1:]
     print("\n".join(["failed:", *failed]) if failed else "all commands ended well")
     return 1 if failed else 0
 

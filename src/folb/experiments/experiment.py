@@ -78,7 +78,7 @@ class Experiment:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
         object.__setattr__(self, "target", read("target", float, self.target))
         if not 0 < self.target <= 1:
-            raise InputError("target", self.target, "should be more than 0 and at most 1")
+            raise InputError("target", self.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
         choose("objective", self.objective, ("uniform", "samples"))
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))
