@@ -250,7 +250,7 @@ def test_the_defaults_are_those_of_the_public_fedprox_code(tmp_path):
         "mnist": ("logistic", 0.03, 1, 0.8),
         "FEMNIST": ("logistic", 0.003, 1, 0.25),
         "shakespeare": ("char_lstm", 0.8, 0.001, 0.2),
-        "sent140": ("sentiment_lstm", 0.3, 0.01, 0.65),
+        "sent140": ("sentiment_lstm", 0.3, 0.01, 0.7),
     }
     for name in ("synthetic", "synthetic_1_1", "synthetic_0.5_2", tmp_path / "mine.npz"):
         assert data.defaults(name) == ("logistic", 0.01, 1, 0.7)

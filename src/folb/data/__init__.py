@@ -37,7 +37,7 @@ DEFAULTS = {  # from the public FedProx code; docs/datasets.md has the rule of t
     "mnist": Defaults("logistic", 0.03, 1.0, target=0.8),
     "femnist": Defaults("logistic", 0.003, 1.0, target=0.25),
     "shakespeare": Defaults("char_lstm", 0.8, 0.001, target=0.2),
-    "sent140": Defaults("sentiment_lstm", 0.3, 0.01, target=0.65),
+    "sent140": Defaults("sentiment_lstm", 0.3, 0.01),
 }
 
 
