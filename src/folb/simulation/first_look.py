@@ -39,9 +39,10 @@ def first_look(
 ) -> FirstLook | None:
     """A first look at a run whose rounds cost as much as `cost` gradients of single samples.
 
-    None if there is soon something to see anyway, or if the look itself would take long.
+    None if there is soon something to see anyway, or if the look itself would take long. Several accelerators do not
+    look: only the first of several processes would.
     """
-    if not problem.model.heavy or problem.abreast or problem.streamed:
+    if not problem.model.heavy or problem.abreast or problem.streamed or problem.mesh is not None:
         return None
     train = problem.train if problem.measured is None else problem.measured
     looked_at = FORWARD * (len(train.y) + len(problem.test.y))
