@@ -123,20 +123,35 @@ def typed(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
     """The exit code and the output of a command; one that goes on for ever is stopped with Ctrl-C once it answers."""
     if command.startswith("folb watch"):
         return watched(command, home, env)
-    for _ in range(3):
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=home,
-            env=env,
-            input="y\n",  # for what asks first
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT,
-        )
-        if "Failed to start local SuperLink" not in done.stdout:  # Flower waits 15 seconds: too few on a busy machine
-            break
+    with keyboard() as terminal:
+        for _ in range(3):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=home,
+                env=env,
+                stdin=terminal,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT,
+            )
+            if (
+                "Failed to start local SuperLink" not in done.stdout
+            ):  # Flower waits 15 seconds: too few on a busy machine
+                break
     return done.returncode, done.stdout
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[int]:
+    """A terminal at which someone types y: some commands ask first, and only a terminal."""
+    hand, terminal = os.openpty()
+    try:
+        os.write(hand, b"y\n")
+        yield terminal
+    finally:
+        os.close(terminal)
+        os.close(hand)
 
 
 def watched(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
