@@ -135,9 +135,8 @@ def typed(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
                 stderr=subprocess.STDOUT,
                 timeout=LIMIT,
             )
-            if (
-                "Failed to start local SuperLink" not in done.stdout
-            ):  # Flower waits 15 seconds: too few on a busy machine
+            # Flower waits 15 seconds for it: too few on a busy machine
+            if "Failed to start local SuperLink" not in done.stdout:
                 break
     return done.returncode, done.stdout
 
