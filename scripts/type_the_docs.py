@@ -4,7 +4,7 @@ python scripts/type_the_docs.py [DOCUMENT ...]
 
 Each command must end with exit code 0 and print its key line, and each block of Python must run. The documents are
 typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened, `LEFT_OUT` what is not
-typed and why; each is printed.
+typed and why; each is printed. Ctrl-C ends it, and a line says how to go on with the document that it was at.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DOCUMENTS = [
     "docs/deployment.md",
     "examples/flower/README.md",
 ]
-LIMIT = 600  # seconds for a command
+LIMIT = 1800  # seconds for a command, on a busy machine
 COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:folb [a-z]|flwr [a-z]|make [a-z]|pip |python3? |source |\.venv/bin/\w+ )")
 
 LEFT_OUT = {
@@ -47,6 +47,7 @@ LEFT_OUT = {
     r"^folb arena(?!.*--pages-only)": "it takes hours",
     r"^folb defend(?!.*--pages-only)": "it takes hours",
     r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
+    r"compare shakespeare(?!.*--quick)": "it takes hours",
     r"^folb deploy": "it takes minutes; make test-examples runs it",
     r"^flwr .*\bdeploy\b": "it needs a SuperLink; tests/test_deployment.py types it",
     r"path/to/|/var/lib/": "the path stands for one of yours",
@@ -122,20 +123,34 @@ def typed(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
     """The exit code and the output of a command; one that goes on for ever is stopped with Ctrl-C once it answers."""
     if command.startswith("folb watch"):
         return watched(command, home, env)
-    for _ in range(3):
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=home,
-            env=env,
-            input="y\n",  # for what asks first
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT,
-        )
-        if "Failed to start local SuperLink" not in done.stdout:  # Flower waits 15 seconds: too few on a busy machine
-            break
+    with keyboard() as terminal:
+        for _ in range(3):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=home,
+                env=env,
+                stdin=terminal,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT,
+            )
+            # Flower waits 15 seconds for it: too few on a busy machine
+            if "Failed to start local SuperLink" not in done.stdout:
+                break
     return done.returncode, done.stdout
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[int]:
+    """A terminal at which someone types y: some commands ask first, and only a terminal."""
+    hand, terminal = os.openpty()
+    try:
+        os.write(hand, b"y\n")
+        yield terminal
+    finally:
+        os.close(terminal)
+        os.close(hand)
 
 
 def watched(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
@@ -177,7 +192,10 @@ def type_document(name: str, home: Path, env: dict[str, str]) -> list[str]:
                 print(f"  left out: {shown} ({reason})", flush=True)
                 continue
             began = time.monotonic()
-            code, output = typed(command, home, env)
+            try:
+                code, output = typed(command, home, env)
+            except subprocess.TimeoutExpired as late:
+                code, output = 124, f"not finished after {late.timeout:.0f} seconds"
             right = code == 0 and bool(re.search(key_line(command), output, flags=re.M))
             said = shown if command == shown or shown.startswith("python: ") else f"{shown}  as  {command}"
             print(f"  {'ok' if right else 'FAILED'}, {time.monotonic() - began:.0f} s: {said}", flush=True)
@@ -203,15 +221,20 @@ def flower(home: Path) -> Iterator[dict[str, str]]:
 
 
 def main(documents: list[str]) -> int:
-    failed = []
+    failed, left = [], documents or DOCUMENTS
     with tempfile.TemporaryDirectory() as folder, flower(Path(folder) / "flwr") as apart:
         home = Path(folder) / "folb"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home)], check=True)
         own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": f"{home}/src"}
         env = {key: value for key, value in os.environ.items() if key != "FOLB_RUNS"} | own | apart
-        for name in documents or DOCUMENTS:
-            print(name, flush=True)
-            failed += type_document(name, home, env)
+        while left:
+            print(left[0], flush=True)
+            try:
+                failed += type_document(left[0], home, env)
+            except KeyboardInterrupt:
+                failed.append(f"interrupted; the rest: python scripts/type_the_docs.py {' '.join(left)}")
+                break
+            left = left[1:]
     print("\n".join(["failed:", *failed]) if failed else "all commands ended well")
     return 1 if failed else 0
 

@@ -14,9 +14,11 @@ from test_femnist import write_npz as write_femnist
 from test_mnist import write as write_mnist
 
 from folb import data
+from folb.arena import entries
 from folb.cli import tables
 from folb.cli.main import main
 from folb.data import fetch
+from folb.defence import opponents
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
@@ -72,7 +74,7 @@ def test_info_counts_what_the_federation_has(store, tmp_path, capsys):
     assert found["samples"] == "700: 630 to train on, 70 to test on, a random tenth of each device's"
     assert found["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
     assert found["classes"] == "10; a device has 10.0 of them on average"
-    assert found["defaults"] == "model logistic, lr 0.03, and mu 1 for fedprox"
+    assert found["defaults"] == "model logistic, lr 0.03, mu 1 for fedprox, target 0.8"
     federation = data.load("mnist", devices=7, partition="iid")
     assert federation.labels().sum(axis=1).tolist() == [100] * 7
     assert f"{100 * np.bincount(federation.test.y).max() / 70:.1f} % of the test samples" in found["majority"]
@@ -245,13 +247,31 @@ def test_bad_settings_of_two_types(kind, text, message):
 def test_the_defaults_are_those_of_the_public_fedprox_code(tmp_path):
     known = {name: tuple(data.defaults(name)) for name in ("mnist", "FEMNIST", "shakespeare", "sent140")}
     assert known == {
-        "mnist": ("logistic", 0.03, 1),
-        "FEMNIST": ("logistic", 0.003, 1),
-        "shakespeare": ("char_lstm", 0.8, 0.001),
-        "sent140": ("sentiment_lstm", 0.3, 0.01),
+        "mnist": ("logistic", 0.03, 1, 0.8),
+        "FEMNIST": ("logistic", 0.003, 1, 0.25),
+        "shakespeare": ("char_lstm", 0.8, 0.001, 0.2),
+        "sent140": ("sentiment_lstm", 0.3, 0.01, 0.7),
     }
-    for name in ("synthetic", "synthetic_1_1", "synthetic_iid", "synthetic_0.5_2", tmp_path / "mine.npz"):
-        assert data.defaults(name) == ("logistic", 0.01, 1)
+    for name in ("synthetic", "synthetic_1_1", "synthetic_0.5_2", tmp_path / "mine.npz"):
+        assert data.defaults(name) == ("logistic", 0.01, 1, 0.7)
+    assert data.defaults("synthetic_iid") == ("logistic", 0.01, 1, 0.45)
+
+
+def test_a_target_that_is_not_given_is_the_datasets():
+    assert Experiment("mnist").target == Experiment("mnist", target=None).target == 0.8
+    assert Experiment("mnist", target=0.7).target == 0.7
+    tiny = {"algorithms": ["fedavg"], "set": {"sizes": "20,30"}}
+    usual, given, other = (
+        plan(Experiment("synthetic_1_1", **tiny, **more)) for more in ({}, {"target": 0.7}, {"target": 0.8})
+    )
+    assert usual.identity == given.identity != other.identity and "target" not in given.differs
+    assert "target=0.8" in other.differs
+
+
+def test_runs_of_the_arena_and_the_study_of_attacks_keep_their_names():
+    battle = opponents.Battle(opponents.datasets()[0], opponents.rules()[0], 0)
+    arena = [one for dataset in entries.datasets() for _, one in dataset.experiments(dataset.trials)]
+    assert {one.target for one in [*arena, battle.experiment]} == {0.7}
 
 
 def rates(**changes):

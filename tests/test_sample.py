@@ -1,7 +1,8 @@
-"""A heavy model is evaluated on a fixed sample, whose error is stated; and a quick try is quick."""
+"""A costly model is evaluated on a fixed sample, whose error is stated; and a quick try is quick."""
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import jax
@@ -22,7 +23,7 @@ from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 from folb.models.cost import operations
 from folb.paper import figure_files
-from folb.simulation import sample
+from folb.simulation import first_look, sample
 from folb.simulation.simulate import simulation
 
 FEDERATION = synthetic(devices=6)
@@ -38,9 +39,9 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture
-def heavy(monkeypatch):
-    """Every model counts as heavy, and a sample has 5 samples."""
-    monkeypatch.setattr(sample, "HEAVY", 0)
+def costly(monkeypatch):
+    """Every model counts as costly, and a sample has 5 samples."""
+    monkeypatch.setattr(sample, "COSTLY", 0)
     monkeypatch.setattr(sample, "LONG", 0)
     monkeypatch.setattr(sample, "SAMPLE", 5)
 
@@ -138,10 +139,10 @@ def test_bad_values_are_named(bad, capsys):
         Experiment("synthetic_1_1", device_samples=bad)
 
 
-def test_experiments_with_light_models_and_with_everything_keep_their_names(heavy, monkeypatch):
+def test_experiments_with_light_models_and_with_everything_keep_their_names(costly, monkeypatch):
     sampled, everything = plan(Experiment(**FIELDS)), plan(Experiment(**FIELDS, evaluate="all"))
     assert sampled.experiment.evaluate == 5 and everything.experiment.evaluate == "all"
-    monkeypatch.setattr(sample, "HEAVY", math.inf)
+    monkeypatch.setattr(sample, "COSTLY", math.inf)
     light = plan(Experiment(**FIELDS))
     assert light.experiment.evaluate is None and light.note == ""
     assert light.identity == everything.identity != sampled.identity
@@ -150,7 +151,7 @@ def test_experiments_with_light_models_and_with_everything_keep_their_names(heav
         assert (again.identity, again.experiment) == (light.identity, light.experiment)
 
 
-def test_the_sample_is_recorded_repeated_and_resumed(heavy, tmp_path):
+def test_the_sample_is_recorded_repeated_and_resumed(costly, tmp_path):
     stored = folb.execute(FIELDS)
     said = sample.words(plan(Experiment(**FIELDS)).federation, 5)
     assert "within ±" in said
@@ -167,7 +168,7 @@ def test_the_sample_is_recorded_repeated_and_resumed(heavy, tmp_path):
     assert from_toml(file).evaluate is None
 
 
-def test_the_table_says_it(heavy, capsys):
+def test_the_table_says_it(costly, capsys):
     few = ["--rounds", "2", "--seeds", "1", "--algorithms", "fedavg", "--set", "sizes=40,60", "--set", "K=2"]
     assert main(["compare", "synthetic_1_1", *few]) == 0
     said = capsys.readouterr().out
@@ -177,7 +178,7 @@ def test_the_table_says_it(heavy, capsys):
     assert "training loss on" not in capsys.readouterr().out
 
 
-def test_the_paper_and_the_arena_evaluate_everything(heavy):
+def test_the_paper_and_the_arena_evaluate_everything(costly):
     arms = [arm for name in figure_files.names() for arm in figure_files.read(name).arms if arm.check is None]
     assert arms and all(arm.given["evaluate"] == "all" for arm in arms)
     one = entries.datasets()[0]
@@ -194,6 +195,32 @@ def test_runs_of_a_heavy_model_take_turns_and_the_cheap_ones_are_first():
     looked_at = (len(FEDERATION.train.y) + len(FEDERATION.test.y)) / 3
     assert 2 * 10 < fedprox - looked_at < 2 * 10 * 20  # 1 to 20 steps of 10 samples
     assert simulation(FEDERATION, LOGISTIC, chosen, rounds=2).costs == [1.0, 1.0, 1.0]
+
+
+HEAVY = """
+from folb import models
+
+def heavy(shape, classes):
+    return models.logistic(shape, classes)._replace(heavy=True)
+"""
+
+
+def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.py").write_text(HEAVY)
+    command = ["compare", "synthetic_1_1", "--algorithms", "folb", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
+    command += ["--set", "sizes=40,60", "--model", f"{tmp_path / 'own.py'}:heavy", "--evaluate", "5"]
+    monkeypatch.setattr(first_look, "LONG", 1e5)
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    look = re.search(
+        r"folb: before round 1: test accuracy (\S+) %, training loss 2\.3; a round of folb takes about", said
+    )
+    assert look and 0 <= float(look[1]) <= 100  # zeros: log 10 for each of ten classes
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0 and "round 1" not in capsys.readouterr().err
+    ready = simulation(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1, abreast=False)
+    for soon in (0.0, math.inf):  # the look would take as long, or the round is short
+        monkeypatch.setattr(first_look, "LONG", soon)
+        assert ready.first_look() is None
 
 
 def test_a_federation_can_be_made_smaller():
@@ -218,7 +245,7 @@ def test_a_quick_try_has_one_seed_and_few_rounds(tmp_path, monkeypatch):
     draws = np.random.default_rng(0)
     x, y = draws.normal(size=(900, 8, 8)).astype(np.float32), draws.integers(0, 3, 900)
     np.savez(tmp_path / "mine.npz", x=x, y=y, device=np.arange(900) % 3)
-    monkeypatch.setattr(sample, "HEAVY", 0)
+    monkeypatch.setattr(sample, "COSTLY", 0)
     monkeypatch.setattr(sample, "LONG", 0)
     monkeypatch.setattr(sample, "SAMPLE", 500)
     mine = Experiment(str(tmp_path / "mine.npz"), model="cnn", set={"K": 2})

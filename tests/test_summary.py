@@ -104,6 +104,12 @@ def test_a_line_says_who_is_told_from_the_first_by_the_seeds():
     assert summary.told_apart([*first, *also], 0.7) == "Fewest rounds to 70 %: a, f (the same median)."
     never, once = arriving("d", 101, 101, 101), arriving("e", 10, 101, 101)
     assert summary.told_apart([*never, *once], 0.7).startswith("None reaches 70 % with most seeds.")
+    at_once = arriving("g", 1, 1, 1)
+    assert summary.told_apart(at_once, 0.7) == (
+        "All reach 70 % in the first round that is evaluated. The best accuracy of each run is at least 90.0 %: "
+        "a higher target (--target) says more."
+    )
+    assert summary.told_apart([*at_once, *first], 0.7).startswith("Fewest rounds to 70 %: g.")
 
 
 def test_columns_that_are_zero_everywhere_are_left_out():

@@ -32,8 +32,9 @@ class Lines:
         self.began = self.told = time.monotonic()
         self.played: float | None = None  # when the first rounds were done
         self.announced = False
+        self.whole = "1 round" if (total, about) == (1, "rounds") else f"{total} {about}"
         if every < LONG:
-            tell(f"compiling the program of {total} {about}")
+            tell(f"compiling the program of {self.whole}")
 
     def advance(self, rounds: int, run: int = 0) -> None:
         """So many more rounds of a run are done."""
@@ -46,14 +47,14 @@ class Lines:
         if not self.announced and left is not None:
             self.announced = True
             if left > LONG:
-                self.tell(f"{self.total} {self.about} take about {clock(now - self.began + left)}")
+                self.tell(f"{self.whole} take about {clock(now - self.began + left)}")
                 self.told = now
         if now - self.told >= self.every and self.done < self.total:
             self.told = now
             rest = "" if left is None else f", about {clock(left)} left"
             self.tell(f"{self.done} of {self.total} {self.about}{rest}")
         elif self.done >= self.total and now - self.began >= self.every:
-            self.tell(f"{self.total} {self.about} in {clock(now - self.began)}")
+            self.tell(f"{self.whole} in {clock(now - self.began)}")
 
     def left(self, now: float) -> float | None:
         """The seconds that the rest will take; None while nobody knows."""

@@ -24,6 +24,7 @@ from folb.experiments.experiment import Experiment
 from folb.experiments.typed_tables import made
 
 DECADES = 3  # that the step sizes of a box span, at least
+UNUSED_TARGET = 0.7  # in the names of run directories; what is measured has a target by a rule
 YOURS = "yours"  # the group of a contender from the command line
 
 
@@ -104,7 +105,7 @@ class Dataset:
             key: getattr(self, key) for key in ("dataset", "model", "system", "objective", "rounds", "evaluate_every")
         }
         settings = {**self.set, **given.pop("set", {})}
-        known["evaluate"] = "all"
+        known |= {"evaluate": "all", "target": UNUSED_TARGET}
         for draw in trials.draws or (None,):
             drawn = settings if draw is None else {**settings, "draw": draw}
             yield draw or 0, Experiment(**{**known, "seeds": trials.seeds_of(draw), **given, "set": drawn})

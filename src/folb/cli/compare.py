@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     compare.add_argument(
         "--quick",
         action="store_true",
-        help="a minute or two on two cores: one seed, few rounds, and with a heavy model few samples of each device",
+        help="a minute or two on two cores: one seed, few rounds, and with a costly model few samples of each device",
     )
     compare.set_defaults(handle=_compare)
     run = commands.add_parser("run", help="run an experiment from a TOML file")

@@ -81,7 +81,7 @@ def describe(name: str, federation: Federation) -> None:
         "devices' names": _listed(federation.device_names),
         "majority": _majority(federation),
         "input": " x ".join(map(str, federation.shape)),
-        "defaults": f"model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox",
+        "defaults": f"model {usual.model}, lr {usual.lr:g}, mu {usual.mu:g} for fedprox, target {usual.target:g}",
     }
     tables.show_rows([(fact, value) for fact, value in rows.items() if value])
     print("\ndevices by number of samples")

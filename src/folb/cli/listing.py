@@ -131,7 +131,7 @@ def _usual(dataset: str) -> str:
     from folb.data import defaults
 
     usual = defaults(dataset)
-    return f"with the model {usual.model}, lr {usual.lr:g}, and mu {usual.mu:g} for fedprox, unless set"
+    return f"unless set: model {usual.model}, lr {usual.lr:g}, mu {usual.mu:g} for fedprox, target {usual.target:g}"
 
 
 def _show(section: Section, *, settings: bool) -> None:

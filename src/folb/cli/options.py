@@ -37,12 +37,12 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (5), or a list such as 4,5,6")
-    command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (0.7)")
+    command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (by dataset)")
     command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
     command.add_argument(
         "--evaluate",
         metavar="all|N",
-        help="evaluate on all samples, or on N of each side (a heavy model on 1000, all others on all)",
+        help="evaluate on all samples, or on N of each side (a costly model on 1000, all others on all)",
     )
     command.add_argument(
         "--device-samples", type=int, metavar="N", help="at most N training samples of each device (all)"

@@ -48,6 +48,7 @@ def completed(
                 options.going = command or _resuming(options, start)
                 _announce(start)
                 begin(start.rounds, start.costs)
+                _look(start)
 
         return work(on_start, observe)
 
@@ -69,6 +70,12 @@ def _announce(start: Start) -> None:
     if start.model_bytes > LARGE:
         size = f"{start.model_bytes / 1e6:,.0f} MB"
         tell(f"{start.path / 'model.npz'} will take {size}; --no-model leaves it out")
+
+
+def _look(start: Start) -> None:
+    """Say what can be said if the first round takes long."""
+    if found := start.first_look():
+        tell(str(found))
 
 
 def executed(

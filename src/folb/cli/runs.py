@@ -154,7 +154,7 @@ def _show(options: argparse.Namespace) -> None:
     if trouble:
         tables.say(f"\n{len(trouble):,} rejected, lost or abandoned, the last:")
         tables.say("\n".join(f"  {words}" for words in trouble[-TROUBLE:]))
-    tables.say("\n" + stored.experiment_text)
+    tables.say(f"\n{stored.path / directory.EXPERIMENT}:\n{stored.experiment_text}")
 
 
 def _document(stored: RunDirectory) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from folb.arena.entries import check_name, read_tables
+from folb.arena.entries import UNUSED_TARGET, check_name, read_tables
 from folb.core.liars import ATTACKS
 from folb.errors import InputError, choose
 from folb.experiments.experiment import Experiment
@@ -99,6 +99,7 @@ class Battle:
             algorithms=[self.rule.algorithm],
             rounds=self.dataset.rounds,
             seeds=self.dataset.seeds,
+            target=UNUSED_TARGET,
             evaluate_every=1 if self.share == PACE else self.dataset.evaluate_every,
             evaluate="all",  # whatever the model costs: the page does not speak of a sample
             set={**for_all, part: own},

@@ -29,9 +29,10 @@ def differs(experiment: Experiment, parts: Iterable[Chosen]) -> str:
 
     A setting with the same value in every part that has it stands without the part's name.
     """
-    usual = {field.name: field.default for field in fields(Experiment)} | {"points": box.POINTS, "box_seed": 0}
-    model = data.defaults(experiment.dataset).model
-    words = [f"model={_text(experiment.model)}"] if experiment.model != model else []
+    by_dataset = data.defaults(experiment.dataset)
+    usual = {field.name: field.default for field in fields(Experiment)}
+    usual |= {"target": by_dataset.target, "points": box.POINTS, "box_seed": 0}
+    words = [f"model={_text(experiment.model)}"] if experiment.model != by_dataset.model else []
     for name, default in usual.items():
         value = getattr(experiment, name)
         if name not in ELSEWHERE and value is not None and value != default:

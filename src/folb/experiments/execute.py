@@ -27,6 +27,7 @@ from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
+from folb.simulation.first_look import FirstLook
 from folb.simulation.simulate import Observe, Simulation, simulation
 from folb.store import directory as store
 from folb.store import lock, model_file, naming
@@ -48,6 +49,7 @@ class Start(NamedTuple):
     finished: bool  # the results are there already, and no round is run
     keep_model: bool = True  # at the end
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
+    first_look: Callable[[], FirstLook | None] = lambda: None  # what can be said before a long first round
 
     @property
     def rounds(self) -> int:
@@ -242,7 +244,9 @@ def _perform(
     playing: set[int] = set()
     try:
         if on_start is not None:
-            on_start(start._replace(costs=simulation.costs))
+            begun = (path / store.ROUNDS).is_file()  # a look at the first model would come too late
+            look = start.first_look if begun else simulation.first_look
+            on_start(start._replace(costs=simulation.costs, first_look=look))
         with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
 
             def record(i: int, first: int, part: Run) -> None:

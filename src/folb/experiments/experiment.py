@@ -27,7 +27,8 @@ class Experiment:
     `box` maps settings of algorithms to ranges or values, as `folb.experiments.box` spells them. `points` points are
     drawn from it, by the seed `box_seed`, and each is run with every combination of `set`. `{"folb": {...}}` is
     for one algorithm here, too.
-    The model "by dataset" is the dataset's usual model; it is replaced by the name of that model.
+    The model "by dataset" is the dataset's usual model; it is replaced by the name of that model. Without a `target`,
+    it is the dataset's usual one.
     """
 
     dataset: str
@@ -37,7 +38,7 @@ class Experiment:
     algorithms: Sequence[str] = ("folb", "fedprox", "fedavg")
     rounds: int = 100
     seeds: Sequence[int] = (0, 1, 2, 3, 4)  # a number n is taken as the seeds 0 .. n-1
-    target: float = 0.7
+    target: float = None  # type: ignore[assignment]
     evaluate_every: int = 1
     evaluate: Evaluate = None  # "all", or how many samples of each side; None: by the model's cost
     device_samples: int | None = None  # at most so many training samples of each device; None: all
@@ -59,6 +60,8 @@ class Experiment:
                 raise InputError(field, getattr(self, field), "should be in UTF-8") from None
         if self.model == BY_DATASET:
             object.__setattr__(self, "model", data.defaults(self.dataset).model)
+        if self.target is None:
+            object.__setattr__(self, "target", data.defaults(self.dataset).target)
         if not isinstance(self.algorithms, list | tuple) or not self.algorithms:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
         if not all(isinstance(name, str) for name in self.algorithms):
@@ -75,7 +78,7 @@ class Experiment:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
         object.__setattr__(self, "target", read("target", float, self.target))
         if not 0 < self.target <= 1:
-            raise InputError("target", self.target, "should be more than 0 and at most 1")
+            raise InputError("target", self.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
         choose("objective", self.objective, ("uniform", "samples"))
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))

@@ -16,12 +16,12 @@ from folb.simulation.sample import usual
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
-SAMPLES = 100  # of each device, if the model is heavy
-EVALUATED = 300  # of each side, if the model is heavy
+SAMPLES = 100  # of each device, if the model is costly
+EVALUATED = 300  # of each side, if the model is costly
 
 
 def quick(experiment: Experiment, given: Container[str]) -> Experiment:
-    """The experiment with one seed and few rounds; with a heavy model, also with few samples of each device.
+    """The experiment with one seed and few rounds; with a costly model, also with few samples of each device.
 
     Fields whose names are in `given` stay as they are.
     """

@@ -17,9 +17,10 @@ class Model(NamedTuple):
 
     init(key) -> params; loss(params, x, y) -> the loss of each sample of a batch; predict(params, x) -> labels.
 
-    A `heavy` model spends its time in large products: its mini-batch steps are not unrolled, it is evaluated on fewer
-    samples at once, and on a CPU the devices of a round run one after another. `block` is the largest number of samples
-    that a CPU should take at once, so that intermediate values stay in its cache. A model with `codes` takes whole
+    `heavy` is about how a model is computed: it spends its time in large products. So its mini-batch steps are not
+    unrolled, it is evaluated on fewer samples at once, and on a CPU the devices of a round run one after another. What
+    it costs is another matter, which `folb.models.cost` counts. `block` is the largest number of samples that a CPU
+    should take at once, so that intermediate values stay in its cache. A model with `codes` takes whole
     numbers from 0 to codes - 1 as inputs, and would ignore any others without an error. A model with `scores` tells as
     many labels apart as scores(params, x) has columns; any others would have a loss that is not finite.
     """

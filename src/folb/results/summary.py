@@ -114,7 +114,8 @@ def ranged(reached: Sequence[float | None]) -> str:
 def told_apart(runs: Sequence[Run], target: float) -> str:
     """Who needs the fewest rounds to the target, and who is not told from it by the seeds, in a line.
 
-    If none reaches the target with most seeds, it says so. It is empty if there is only one algorithm, which does.
+    If none reaches the target with most seeds, or every run does at once, it says so. It is otherwise empty if there is
+    only one algorithm.
     """
     groups = labelled(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
@@ -125,6 +126,12 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
         best = max((run.best for run in runs if not math.isnan(run.best)), default=0.0)
         reached = f"The best accuracy is {100 * best:.1f} %"
         return f"None reaches {100 * target:g} % with most seeds. {reached}: a lower target (--target) says more."
+    if all(len(run.evaluated_rounds) > 1 and run.rounds_to(target) == run.evaluated_rounds[0] for run in runs):
+        lowest = min(run.best for run in runs)
+        return (
+            f"All reach {100 * target:g} % in the first round that is evaluated. The best accuracy of each run is at "
+            f"least {100 * lowest:.1f} %: a higher target (--target) says more."
+        )
     if len(groups) < 2:
         return ""
     them, together = ("them", " (the same median)" if seeds > 1 else "") if len(first) > 1 else ("it", "")

@@ -14,8 +14,8 @@ from folb.errors import InputError
 from folb.models import Model
 from folb.models.cost import operations
 
-SAMPLE = 1000  # samples of each side that a heavy model is evaluated on
-HEAVY = 5e5  # operations for one sample, from which on a model is heavy
+SAMPLE = 1000  # samples of each side that a costly model is evaluated on
+COSTLY = 5e5  # operations for one sample, from which on a model is costly
 LONG = 2e10  # operations of an evaluation that takes about half a second on two cores
 NORMAL = 1.96  # 95 % of a normal distribution are within so many standard deviations
 
@@ -39,7 +39,7 @@ def usual(federation: Federation, model: Model) -> int | None:
     if samples <= SAMPLE or not isinstance(model, Model):
         return None
     each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind))
-    return _fewer(federation, SAMPLE) if each >= HEAVY and each * samples >= LONG else None
+    return _fewer(federation, SAMPLE) if each >= COSTLY and each * samples >= LONG else None
 
 
 def chosen(evaluate: Evaluate, federation: Federation, model: Model) -> int | None:

@@ -35,6 +35,7 @@ from folb.pace import Lines, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
 from folb.simulation.evaluate import evaluation_block
+from folb.simulation.first_look import FirstLook, first_look
 from folb.simulation.play import Info, start
 from folb.simulation.problem import ENDLESS, Problem, problem
 from folb.simulation.program import (
@@ -95,7 +96,7 @@ def simulate(
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
     `evaluate` says on how many samples of each side, training and test, models are evaluated: a number, or "all". By
-    default a heavy model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
+    default a costly model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
     `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr",
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
     `abreast` is explained at `problem`.
@@ -129,6 +130,8 @@ def simulate(
     if progress:
         lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr, costs=ready.costs)
         watched = observe
+        if look := ready.first_look():
+            to_stderr(str(look))
 
         def observe(i: int, first: int, part: Run) -> None:
             lines.advance(len(part.seconds), i)
@@ -149,6 +152,11 @@ class Simulation:
     every: int
     together: int = 1  # programs that play at the same time
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
+
+    def first_look(self) -> FirstLook | None:
+        """What can be said before the first round, if that round takes long; otherwise None."""
+        job = self.batches[0][0]
+        return first_look(self.problem, self.federation, job.algorithm, job.seed, self.costs[job.place])
 
     def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
         """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
