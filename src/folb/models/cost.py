@@ -11,12 +11,14 @@ import jax.numpy as jnp
 
 from folb.models.model import Model
 
+FEW = 32  # outputs, such as the channels of a convolution
+
 
 def operations(model: Model, sample: jax.ShapeDtypeStruct, moved: int = 0) -> int:
     """Additions and multiplications in the products that the loss of one sample takes.
 
-    `sample` has its shape and type. Nothing is computed. A product takes as long as `moved` operations for each number
-    that it reads and writes, if that is more: so it is if there are few channels.
+    `sample` has its shape and type. Nothing is computed. A product with few outputs takes as long as `moved` operations
+    for each number that it reads or writes.
     """
     x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -32,8 +34,9 @@ def _of(step: Any, moved: int) -> int:
     name = step.primitive.name
     if name == "dot_general":
         (contracted, _), _ = step.params["dimension_numbers"]
-        left, out = step.invars[0].aval.shape, prod(step.outvars[0].aval.shape)
-        return max(2 * out * prod(left[i] for i in contracted), moved * (prod(left) + out))
+        left, out = step.invars[0].aval.shape, step.outvars[0].aval.shape
+        products = 2 * prod(out) * prod(left[i] for i in contracted)
+        return products if out[-1] >= FEW else max(products, moved * (prod(left) + prod(out)))
     if name == "conv_general_dilated":
         kernel, numbers = step.invars[1].aval.shape, step.params["dimension_numbers"]
         return 2 * prod(step.outvars[0].aval.shape) * prod(kernel) // kernel[numbers.rhs_spec[0]]
