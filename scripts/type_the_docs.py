@@ -52,7 +52,7 @@ LEFT_OUT = {
     r"^flwr .*\bdeploy\b": "it needs a SuperLink; tests/test_deployment.py types it",
     r"path/to/|/var/lib/": "the path stands for one of yours",
 }
-REAL_DATA = r"\b(mnist|femnist|shakespeare|sent140)\b"  # left out where its files are not there
+REAL_DATA = r"\b(mnist|femnist|shakespeare|sent140|cifar10|cifar100)\b"  # left out where its files are not there
 
 SHORTER = (  # in this order
     (r"\bRUN RUN\b|\bRUN\b", "last"),

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from test_cifar import TEN, write_archive
 from test_cli import folb
 from test_femnist import write_npz as write_femnist
 from test_mnist import write as write_mnist
@@ -127,7 +128,10 @@ REFUSED = {
     "no number": (["info", "mnist", "--set", "devices=many"], "devices = 'many': should be a whole number"),
     "no value": (["info", "mnist", "--set", "devices"], "set = 'devices': should be KEY=VALUE"),
     "files absent": (["info", "mnist"], "mnist = 'train-images-idx3-ubyte.gz': is not there: put it in "),
-    "nothing to fetch": (["fetch", "synthetic"], "dataset = 'synthetic': choose one of femnist, glove, mnist"),
+    "nothing to fetch": (
+        ["fetch", "synthetic"],
+        "dataset = 'synthetic': choose one of cifar10, cifar100, femnist, glove, mnist",
+    ),
     "no action": ([], "the following arguments are required: ACTION"),
     "unknown action": (["lst"], "'lst'"),
 }
@@ -180,6 +184,18 @@ def test_fetch_gets_the_files_and_prints_where_they_are(store, tmp_path, server,
     code, out, err = folb(capsys, "data", "fetch", "mnist")
     assert code == 2 and out == ""
     assert f"fetch = 'gone': put it in {store / 'mnist'} yourself" in err
+
+
+def test_fetch_unpacks_the_archive_of_cifar_10(store, tmp_path, server, monkeypatch, capsys):
+    write_archive(tmp_path / "public" / "cifar-10-binary.tar.gz")
+    (published,) = fetch.SOURCES["cifar10"]
+    here = published._replace(urls=(f"{server}/cifar-10-binary.tar.gz",), size=None, sha256=None)
+    monkeypatch.setitem(fetch.SOURCES, "cifar10", (here,))
+    code, out, err = folb(capsys, "data", "fetch", "CIFAR10")
+    assert code == 0, err
+    assert out.splitlines() == [str(store / "cifar10" / name) for name in [*TEN, "batches.meta.txt"]]
+    assert sorted(path.name for path in (store / "cifar10").iterdir()) == sorted([*TEN, "batches.meta.txt"])
+    assert data.load("cifar10", devices=4).N == 4
 
 
 # ---- the registry

@@ -296,6 +296,29 @@ def delta_sgd(run, gamma=2.0, delta=0.1):
     return w
 
 
+def local_adam(run, beta=0.8, beta2=0.9, eps=1e-3, end=0.1):
+    """Both means begin anew in every round, and the step size falls along half a cosine over all rounds."""
+
+    def solve(w, k, work, t, direction, mu, lr):
+        m = v = w * 0
+        j = 0
+
+        def step(g):
+            nonlocal m, v, j
+            m, j = m * beta + g * (1 - beta), j + 1
+            v = v * beta2 + Vector({name: value**2 for name, value in g.items()}) * (1 - beta2)
+            root = {name: np.sqrt(value / (1 - beta2**j)) + eps for name, value in v.items()}
+            return Vector({name: value / (1 - beta**j) / root[name] for name, value in m.items()})
+
+        return sgd(w, k, work, t, step, mu, lr)
+
+    w = model()
+    for t in rounds(run):
+        lr = LR * (end + (1 - end) * (1 + np.cos(np.pi * (t - 1) / ROUNDS)) / 2)
+        w = w + average(replies(run, t, w, solve=solve, lr=lr))
+    return w
+
+
 def folb_by(gradients):
     """(13), with what stands for the gradients."""
 
@@ -385,6 +408,18 @@ LITERAL = {
     "fedexp": (algorithms.fedavg(server="fedexp", eps=0.01, eps_decay=0.9, **USUAL), fedexp),
     "local momentum": (algorithms.fedavg(local_step="momentum", **USUAL), local_momentum),
     "delta_sgd": (algorithms.fedavg(local_step="delta_sgd", **USUAL), delta_sgd),
+    "local adam, cosine": (
+        algorithms.fedavg(
+            local_step="adam",
+            local_beta=0.8,
+            local_beta2=0.9,
+            local_eps=1e-3,
+            step_size="cosine",
+            step_end=0.1,
+            **USUAL,
+        ),
+        local_adam,
+    ),
     "folb, sketch": (algorithms.folb(gradient="sketch", sketch=32, bits=32, mu=0.0, **USUAL), folb_by(by_sketch)),
     "folb, proxy": (algorithms.folb(gradient="proxy", mu=0.0, **USUAL), folb_by(by_proxy)),
     "power_of_choice": (algorithms.fedavg(sampling="power_of_choice", **USUAL | {"K": 3}), fedavg),

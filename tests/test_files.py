@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import stat
+import tarfile
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -214,6 +215,78 @@ def test_a_zip_bomb_that_lies_about_its_size_is_cut_at_what_it_declares(data, tm
     assert everything(data) == []
 
 
+def tarred(path, **members):
+    """An archive like zip's above, as tar.gz; a member that is a TarInfo is written as it is."""
+    with tarfile.open(path, "w:gz") as packed:
+        for name, content in members.items():
+            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            if info is not content:
+                info.size = len(content)
+            packed.addfile(info, None if info is content else io.BytesIO(content))
+    return path
+
+
+def test_unpack_a_tar_gz(data, tmp_path):
+    path = tarred(tmp_path / "a.tar.gz", **{"one.txt": b"1", "sub/two.txt": b"22"})
+    assert source_files.unpack(path, data, limit=2, members={"sub/two.txt": "2.txt"}) == [data / "2.txt"]
+    assert everything(data) == ["2.txt"] and (data / "2.txt").read_bytes() == b"22"
+    with pytest.raises(InputError, match=r"'three.txt': is not in the archive"):
+        source_files.unpack(path, data, limit=3, members={"three.txt": "3"})
+
+
+def odd(name, kind=tarfile.REGTYPE, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        *(odd(name) for name in ("../evil", "/evil", "sub/../../evil", "..\\evil", "C:evil")),
+        odd("link", tarfile.SYMTYPE, "/etc/passwd"),
+        odd("link", tarfile.LNKTYPE, "/etc/passwd"),
+        odd("device", tarfile.CHRTYPE),
+        odd("pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda member: f"{member.name} {member.type.decode()}",
+)
+def test_a_tar_cannot_write_outside_its_folder_or_make_links(data, tmp_path, member):
+    path = tarred(tmp_path / "a.tar.gz", good=b"1", member=member)
+    with pytest.raises(InputError, match="should be a plain file inside"):
+        source_files.unpack(path, data, limit=100)
+    assert everything(tmp_path) == ["a.tar.gz"]
+
+
+def test_a_tar_bomb_is_refused(data, tmp_path, monkeypatch):
+    path = tarred(tmp_path / "a.tar.gz", bomb=bytes(3_000_000))
+    with pytest.raises(InputError, match=r"3000000: bytes when unpacked: should be at most 1000000"):
+        source_files.unpack(path, data, limit=1_000_000)
+    monkeypatch.setattr(npz, "UNPACKED", 1_000_000)  # of any file, whatever its members declare
+    monkeypatch.setattr(npz, "TIMES", 1)
+    with pytest.raises(InputError, match=r"a\.tar\.gz: bytes = \d+: should be at most 1000000 when unpacked"):
+        source_files.unpack(path, data, limit=10_000_000, members={"bomb": "bomb"})
+    assert everything(data) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no tar", "empty"])
+def test_a_damaged_tar_leaves_nothing_behind(data, tmp_path, damage):
+    path = tarred(tmp_path / "a.tar.gz", x=os.urandom(1000), y=os.urandom(1000))
+    content = bytearray(path.read_bytes())
+    content[len(content) - 500] ^= 1
+    path.write_bytes(
+        {
+            "cut": path.read_bytes()[:-700],
+            "flipped": bytes(content),
+            "no tar": gzip.compress(b"GIF89a"),
+            "empty": gzip.compress(b""),
+        }[damage]
+    )
+    with pytest.raises(InputError, match=r"a\.tar\.gz"):
+        source_files.unpack(path, data, limit=10_000, members={"x": "x", "y": "y"})
+    assert everything(data) == []
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not a zip", "empty"])
 def test_a_damaged_archive_leaves_nothing_behind(data, tmp_path, damage):
     path = archive(tmp_path / "a.zip", x=os.urandom(1000))
@@ -406,7 +479,7 @@ def test_every_source_is_https_with_a_place_of_its_own():
             assert source.path.split("/")[0] in (name, "glove")
             assert all(url.startswith("https://") for url in source.urls)
             assert source.sha256 is None or len(source.sha256) == 64
-            assert bool(source.members) == source.path.endswith(".zip") == (source.limit > 0)
+            assert bool(source.members) == source.path.endswith((".zip", ".tar.gz")) == (source.limit > 0)
 
 
 # the cache

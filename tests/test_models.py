@@ -11,7 +11,7 @@ import pytest
 from folb import InputError, algorithms, models, simulate, system
 from folb.core import tree
 from folb.data.federation import Federation
-from folb.models import convolution, dense, recurrent
+from folb.models import convolution, dense, recurrent, residual
 from folb.simulation import problem as problems
 
 # each model, tiny: the shape of a sample, the classes, the settings
@@ -20,6 +20,7 @@ TINY = {
     "mlp": ((2, 3), 3, {"first": 5, "second": 4}),
     "cnn": ((8, 4), 3, {"first": 2, "second": 3, "hidden": 5}),
     "lenet": ((16, 20), 3, {"first": 2, "second": 3, "hidden": 5, "last": 4}),
+    "resnet": ((8, 4), 3, {"width": 4}),
     "char_lstm": ((6,), 7, {"embedding": 2, "units": 3}),
     "sentiment_lstm": ((4, 3), 2, {"units": 3, "hidden": 4}),
 }
@@ -146,6 +147,14 @@ def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
         ("mlp", (28, 28), 10, 784 * 200 + 200 + 200 * 100 + 100 + 100 * 10 + 10),
         ("cnn", (28, 28), 62, 9 * 32 + 32 + 9 * 32 * 64 + 64 + 7 * 7 * 64 * 128 + 128 + 128 * 62 + 62),
         ("lenet", (28, 28), 10, 25 * 6 + 6 + 25 * 6 * 16 + 16 + 256 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10),
+        # convolutions 3-16, 16-16 twice, 16-32, 32-32, 32-64, 64-64, two of 1x1; a scale and a shift for each channel
+        (
+            *("resnet", (32, 32, 3), 10),
+            9 * (3 * 16 + 2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64)
+            + (16 * 32 + 32 * 64)
+            + 2 * 3 * (16 + 32 + 64)
+            + (64 * 10 + 10),
+        ),
         ("char_lstm", (80,), 80, 80 * 8 + (8 + 256 + 1) * 1024 + (256 + 256 + 1) * 1024 + 256 * 80 + 80),
         ("sentiment_lstm", (25, 300), 2, (300 + 100 + 1) * 400 + (100 + 100 + 1) * 400 + 100 * 30 + 30 + 30 + 1),
     ],
@@ -211,6 +220,58 @@ def test_lenet_against_numpy():
         h = np.maximum(h @ w[name]["weight"] + w[name]["bias"], 0)
     z = h @ w["scores"]["weight"] + w["scores"]["bias"]
     np.testing.assert_allclose(model.loss(params, x, y), np.log(np.exp(z).sum(axis=1)) - z[np.arange(3), y], rtol=1e-4)
+
+
+def test_resnet_against_numpy():
+    """Pixel by pixel and group by group, in 64 bits. Scales and shifts are not those of the start."""
+    model, (x, y) = tiny("resnet"), samples("resnet", 2)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: leaf + (0.3 * rng.normal(size=leaf.shape)).astype(np.float32), model.init(jax.random.key(1))
+    )
+
+    def convolved(h, layer, stride):
+        weight = np.asarray(layer["weight"], float)
+        side = len(weight)
+        h = np.pad(h, ((0, 0), (side // 2,) * 2, (side // 2,) * 2, (0, 0)))
+        rows, columns = ((n - side) // stride + 1 for n in h.shape[1:3])
+        out = np.zeros((len(h), rows, columns, weight.shape[-1]))
+        for i in range(rows):
+            for j in range(columns):
+                at = slice(i * stride, i * stride + side), slice(j * stride, j * stride + side)
+                out[:, i, j] = np.tensordot(h[:, at[0], at[1]], weight, 3)
+        for image in out:
+            for channels in np.split(np.arange(out.shape[-1]), 2):  # two groups
+                part = image[..., channels]
+                image[..., channels] = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
+        return out * np.asarray(layer["scale"]) + np.asarray(layer["shift"])
+
+    h = np.maximum(convolved(x[..., None], params["first"], 1), 0)
+    for name, stride in (("block1", 1), ("block2", 2), ("block3", 2)):
+        block, before = params[name], h
+        h = convolved(np.maximum(convolved(h, block["one"], stride), 0), block["two"], 1)
+        h = np.maximum(h + (convolved(before, block["across"], stride) if "across" in block else before), 0)
+    assert h.shape == (2, 2, 1, 16) and "across" not in params["block1"]
+    z = h.mean(axis=(1, 2)) @ np.asarray(params["scores"]["weight"]) + np.asarray(params["scores"]["bias"])
+    np.testing.assert_allclose(model.loss(params, x, y), np.log(np.exp(z).sum(axis=1)) - z[np.arange(2), y], rtol=1e-4)
+
+
+def test_a_stride_takes_every_second_pixel():
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 6, 8, 3), (3, 3, 3, 4)))
+    dense_one = jax.jit(convolution.convolved)(weight, x)
+    strided = jax.jit(partial(convolution.convolved, stride=2))(weight, x)
+    np.testing.assert_allclose(strided, dense_one[:, ::2, ::2], rtol=1e-5, atol=1e-5)
+
+
+def test_resnet_is_heavy_starts_as_he_et_al_s_and_grows_by_its_settings():
+    made = models.resnet((32, 32, 3), 10)
+    assert made.heavy and made.block is not None
+    weight = np.asarray(residual.layer(jax.random.key(0), 3, 64, 64)["weight"])
+    assert weight.std() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    deeper = jax.eval_shape(models.resnet((32, 32, 3), 100, depth=20, width=8, groups=8).init, jax.random.key(0))
+    assert sum(name.startswith("block") for name in deeper) == 9
+    assert deeper["block9"]["two"]["weight"].shape == (3, 3, 32, 32) and deeper["scores"]["bias"].shape == (100,)
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lenet"])
@@ -325,6 +386,10 @@ def test_characters_against_numpy():
         ("cnn", (8, 8), 3, {"hidden": -1}, "hidden = -1: should be a whole number from 1"),
         ("cnn", (784,), 10, {}, "should be an image"),
         ("cnn", (28, 30), 10, {}, "multiples of 4"),
+        ("resnet", (30, 32), 3, {}, "multiples of 4"),
+        ("resnet", (8, 8), 3, {"depth": 10}, "depth = 10: should be 2 more than a multiple of 6"),
+        ("resnet", (8, 8), 3, {"depth": 2}, "depth = 2: should be a whole number from 8"),
+        ("resnet", (8, 8), 3, {"groups": 3}, "groups = 3: should divide the width, 16"),
         ("cnn", (8, 8), 3, {"init": "torhc"}, "did you mean 'torch'"),
         ("mlp", (6,), 3, {"init": "zeros"}, "init = 'zeros'"),
         ("logistic", (6,), 3, {"squash": "yes"}, "squash = 'yes': should be True or False"),

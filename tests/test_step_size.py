@@ -1,5 +1,7 @@
 """A step size that the server sets: on quadratics with known constants, and one of a user's own, in both carriers."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +9,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
-from test_slots import furthest, on_flower, simulated
+from test_slots import FEDERATION, MODEL, SYSTEM, furthest, on_flower, simulated
 
 import folb
-from folb import InputError, algorithms
-from folb.core.round import begin, close, model_sent, with_step_size
+from folb import InputError, algorithms, simulate
+from folb.core.round import begin, close, model_sent, over_rounds, with_step_size
 from folb.core.rules import Round
 from folb.flower import TwoPhaseStrategy
+from folb.simulation import program
 
 N, K, DIM, STEPS, CONDITION = 30, 10, 12, 3, 100.0
 closed = jax.jit(close)
@@ -47,8 +50,8 @@ def descend(problem, algorithm, rounds=200, seed=0, K=K):
     start = np.full(DIM, 3.0, np.float32)
     state, _ = begin(algorithm, {"w": jnp.asarray(start)})
     ones = np.ones(K, np.float32)
-    for _ in range(rounds):
-        now = with_step_size(algorithm, state)
+    for t in range(1, rounds + 1):
+        now = with_step_size(algorithm, state, t)
         sent, lr = np.asarray(model_sent(now, state)["w"], float), float(now.solver.lr)
         delta = problem.updates(rng.choice(N, K, replace=False), sent, lr).astype(np.float32)
         state = closed(now, state, Round(state.params, ones, ones, ones, {"w": delta})).state
@@ -96,6 +99,110 @@ def test_a_step_size_of_one_s_own_in_both_carriers():
     assert furthest(simulated(algorithms.fedavg(**usual), rounds=4).params, run.params) > 1e-4
 
 
+# schedules ------------------------------------------------------------------------------------------------------------
+
+
+def literal(name, t, T, warmup=0.0, end=0.0, factor=0.1):
+    s = max(t - 1 - warmup, 0.0)
+    falls = {
+        "constant": 1.0,
+        "cosine": end + (1 - end) * (1 + math.cos(math.pi * min(s / T, 1))) / 2,
+        "step": factor ** (s // T),
+        "inverse": 1 / (1 + s / T),
+    }
+    return min(t / (warmup + 1), 1) * falls[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "numbers"),
+    [
+        ("constant", 1.0, {"warmup": 3}),
+        ("cosine", 1.0, {"end": 0.01}),
+        ("cosine", 1.0, {"warmup": 4, "end": 0.2}),
+        ("step", 1 / 3, {"warmup": 2, "factor": 0.5}),
+        ("inverse", 1 / 10, {}),
+    ],
+)
+@pytest.mark.parametrize("T", [None, 7])
+def test_a_schedule_is_its_formula(name, usual, numbers, T):
+    """T is what was set, or the usual share of the rounds after the warmup; after T rounds a cosine stays."""
+    given = {f"step_{key}": value for key, value in numbers.items()} | (
+        {"step_rounds": T} if name != "constant" else {}
+    )
+    algorithm = over_rounds(algorithms.fedavg(step_size=name, lr=0.5, **given), 30)
+    state, _ = begin(algorithm, {"w": jnp.zeros(2)})
+    found = jax.jit(jax.vmap(lambda t: with_step_size(algorithm, state, t).solver.lr))(jnp.arange(1, 41))
+    length = T or usual * (30 - numbers.get("warmup", 0))
+    np.testing.assert_allclose(found, [0.5 * literal(name, t, length, **numbers) for t in range(1, 41)], atol=1e-6)
+    assert found[29] > 0
+
+
+def test_a_schedule_in_both_carriers_and_swept_in_one_program():
+    usual = {"K": 6, "lr": 0.05, "batch": 5, "step_size": "inverse", "step_warmup": 2}
+    swept = [algorithms.fedavg(step_rounds=T, **usual) for T in (2.0, 3.0)] + [algorithms.fedavg(**usual)]
+    before = program.advance._cache_size()
+    runs = simulate(FEDERATION, MODEL._replace(heavy=True), swept, rounds=6, seeds=[3], system=SYSTEM, record=("lr",))
+    assert program.advance._cache_size() <= before + 1
+    for run, T in zip(runs, (2, 3, 1), strict=True):  # a tenth of four rounds is less than one
+        np.testing.assert_allclose(run.records["lr"], [0.05 * literal("inverse", t, T, 2) for t in range(1, 7)], 1e-6)
+    deployed, strategy = on_flower(swept[0], rounds=6)
+    assert furthest(deployed, runs[0].params) <= 1e-5
+    assert strategy.opened.algorithm.solver.lr == pytest.approx(runs[0].records["lr"][-1])
+
+
+def test_a_run_on_flower_goes_on_if_its_schedule_does_not_depend_on_the_rounds(tmp_path):
+    def go(rounds, path, **settings):
+        on_flower(algorithms.fedavg(K=6, step_size="cosine", **settings), rounds=rounds, directory=tmp_path / path)
+
+    go(1, "free")
+    with pytest.raises(InputError, match="holds another run"):
+        go(2, "free")
+    go(1, "set", step_rounds=5)
+    go(2, "set", step_rounds=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"step_size": "cosin"}, "did you mean 'cosine'"),
+        ({"step_warmup": 3}, "step_warmup = 3: is for step_size=cosine, step, inverse, constant; step_size is not set"),
+        (
+            {"step_size": "agreement", "step_rounds": 9},
+            "is for step_size=cosine, step, inverse; step_size is agreement",
+        ),
+        ({"step_size": "cosine", "step_goal": 0.1}, "is for step_size=agreement; step_size is cosine"),
+        ({"step_size": "cosine", "step_end": 2.0}, "step_end = 2.0: should be from 0 to 1"),
+        ({"step_size": "step", "step_factor": 0.0}, "step_factor = 0.0: should be more than 0"),
+        ({"step_size": "step", "step_rounds": 0}, "step_rounds = 0: should be at least 1"),
+        ({"step_size": "constant", "step_warmup": -1}, "step_warmup = -1: should be at least 0"),
+        ({"step_size": 3}, "step_size = 3: should be one of agreement, cosine"),
+    ],
+)
+def test_bad_schedules_are_one_line(given, message):
+    with pytest.raises(InputError, match=message):
+        algorithms.fedavg(**given)
+
+
+def test_a_step_size_never_falls_to_0():
+    algorithm = algorithms.fedavg(step_size="cosine", step_rounds=7, step_warmup=2)
+    assert over_rounds(algorithm, 9) is not None
+    with pytest.raises(InputError, match="step_rounds = 7: should be at least 8, the rounds after the warmup"):
+        over_rounds(algorithm, 10)
+    state, _ = begin(algorithm, {"w": jnp.zeros(2)})
+    assert with_step_size(over_rounds(algorithms.fedavg(step_size="cosine"), 50), state, 50).solver.lr > 0
+
+
+def test_a_schedule_over_all_rounds_needs_their_number():
+    algorithm = algorithms.fedavg(step_size="cosine")
+    state, _ = begin(algorithm, {"w": jnp.zeros(2)})
+    with pytest.raises(InputError, match="step_rounds = None: should be a number here"):
+        with_step_size(algorithm, state, 1)
+
+
+def test_sums_alone_are_enough_for_a_schedule():
+    TwoPhaseStrategy(algorithms.folb(K=6, step_size="cosine"))
+
+
 def test_a_step_size_of_the_wrong_shape_is_named():
     wrong = folb.StepSize(lambda params: jnp.float32(1), lambda factor: jnp.ones(2), lambda factor, round: factor)
     with pytest.raises(InputError, match="step_size: what factor"):
@@ -135,8 +242,8 @@ def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(sign, rat
     ones, sizes = np.ones(K, np.float32), []
     delta = np.zeros((K, DIM), np.float32)
     delta[0] = 1e3
-    for _ in range(8):
+    for t in range(1, 9):
         state = closed(algorithm, state, Round(state.params, ones, ones, ones, {"w": delta})).state
-        sizes.append(float(with_step_size(algorithm, state).solver.lr))
+        sizes.append(float(with_step_size(algorithm, state, t + 1).solver.lr))
         delta = sign * delta
     assert sizes[0] == 1 and sizes[1] == pytest.approx(ratio, rel=1e-4) and sizes[-1] == pytest.approx(end, rel=1e-4)

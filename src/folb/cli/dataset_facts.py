@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from folb import atomic, data
 from folb.cli import tables
-from folb.data import femnist, fetch, mnist, sent140, shakespeare, source_files
+from folb.data import cifar, femnist, fetch, mnist, sent140, shakespeare, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, choose, one_line
 from folb.experiments.settings import first_line, read, settings
@@ -21,6 +21,8 @@ from folb.typing import NDArray
 RAW_FILES = {
     "mnist": mnist.raw_files,
     "femnist": femnist.raw_files,
+    "cifar10": cifar.cifar10_files,
+    "cifar100": cifar.cifar100_files,
     "shakespeare": shakespeare.raw_files,
     "sent140": sent140.raw_files,
 }

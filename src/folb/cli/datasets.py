@@ -24,7 +24,9 @@ def add(commands: Any) -> None:
     info.add_argument("--json", action="store_true", help=common.JSON)
     info.set_defaults(handle=_info)
     fetch = actions.add_parser("fetch", help="download a dataset's files")
-    fetch.add_argument("dataset", metavar="NAME", help="mnist, femnist, shakespeare, sent140 or glove")
+    fetch.add_argument(
+        "dataset", metavar="NAME", help="mnist, femnist, cifar10, cifar100, shakespeare, sent140 or glove"
+    )
     fetch.set_defaults(handle=_fetch)
     actions.add_parser("path", help="print the data directory").set_defaults(handle=_path)
 

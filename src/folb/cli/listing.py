@@ -181,6 +181,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
     from folb.core.selection import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.core.staleness import STALENESS
+    from folb.core.step_size import STEP_SIZES
     from folb.experiments.settings import first_line
 
     return {
@@ -193,6 +194,9 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "robust: what stands in for a mean of updates": {name: first_line(one) for name, one in CENTRES.items()},
         "attack: what lying devices do, in the simulator": dict(SAYS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
+        "step_size: how the server changes lr from round to round": {
+            name: first_line(one) for name, one in STEP_SIZES.items()
+        },
         "staleness: what an old update counts, with concurrency": {
             name: first_line(one) for name, one in STALENESS.items()
         },

@@ -105,8 +105,10 @@ class Common(TypedDict, total=False):
     unit: Annotated[
         Literal["step", "epoch", "gradient"], "a unit of work: a mini-batch step, an epoch, a full-gradient step"
     ]
-    local_step: Annotated[Literal["sgd", "momentum", "delta_sgd"] | None, "a device's step; by default sgd"]
-    local_beta: Annotated[float | None, "beta of local_step=momentum; by default 0.9"]
+    local_step: Annotated[Literal["sgd", "momentum", "delta_sgd", "adam"] | None, "a device's step; by default sgd"]
+    local_beta: Annotated[float | None, "beta of local_step=momentum, beta_1 of adam; by default 0.9"]
+    local_beta2: Annotated[float | None, "beta_2 of local_step=adam; by default 0.999"]
+    local_eps: Annotated[float | None, "eps of local_step=adam; by default 1e-8"]
     local_gamma: Annotated[float | None, "gamma of local_step=delta_sgd; by default 2"]
     local_delta: Annotated[float | None, "delta of local_step=delta_sgd; by default 0.1"]
     candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
@@ -137,11 +139,22 @@ class Common(TypedDict, total=False):
     ]
     eps_decay: Annotated[float | None, "by what fedexp multiplies eps in each round; by default 0.996"]
     step_size: Annotated[
-        Literal["agreement"] | None, "how the server changes lr from round to round; by default it does not"
+        Literal["agreement", "cosine", "step", "inverse", "constant"] | None,
+        "how the server changes lr from round to round; by default it does not",
     ]
     step_gain: Annotated[float | None, "of step_size=agreement: how fast lr changes; by default 1.25"]
     step_goal: Annotated[
         float | None, "of step_size=agreement: the cosine between rounds at which lr stays; by default 0.2"
+    ]
+    step_rounds: Annotated[
+        float | None,
+        "T of step_size=cosine (by default all rounds), step (a third of them) and inverse (a tenth)",
+    ]
+    step_end: Annotated[float | None, "of step_size=cosine: the share of lr that is left at the end; by default 0"]
+    step_factor: Annotated[float | None, "of step_size=step: what lr is multiplied by every T rounds; by default 0.1"]
+    step_warmup: Annotated[
+        float | None,
+        "of step_size=cosine, step, inverse or constant: rounds in which lr rises to its value; by default 0",
     ]
     average: Annotated[
         Literal["none", "ema", "last_two"] | None,
@@ -224,6 +237,8 @@ def compose(
     exploration: Any = None,
     local_step: str | LocalStep | Callable[..., Any] | None = None,
     local_beta: Any = None,
+    local_beta2: Any = None,
+    local_eps: Any = None,
     local_gamma: Any = None,
     local_delta: Any = None,
     uploads: Sequence[str | Upload] = (),
@@ -251,6 +266,10 @@ def compose(
     step_size: str | StepSize | None = None,
     step_gain: Any = None,
     step_goal: Any = None,
+    step_rounds: Any = None,
+    step_end: Any = None,
+    step_factor: Any = None,
+    step_warmup: Any = None,
     average: str | Average | None = None,
     average_rate: Any = None,
     concurrency: int | None = None,
@@ -310,15 +329,17 @@ def compose(
         raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
     if chosen.memory and remembers is None and chosen.keeps is None:
         raise InputError("memory", None, "should be a DeviceMemory: the sampling looks at one")
-    step = local_steps.local_step(local_step, beta=local_beta, gamma=local_gamma, delta=local_delta)
+    step = local_steps.local_step(
+        local_step, beta=local_beta, beta2=local_beta2, eps=local_eps, gamma=local_gamma, delta=local_delta
+    )
     shifts = isinstance(remembers, DeviceMemory) and remembers.shift is not None
-    if step.apply is local_steps.delta_sgd:
+    if step.apply in local_steps.UNEVEN:
         if gradient is not None and gradient.works:
-            raise InputError("gradient", "proxy", "should be exact or sketch: the steps of delta_sgd have no one size")
+            expected = f"should be exact or sketch: the steps of {step.name} have no one size"
+            raise InputError("gradient", "proxy", expected)
         if isinstance(remembers, DeviceMemory) and remembers.one_size:
-            raise InputError(
-                "local_step", "delta_sgd", f"should be sgd or momentum: memory={memory} divides by their size"
-            )
+            expected = f"should be sgd or momentum: memory={memory} divides by their size"
+            raise InputError("local_step", step.name, expected)
     if second and gradient is not None and gradient.works and shifts:
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
@@ -355,7 +376,15 @@ def compose(
         uploads=sent,
         memory=joined,
         gradient=gradient,
-        step_size=step_sizes.step_size(step_size, gain=step_gain, goal=step_goal),
+        step_size=step_sizes.step_size(
+            step_size,
+            gain=step_gain,
+            goal=step_goal,
+            rounds=step_rounds,
+            end=step_end,
+            factor=step_factor,
+            warmup=step_warmup,
+        ),
         asynchrony=asynchronous,
         average=averages.average(average, average_rate),
         compression=codecs,

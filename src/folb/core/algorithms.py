@@ -125,8 +125,8 @@ adabest = _against_drift(
 def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
     """FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."""
     by = {"simple": rules.fednova, "samples": rules.fednova_by_samples}
-    if common.get("local_step") == "delta_sgd":
-        raise InputError("local_step", "delta_sgd", "should be sgd or momentum: FedNova divides by steps of one size")
+    if (step := common.get("local_step")) in ("delta_sgd", "adam"):
+        raise InputError("local_step", step, "should be sgd or momentum: FedNova divides by steps of one size")
     return compose(by[choose("averaging", averaging, by)], sampling=sampling, **common)
 
 
@@ -156,7 +156,10 @@ def accord(
     replacement: Annotated[bool, "draw a multiset with replacement (Algorithm 1), or a set without"] = False,
     beta: Annotated[float, "momentum of the server"] = 0.85,
     stretch: Annotated[float, "how far the server's update is stretched; 0.5: as long as a device's"] = 0.5,
-    step_size: Annotated[Literal["agreement"] | None, "how the server changes lr from round to round"] = "agreement",
+    step_size: Annotated[
+        Literal["agreement", "cosine", "step", "inverse", "constant"] | None,
+        "how the server changes lr from round to round",
+    ] = "agreement",
     average: Annotated[Literal["none", "ema", "last_two"], "the model that is evaluated and kept"] = "ema",
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.6"] = None,
     **common: Any,  # those of `Common` that are not above

@@ -92,13 +92,39 @@ def delta_sgd(g: Params, state: Pace, lr: Any, *, gamma: Any, delta: Any) -> tup
     return scaled(g, -eta), Pace(g, eta, theta, eta * norm(g))
 
 
+class Moments(NamedTuple):
+    """The state of `adam`: the means of the gradients and of their squares, and how many there were."""
+
+    m: Params
+    v: Params
+    steps: Any
+
+
+def _no_moments(params: Params) -> Moments:
+    return Moments(zeros(params), zeros(params), norm(params) * 0)
+
+
+def adam(g: Params, state: Moments, lr: Any, *, beta: Any, beta2: Any, eps: Any) -> tuple[Params, Moments]:
+    """Adam (Kingma and Ba, 2015): -lr m / (sqrt(v) + eps), the bias of both means corrected; anew in every round."""
+    m = each(lambda m, g: beta * m + (1 - beta) * g, state.m, g)
+    v = each(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.v, g)
+    j = state.steps + 1
+    bias, bias2 = 1 - beta**j, 1 - beta2**j
+    move = each(lambda m, v: -lr * (m / bias) / (namespace(v).sqrt(v / bias2) + eps), m, v)
+    return move, Moments(m, v, j)
+
+
 LOCAL_STEPS: dict[str, LocalStep] = {
     "sgd": LocalStep(sgd),
     "momentum": LocalStep(momentum, zeros, {"beta": 0.9}, _reach),
     "delta_sgd": LocalStep(delta_sgd, _no_pace, {"gamma": 2.0, "delta": 0.1}),
+    "adam": LocalStep(adam, _no_moments, {"beta": 0.9, "beta2": 0.999, "eps": 1e-8}),
 }
+UNEVEN = (delta_sgd, adam)  # their steps are not lr times a mean of gradients
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
+    "beta2": (lambda beta2: (beta2 >= 0) & (beta2 < 1), "should be at least 0 and less than 1"),
+    "eps": (lambda eps: eps > 0, "should be more than 0"),
     "gamma": (lambda gamma: gamma > 0, "should be more than 0"),
     "delta": (lambda delta: delta >= 0, "should be at least 0"),
 }

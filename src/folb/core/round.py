@@ -20,6 +20,7 @@ from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
 from folb.core.selection import Draw, Multiset, Selection
 from folb.core.solver import Solver, unit_cost
+from folb.core.step_size import factor_in, over
 from folb.core.system import Effort, System, asked_for
 from folb.core.upload import Upload
 from folb.core.vector import zeros
@@ -56,11 +57,16 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     return state, own
 
 
-def with_step_size(algorithm: Algorithm, state: State) -> Algorithm:
-    """The algorithm with the step size that its devices get in the round after `state`."""
+def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
+    """The algorithm in a run of so many rounds, which a schedule of its step size may depend on."""
+    return replace(algorithm, step_size=over(algorithm.step_size, rounds))
+
+
+def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
+    """The algorithm with the step size that its devices get in round t, which begins with `state`."""
     if algorithm.step_size is None:
         return algorithm
-    factor = algorithm.step_size.factor(state.step_size)
+    factor = factor_in(algorithm.step_size, state.step_size, t)
     tree.check_like("step_size: what factor(memory) returns", factor, jnp.float32(1))
     return replace(algorithm, solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,10 +18,13 @@ from folb.typing import Params
 
 
 class StepSize(NamedTuple):
-    """init(params) -> memory; factor(memory) -> what `lr` is multiplied by; update(memory, round) -> memory."""
+    """init(params) -> memory; factor(memory) -> what `lr` is multiplied by; update(memory, round) -> memory.
+
+    factor(memory, t) is told the number of the round, too: 1, 2, and so on.
+    """
 
     init: Callable[[Params], Any]
-    factor: Callable[[Any], Any]
+    factor: Callable[..., Any]
     update: Callable[[Any, Round], Any]
 
 
@@ -63,7 +67,7 @@ def _agree(memory: Agreed, round: Round, *, gain: Any, goal: Any) -> Agreed:
     return Agreed(log, round.update.delta)
 
 
-def agreement(gain: Any = 1.25, goal: Any = 0.2) -> StepSize:
+def agreement(gain: Any, goal: Any) -> StepSize:
     """Longer local steps while the rounds agree on the way, and shorter ones once they do not.
 
     lr <- lr exp(gain (c - goal)), where c is the cosine between the mean updates of two rounds in a row. If steps are
@@ -73,25 +77,126 @@ def agreement(gain: Any = 1.25, goal: Any = 0.2) -> StepSize:
     return StepSize(Partial(_start), Partial(_factor), Partial(_agree, gain=gain, goal=goal))
 
 
-STEP_SIZES: dict[str, Callable[..., StepSize]] = {"agreement": agreement}
+def _nothing(params: Params) -> tuple[()]:
+    return ()
+
+
+def _unchanged(memory: tuple[()], round: Round) -> tuple[()]:
+    return memory
+
+
+def _constant(memory: tuple[()], t: Any, *, warmup: Any) -> Array:
+    """min(t / (warmup + 1), 1): `lr` as it is, after the warmup."""
+    return jnp.minimum(jnp.float32(t) / (warmup + 1), 1.0)
+
+
+def _cosine(memory: tuple[()], t: Any, *, warmup: Any, rounds: Any, end: Any) -> Array:
+    """end + (1 - end) (1 + cos(pi s / T)) / 2, s rounds after the warmup: from 1 down to `end`, where it stays."""
+    share = jnp.minimum(_after(t, warmup) / _known(rounds), 1.0)
+    return _constant(memory, t, warmup=warmup) * (end + (1 - end) * (1 + jnp.cos(jnp.pi * share)) / 2)
+
+
+def _step(memory: tuple[()], t: Any, *, warmup: Any, rounds: Any, factor: Any) -> Array:
+    """factor^floor(s / T), s rounds after the warmup: a step down every T rounds."""
+    return _constant(memory, t, warmup=warmup) * jnp.float32(factor) ** jnp.floor(_after(t, warmup) / _known(rounds))
+
+
+def _inverse(memory: tuple[()], t: Any, *, warmup: Any, rounds: Any) -> Array:
+    """1 / (1 + s / T), s rounds after the warmup: T rounds halve it."""
+    return _constant(memory, t, warmup=warmup) / (1 + _after(t, warmup) / _known(rounds))
+
+
+def _after(t: Any, warmup: Any) -> Array:
+    """The rounds between the first one after the warmup and round t."""
+    return jnp.maximum(jnp.float32(t) - 1 - warmup, 0.0)
+
+
+def _known(rounds: Any) -> Any:
+    if rounds is None:
+        raise InputError("step_rounds", None, "should be a number here: it is not known how many rounds there will be")
+    return rounds
+
+
+SHARES: dict[Any, float] = {_cosine: 1.0, _step: 1 / 3, _inverse: 1 / 10}  # of all rounds: the usual T
+
+
+def _scheduled(factor: Callable[..., Array]) -> Callable[..., StepSize]:
+    """The step size that depends on the number of the round alone."""
+
+    def make(**numbers: Any) -> StepSize:
+        return StepSize(Partial(_nothing), Partial(factor, **numbers), Partial(_unchanged))
+
+    make.__doc__ = factor.__doc__
+    return make
+
+
+def is_schedule(size: StepSize) -> bool:
+    """Whether it depends on the number of the round alone, and not on what devices send."""
+    return getattr(size.factor, "func", None) in (_constant, *SHARES)
+
+
+def over(size: StepSize | None, rounds: int) -> StepSize | None:
+    """The step size of a run of so many rounds: a schedule whose T is not set is over its usual share of them."""
+    factor: Any = None if size is None else size.factor
+    function = getattr(factor, "func", None)
+    if size is None or function not in SHARES:
+        return size
+    numbers = factor.keywords
+    left = rounds - float(numbers["warmup"])
+    if numbers["rounds"] is None:
+        T = max(1.0, SHARES[function] * left)
+        return size._replace(factor=Partial(function, **{**numbers, "rounds": T}))
+    if function is _cosine and numbers["end"] == 0 and numbers["rounds"] < left:
+        expected = f"should be at least {left:g}, the rounds after the warmup, or step_end more than 0: lr would be 0"
+        raise InputError("step_rounds", numbers["rounds"], expected)
+    return size
+
+
+def factor_in(size: StepSize, memory: Any, t: Any) -> Any:
+    """What `lr` is multiplied by in round t."""
+    told = "t" in inspect.signature(size.factor).parameters
+    return size.factor(memory, t) if told else size.factor(memory)
+
+
+STEP_SIZES: dict[str, Callable[..., StepSize]] = {
+    "agreement": agreement,
+    "cosine": _scheduled(_cosine),
+    "step": _scheduled(_step),
+    "inverse": _scheduled(_inverse),
+    "constant": _scheduled(_constant),
+}
+NUMBERS: dict[str, dict[str, Any]] = {  # of each, with their usual values
+    "agreement": {"gain": 1.25, "goal": 0.2},
+    "cosine": {"warmup": 0.0, "rounds": None, "end": 0.0},
+    "step": {"warmup": 0.0, "rounds": None, "factor": 0.1},
+    "inverse": {"warmup": 0.0, "rounds": None},
+    "constant": {"warmup": 0.0},
+}
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gain": (lambda gain: (gain >= 0) & (gain <= 100), "should be from 0 to 100"),
     "goal": (lambda goal: (goal >= -1) & (goal <= 1), "should be from -1 to 1: it is a cosine"),
+    "rounds": (lambda rounds: rounds >= 1, "should be at least 1"),
+    "end": (lambda end: (end >= 0) & (end <= 1), "should be from 0 to 1"),
+    "factor": (lambda factor: (factor > 0) & (factor <= 1), "should be more than 0 and at most 1"),
+    "warmup": (lambda warmup: warmup >= 0, "should be at least 0"),
 }
 
 
 def step_size(wanted: str | StepSize | None, **numbers: Any) -> StepSize | None:
     """A step size by its name, with the numbers that are not None; or your own. None leaves `lr` as it is."""
     given = {name: value for name, value in numbers.items() if value is not None}
+    if wanted is not None and not isinstance(wanted, str | StepSize):
+        expected = f"should be one of {', '.join(STEP_SIZES)}, or a StepSize(init, factor, update)"
+        raise InputError("step_size", wanted, expected)
+    if isinstance(wanted, str):
+        choose("step_size", wanted, STEP_SIZES)
+    known = NUMBERS[wanted] if isinstance(wanted, str) else {}
     for name, value in given.items():
         check_number(f"step_{name}", value, *RANGES[name])
-        if not isinstance(wanted, str):
-            which = "your own" if isinstance(wanted, StepSize) else "not set"
-            raise InputError(f"step_{name}", value, f"is for step_size=agreement; step_size is {which}")
-    if wanted is None:
-        return None
-    if isinstance(wanted, StepSize):
-        return StepSize(*map(tree.compiled, wanted))
-    if not isinstance(wanted, str):
-        raise InputError("step_size", wanted, "should be agreement, or a StepSize(init, factor, update)")
-    return STEP_SIZES[choose("step_size", wanted, STEP_SIZES)](**given)
+        if name not in known:
+            owners = ", ".join(other for other, own in NUMBERS.items() if name in own)
+            which = wanted if isinstance(wanted, str) else "not set" if wanted is None else "your own"
+            raise InputError(f"step_{name}", value, f"is for step_size={owners}; step_size is {which}")
+    if isinstance(wanted, str):
+        return STEP_SIZES[wanted](**known | given)
+    return None if wanted is None else StepSize(*map(tree.compiled, wanted))

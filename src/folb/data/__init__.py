@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, get_type_hints
 
-from folb.data import arrays, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
+from folb.data import arrays, cifar, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
 
@@ -18,6 +18,8 @@ DATASETS: dict[str, Callable[..., Federation]] = {
     "synthetic_1_1": synthetic.fixed(1, 1),
     "mnist": mnist.mnist,
     "femnist": femnist.femnist,
+    "cifar10": cifar.cifar10,
+    "cifar100": cifar.cifar100,
     "shakespeare": shakespeare.shakespeare,
     "sent140": sent140.sent140,
 }
@@ -32,11 +34,20 @@ class Defaults(NamedTuple):
     target: float = 0.7  # test accuracy
 
 
+<<<<<<< HEAD
 DEFAULTS = {  # from the public FedProx code; docs/datasets.md has the rule of the targets
     "synthetic_iid": Defaults(target=0.45),
     "mnist": Defaults("logistic", 0.03, 1.0, target=0.8),
     "femnist": Defaults("logistic", 0.003, 1.0, target=0.25),
     "shakespeare": Defaults("char_lstm", 0.8, 0.001, target=0.2),
+=======
+DEFAULTS = {  # from the public FedProx code, except for CIFAR, which it does not have
+    "mnist": Defaults("logistic", 0.03, 1.0),
+    "femnist": Defaults("logistic", 0.003, 1.0),
+    "cifar10": Defaults("resnet", 0.05, 0.01),
+    "cifar100": Defaults("resnet", 0.05, 0.01),
+    "shakespeare": Defaults("char_lstm", 0.8, 0.001),
+>>>>>>> cifar
     "sent140": Defaults("sentiment_lstm", 0.3, 0.01),
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from folb.data import source_files
+from folb.data import cifar, source_files
 from folb.errors import InputError, choose
 
 Progress = Callable[[str, int, int | None], None]
@@ -26,7 +26,7 @@ MOST = 2_000_000_000  # bytes of a file whose size is not published
 class Source(NamedTuple):
     """A published file: its path in the data directory, its addresses, and its size and sha256 if published.
 
-    Of a zip archive with `members` (name in the archive -> name beside it), only these members are kept.
+    Of a zip or tar.gz archive with `members` (name in the archive -> name beside it), only these members are kept.
     """
 
     path: str
@@ -51,6 +51,15 @@ _GLOVE = Source(
     3_000_000_000,
 )
 
+
+def _cifar(name: str, archive: str, size: int, sha256: str, members: dict[str, str]) -> tuple[Source, ...]:
+    return (
+        Source(
+            f"{name}/{archive}", (f"https://www.cs.toronto.edu/~kriz/{archive}",), size, sha256, members, 200_000_000
+        ),
+    )
+
+
 SOURCES: dict[str, tuple[Source, ...]] = {
     "mnist": (
         _mnist(
@@ -74,6 +83,20 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             None,
             "cdb389c8d41d5facab79a4a8d452724c30d9c629a1c1e0b1e9ae9de2c633522b",
         ),
+    ),
+    "cifar10": _cifar(
+        "cifar10",
+        "cifar-10-binary.tar.gz",
+        170_052_171,
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        {f"cifar-10-batches-bin/{name}": name for name in (*cifar.CIFAR10.files, cifar.CIFAR10.names)},
+    ),
+    "cifar100": _cifar(
+        "cifar100",
+        "cifar-100-binary.tar.gz",
+        168_513_733,
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        {f"cifar-100-binary/{name}": name for name in (*cifar.FINE.files, cifar.FINE.names, cifar.COARSE.names)},
     ),
     "shakespeare": (
         Source(

@@ -18,13 +18,12 @@ from folb.typing import NDArray
 PARTS = ("train", "t10k")
 IMAGES, LABELS = 2051, 2049  # the magic numbers of idx3 and idx1 files of bytes
 SIDE, CLASSES = 28, 10
-Partition = Literal["power_law", "classes", "dirichlet", "iid", "shards", "random_classes"]
 MOST = 1_000_000  # images in one file; a header that claims more is damaged
 
 
 def mnist(
     *,
-    partition: Annotated[Partition, "how devices get their images"] = "power_law",
+    partition: Annotated[partitions.Name, "how devices get their images"] = "power_law",
     devices: Annotated[int, "number of devices"] = 1000,
     classes: Annotated[int, "digits per device, for power_law, classes and random_classes"] = 2,
     alpha: Annotated[float, "how even a device's digits are, for dirichlet: small is uneven"] = 0.5,
@@ -45,9 +44,7 @@ def mnist(
     change are 0. The federation holds bytes, which `standardised` turns into inputs.
     """
     check_whole("draw", draw, 0)
-    choose("partition", partition, get_args(Partition))
-    _check_belongs("shards", shards, "shards", partition)
-    _check_belongs("capped", capped, "dirichlet", partition)
+    choose("partition", partition, get_args(partitions.Name))
     for name, word, known in (("test", test, "server"), ("pixels", pixels, "unit")):
         if word is not None:
             choose(name, word, (known,))
@@ -55,18 +52,9 @@ def mnist(
     arrays = cached({"dataset": "mnist", "parts": 2}, sources, lambda: _parse(sources))
     n = len(arrays["y"]) if test is None else int(arrays["train"])
     x, y = arrays["x"][:n], arrays["y"][:n]
-    if partition == "power_law":
-        device = partitions.power_law(y, draw, devices=devices, classes=classes)
-    elif partition == "classes":
-        device = partitions.classes_per_device(y, draw, devices=devices, classes=classes)
-    elif partition == "random_classes":
-        device = partitions.random_classes(y, draw, devices=devices, classes=classes)
-    elif partition == "shards":
-        device = partitions.shards(y, draw, devices=devices, shards=2 if shards is None else shards)
-    elif partition == "dirichlet":
-        device = partitions.dirichlet(y, draw, devices=devices, alpha=alpha, capped=bool(capped))
-    else:
-        device = partitions.iid(y, draw, devices=devices)
+    device = partitions.by_name(
+        partition, y, draw, devices=devices, classes=classes, alpha=alpha, each=shards, capped=capped
+    )
     kept = device >= 0
     split, seed = (None, draw) if test is None else (np.zeros(kept.sum(), bool), None)
     federation = Federation.from_arrays(
@@ -77,11 +65,6 @@ def mnist(
     if pixels is not None:
         return replace(federation, expand=unit)
     return replace(federation, table=arrays["table"], expand=standardised)
-
-
-def _check_belongs(name: str, value: object, to: str, partition: str) -> None:
-    if value is not None and partition != to:
-        raise InputError(name, value, f"is only for partition={to}; partition is {partition}")
 
 
 def standardised(table: Any, x: Any) -> Any:

@@ -6,11 +6,14 @@ All return an array of device numbers 0 .. devices-1, one per sample; -1 marks a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
 from folb.errors import InputError, check, check_whole
 from folb.typing import NDArray
+
+Name = Literal["power_law", "classes", "dirichlet", "iid", "shards", "random_classes"]
 
 
 def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDArray:
@@ -135,6 +138,34 @@ def iid(labels: NDArray, seed: int, *, devices: int) -> NDArray:
     """All samples, shared out at random in sizes as equal as possible."""
     labels = _labels(labels, seed, devices)
     return np.random.default_rng([seed, 4]).permutation(len(labels)) % devices
+
+
+def by_name(
+    name: Name,
+    labels: NDArray,
+    seed: int,
+    *,
+    devices: int,
+    classes: int,
+    alpha: float,
+    each: int | None = None,
+    capped: bool | None = None,
+) -> NDArray:
+    """The partition of that name, with those of the numbers that it has; `each` is the number of shards per device."""
+    for setting, value, owner in (("shards", each, "shards"), ("capped", capped, "dirichlet")):
+        if value is not None and name != owner:
+            raise InputError(setting, value, f"is only for partition={owner}; partition is {name}")
+    if name == "power_law":
+        return power_law(labels, seed, devices=devices, classes=classes)
+    if name == "classes":
+        return classes_per_device(labels, seed, devices=devices, classes=classes)
+    if name == "random_classes":
+        return random_classes(labels, seed, devices=devices, classes=classes)
+    if name == "shards":
+        return shards(labels, seed, devices=devices, shards=2 if each is None else each)
+    if name == "dirichlet":
+        return dirichlet(labels, seed, devices=devices, alpha=alpha, capped=bool(capped))
+    return iid(labels, seed, devices=devices)
 
 
 def _deal(

@@ -8,12 +8,13 @@ import os
 import shutil
 import stat
 import sys
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, cast
 
 from folb.errors import InputError
 from folb.npz import check_room
@@ -126,42 +127,75 @@ def content(path: Path, *, limit: int) -> bytearray:
 
 
 def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] | None = None) -> list[Path]:
-    """Unpack a zip archive into a folder: all of it, or the `members` named, each under the name given for it.
+    """Unpack a zip or tar.gz archive into a folder: all of it, or the `members` named, each under the name given.
 
     Nothing is written unless every member has a plain name inside the folder, and all together declare at
     most `limit` bytes. A member appears under its name only when it is whole.
     """
     try:
-        with zipfile.ZipFile(archive) as packed:
-            known = {info.filename: info for info in packed.infolist() if not info.is_dir()}
+        with _members(archive) as known:
             wanted = {name: name for name in known} if members is None else members
             for name in wanted:
                 if name not in known:
                     raise InputError(str(archive), name, "is not in the archive")
                 _check_member(archive, known[name])
-            total = sum(known[name].file_size for name in wanted)
+            total = sum(known[name].size for name in wanted)
             if total > limit:
                 raise InputError(str(archive), total, f"bytes when unpacked: should be at most {limit}")
-            return [_extract(packed, known[name], into / under) for name, under in wanted.items()]
+            return [_extract(known[name], into / under) for name, under in wanted.items()]
     except InputError:
         raise
     except Exception as error:  # a damaged archive can fail anywhere in the reader
         raise InputError(str(archive), str(error), "cannot be unpacked") from error
 
 
-def _check_member(archive: Path, info: zipfile.ZipInfo) -> None:
-    name = PurePosixPath(info.filename)
-    odd = name.is_absolute() or ".." in name.parts or "\\" in info.orig_filename or ":" in info.filename
-    if odd or "\0" in info.orig_filename or stat.S_ISLNK(info.external_attr >> 16):
-        raise InputError(str(archive), info.orig_filename, "should be a plain file inside the archive's folder")
+class Member(NamedTuple):
+    """A file in an archive."""
+
+    name: str  # as the archive has it
+    size: int  # bytes that it declares
+    plain: bool  # whether it is neither a link nor a device
+    open: Callable[[], IO[bytes]]
 
 
-def _extract(packed: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Path:
+@contextmanager
+def _members(archive: Path) -> Iterator[dict[str, Member]]:
+    """The files of an archive, by name; of two of one name the last."""
+    with open(archive, "rb") as file:
+        packed_as_one = file.read(2) == b"\x1f\x8b"
+    if packed_as_one:
+        with opened(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as packed:
+            for _ in packed:  # to its end: damage, or more than it may unpack to, is an error before a file is written
+                pass
+        with tarfile.open(archive, "r:gz") as packed:
+            yield {info.name: _of_tar(packed, info) for info in packed if not info.isdir()}
+    else:
+        with zipfile.ZipFile(archive) as zipped:
+            yield {info.filename: _of_zip(zipped, info) for info in zipped.infolist() if not info.is_dir()}
+
+
+def _of_tar(packed: tarfile.TarFile, info: tarfile.TarInfo) -> Member:
+    return Member(info.name, info.size, info.isreg(), lambda: cast(IO[bytes], packed.extractfile(info)))
+
+
+def _of_zip(packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
+    plain = not stat.S_ISLNK(info.external_attr >> 16)
+    return Member(info.orig_filename, info.file_size, plain, lambda: packed.open(info))
+
+
+def _check_member(archive: Path, member: Member) -> None:
+    name = PurePosixPath(member.name)
+    odd = name.is_absolute() or ".." in name.parts or any(character in member.name for character in "\\:\0")
+    if odd or not member.plain:
+        raise InputError(str(archive), member.name, "should be a plain file inside the archive's folder")
+
+
+def _extract(member: Member, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
-        with packed.open(info) as source, open(part, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)  # never more than the declared bytes, and checks their CRC
+        with member.open() as source, open(part, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)  # never more than the declared bytes; a zip checks their CRC
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

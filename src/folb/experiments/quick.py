@@ -16,8 +16,14 @@ from folb.simulation.sample import usual
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
+<<<<<<< HEAD
 SAMPLES = 100  # of each device, if the model is costly
 EVALUATED = 300  # of each side, if the model is costly
+=======
+MOVED = 300  # operations that take as long as a number that a product with few outputs reads or writes
+SAMPLES = 100  # of each device, if the model is heavy
+EVALUATED = 300  # of each side, if the model is heavy
+>>>>>>> cifar
 
 
 def quick(experiment: Experiment, given: Container[str]) -> Experiment:
@@ -40,6 +46,6 @@ def quick(experiment: Experiment, given: Container[str]) -> Experiment:
         round_cost(model, federation, planned.system, algorithm, planned.evaluated, every)
         for algorithm in planned.algorithms
     )
-    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind)) / FORWARD
+    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind), MOVED) / FORWARD
     rounds = max(LEAST, every, min(MOST, int(BUDGET / (each * gradients))))
     return changed(tried, rounds=rounds)

@@ -133,7 +133,7 @@ class FederatedStrategy(Strategy):
             raise InputError("attack", algorithm.name, "should be none on real devices: attacks are for the simulator")
         if algorithm.root is not None:
             raise InputError("robust", "fltrust", "should be another rule: a Flower server has no samples of its own")
-        self.algorithm = guard(algorithm, cap) if guarded else algorithm
+        self.algorithm = self._composed = guard(algorithm, cap) if guarded else algorithm
         self.wants_guard = guarded
         self.seed, self.objective = int(seed), objective
         self.system = systems.uniform() if system is None else system
@@ -199,6 +199,7 @@ class FederatedStrategy(Strategy):
             if config:
                 expected = "should be empty: a device reads its settings from the run's config, context.run_config"
                 raise InputError(name, dict(config), expected)
+        self.algorithm = core_round.over_rounds(self._composed, num_rounds)
         model = self._checked_model(initial_arrays)
         self.post, self.roster, self.lengths, self.used = Post(grid), Roster(self.wait), [], set()
         self.summary()
@@ -333,7 +334,7 @@ class FederatedStrategy(Strategy):
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
         opened.wanted, opened.algorithm = self._sized(len(members))
-        opened.algorithm = core_round.with_step_size(opened.algorithm, state)
+        opened.algorithm = core_round.with_step_size(opened.algorithm, state, server_round)
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
         how, seed, t = opened.algorithm.selection, np.uint32(self.seed), np.uint32(server_round)
         if how.sampling.first is not None and not self.remembered.met:

@@ -8,6 +8,7 @@ from folb.models.convolution import cnn, lenet
 from folb.models.dense import logistic, mlp
 from folb.models.model import Model, classifier, cross_entropy
 from folb.models.recurrent import char_lstm, sentiment_lstm
+from folb.models.residual import resnet
 
 __all__ = [
     "MODELS",
@@ -19,9 +20,10 @@ __all__ = [
     "lenet",
     "logistic",
     "mlp",
+    "resnet",
     "sentiment_lstm",
 ]
 
 MODELS: dict[str, Callable[..., Model]] = {
-    make.__name__: make for make in (logistic, mlp, cnn, lenet, char_lstm, sentiment_lstm)
+    make.__name__: make for make in (logistic, mlp, cnn, lenet, resnet, char_lstm, sentiment_lstm)
 }

@@ -11,32 +11,36 @@ import jax.numpy as jnp
 
 from folb.models.model import Model
 
+FEW = 32  # outputs, such as the channels of a convolution
 
-def operations(model: Model, sample: jax.ShapeDtypeStruct) -> int:
+
+def operations(model: Model, sample: jax.ShapeDtypeStruct, moved: int = 0) -> int:
     """Additions and multiplications in the products that the loss of one sample takes.
 
-    `sample` has its shape and type. Nothing is computed.
+    `sample` has its shape and type. Nothing is computed. A product with few outputs takes as long as `moved` operations
+    for each number that it reads or writes.
     """
     x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return _counted(jax.make_jaxpr(model.loss)(params, x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr)
+    return _counted(jax.make_jaxpr(model.loss)(params, x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved)
 
 
-def _counted(program: Any) -> int:
-    return sum(_of(step) for step in program.eqns)
+def _counted(program: Any, moved: int) -> int:
+    return sum(_of(step, moved) for step in program.eqns)
 
 
-def _of(step: Any) -> int:
+def _of(step: Any, moved: int) -> int:
     """The operations of one step of a program. A loop without a known end counts as one turn."""
     name = step.primitive.name
     if name == "dot_general":
         (contracted, _), _ = step.params["dimension_numbers"]
-        left = step.invars[0].aval.shape
-        return 2 * prod(step.outvars[0].aval.shape) * prod(left[i] for i in contracted)
+        left, out = step.invars[0].aval.shape, step.outvars[0].aval.shape
+        products = 2 * prod(out) * prod(left[i] for i in contracted)
+        return products if out[-1] >= FEW else max(products, moved * (prod(left) + prod(out)))
     if name == "conv_general_dilated":
         kernel, numbers = step.invars[1].aval.shape, step.params["dimension_numbers"]
         return 2 * prod(step.outvars[0].aval.shape) * prod(kernel) // kernel[numbers.rhs_spec[0]]
-    inner = [_counted(program) for program in _inside(step)]
+    inner = [_counted(program, moved) for program in _inside(step)]
     if name == "cond":
         return max(inner)
     return sum(inner) * (step.params["length"] if name == "scan" else 1)

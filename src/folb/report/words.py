@@ -9,6 +9,7 @@ MODELS = {
     "mlp": "perceptron",
     "cnn": "CNN",
     "lenet": "LeNet-5",
+    "resnet": "ResNet",
     "char_lstm": "LSTM on characters",
     "sentiment_lstm": "LSTM on words",
 }

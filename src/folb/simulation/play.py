@@ -100,7 +100,7 @@ def play(
 
     The devices may have been `chosen` earlier, so that their samples could be brought here.
     """
-    algorithm = with_step_size(algorithm, state)
+    algorithm = with_step_size(algorithm, state, t)
     model, train = problem.model, problem.train
     how, solver = algorithm.selection, algorithm.solver
 

@@ -23,7 +23,7 @@ from jax import Array
 
 from folb import atomic
 from folb.core.algorithm import Algorithm
-from folb.core.round import State, upload_shape
+from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
 from folb.core.trace import Trace
@@ -216,7 +216,7 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
-    algorithms = [_bounded(algorithm, federation) for algorithm in algorithms]
+    algorithms = [over_rounds(_bounded(algorithm, federation), rounds) for algorithm in algorithms]
     evaluated = chosen(evaluate, federation, model)
     shared = problem(
         federation,

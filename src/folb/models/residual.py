@@ -1,0 +1,100 @@
+"""The residual network, with group norm: a device's batches are small, and batch norm would mix up their statistics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.errors import check, check_whole
+from folb.models import dense
+from folb.models.convolution import convolved
+from folb.models.model import Model, classifier
+from folb.typing import Params
+
+STAGES = 3
+EPS = 1e-5  # added to a variance, as PyTorch does
+
+
+def resnet(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    depth: Annotated[int, "layers with weights: 8, 14, 20, 26 and so on"] = 8,
+    width: Annotated[int, "channels of the first third; the others have twice and four times as many"] = 16,
+    groups: Annotated[int, "groups of channels that are normalised together"] = 2,
+) -> Model:
+    """The ResNet for small images (He et al., 2016), with group norm (Wu and He, 2018) in place of batch norm.
+
+    A 3x3 convolution, three stages of (depth - 2) / 6 blocks each, the mean over all pixels, and the class scores. A
+    block is two 3x3 convolutions, to which its input is added. The second and the third stage halve height and width; a
+    1x1 convolution then fits the input of their first block. Weights are He et al.'s normal draws. Images are grey
+    (height, width) or have channels last.
+    """
+    check_whole("depth", depth, 8, 110)
+    check("depth", depth, (depth - 2) % 6 == 0, "should be 2 more than a multiple of 6, such as 8, 14 or 20")
+    dense.at_least_one(width=width, groups=groups)
+    check("groups", groups, width % groups == 0, f"should divide the width, {width}")
+    good = len(shape) in (2, 3) and shape[0] % 4 == shape[1] % 4 == 0
+    check("resnet: shape of a sample", shape, good, "should be an image whose height and width are multiples of 4")
+    height, width_of_image, channels = (*shape, 1)[:3]
+    # the channels into and out of each block, and its stride
+    plan = [
+        (width * (2 ** max(stage - 1, 0) if i == 0 else 2**stage), width * 2**stage, 2 if stage and i == 0 else 1)
+        for stage in range(STAGES)
+        for i in range((depth - 2) // 6)
+    ]
+
+    def start(key: Array) -> Params:
+        first, last, *keys = jax.random.split(key, 2 + len(plan))
+        blocks = [_block(one, inputs, outputs) for one, (inputs, outputs, _) in zip(keys, plan, strict=True)]
+        return {
+            "first": layer(first, 3, channels, width),
+            **{f"block{i}": block for i, block in enumerate(blocks, 1)},
+            "scores": dense.layer(last, plan[-1][1], classes),
+        }
+
+    def scores(params: Params, x: Array) -> Array:
+        x = x.reshape(len(x), height, width_of_image, channels)
+        x = jax.nn.relu(apply(params["first"], x, groups))
+        for i, (_, _, stride) in enumerate(plan, 1):
+            x = residual(params[f"block{i}"], x, groups, stride)
+        return dense.apply(params["scores"], x.mean(axis=(1, 2)))
+
+    return classifier(start, scores, heavy=True, block=16)
+
+
+def layer(key: Array, side: int, inputs: int, outputs: int) -> Params:
+    """The initial convolution and its norm: weights of variance 2 / (inputs of an output), scales 1 and shifts 0."""
+    weight = jax.nn.initializers.he_normal()(key, (side, side, inputs, outputs))
+    return {"weight": weight, "scale": jnp.ones(outputs), "shift": jnp.zeros(outputs)}
+
+
+def _block(key: Array, inputs: int, outputs: int) -> Params:
+    keys = jax.random.split(key, 3)
+    fitted = {} if inputs == outputs else {"across": layer(keys[2], 1, inputs, outputs)}
+    return {"one": layer(keys[0], 3, inputs, outputs), "two": layer(keys[1], 3, outputs, outputs)} | fitted
+
+
+def residual(params: Params, x: Array, groups: int, stride: int) -> Array:
+    """relu(f(x) + x), where f is two convolutions with norms; the second x is fitted if f changes its shape."""
+    h = jax.nn.relu(apply(params["one"], x, groups, stride))
+    h = apply(params["two"], h, groups)
+    return jax.nn.relu(h + (apply(params["across"], x, groups, stride) if "across" in params else x))
+
+
+def apply(params: Params, x: Array, groups: int, stride: int = 1) -> Array:
+    """A convolution, and its group norm."""
+    h = group_norm(convolved(params["weight"], x, stride=stride), groups)
+    return h * params["scale"] + params["shift"]
+
+
+def group_norm(x: Array, groups: int) -> Array:
+    """Each image's channels in `groups`, each group with mean 0 and variance 1 over its channels and all pixels."""
+    batch, height, width, channels = x.shape
+    h = x.reshape(batch, height * width, groups, channels // groups)
+    mean = h.mean(axis=(1, 3), keepdims=True)
+    variance = jnp.square(h - mean).mean(axis=(1, 3), keepdims=True)
+    return ((h - mean) * jax.lax.rsqrt(variance + EPS)).reshape(x.shape)
