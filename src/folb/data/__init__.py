@@ -34,20 +34,14 @@ class Defaults(NamedTuple):
     target: float = 0.7  # test accuracy
 
 
-<<<<<<< HEAD
-DEFAULTS = {  # from the public FedProx code; docs/datasets.md has the rule of the targets
+# from the public FedProx code, except for CIFAR, which it does not have; docs/datasets.md has the rule of the targets
+DEFAULTS = {
     "synthetic_iid": Defaults(target=0.45),
     "mnist": Defaults("logistic", 0.03, 1.0, target=0.8),
     "femnist": Defaults("logistic", 0.003, 1.0, target=0.25),
+    "cifar10": Defaults("resnet", 0.05, 0.01, target=0.5),
+    "cifar100": Defaults("resnet", 0.05, 0.01, target=0.2),
     "shakespeare": Defaults("char_lstm", 0.8, 0.001, target=0.2),
-=======
-DEFAULTS = {  # from the public FedProx code, except for CIFAR, which it does not have
-    "mnist": Defaults("logistic", 0.03, 1.0),
-    "femnist": Defaults("logistic", 0.003, 1.0),
-    "cifar10": Defaults("resnet", 0.05, 0.01),
-    "cifar100": Defaults("resnet", 0.05, 0.01),
-    "shakespeare": Defaults("char_lstm", 0.8, 0.001),
->>>>>>> cifar
     "sent140": Defaults("sentiment_lstm", 0.3, 0.01),
 }
 

@@ -16,14 +16,9 @@ from folb.simulation.sample import usual
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
-<<<<<<< HEAD
+MOVED = 300  # operations that take as long as a number that a product with few outputs reads or writes
 SAMPLES = 100  # of each device, if the model is costly
 EVALUATED = 300  # of each side, if the model is costly
-=======
-MOVED = 300  # operations that take as long as a number that a product with few outputs reads or writes
-SAMPLES = 100  # of each device, if the model is heavy
-EVALUATED = 300  # of each side, if the model is heavy
->>>>>>> cifar
 
 
 def quick(experiment: Experiment, given: Container[str]) -> Experiment:
