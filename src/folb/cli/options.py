@@ -37,7 +37,14 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (5), or a list such as 4,5,6")
-    command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (0.7)")
+    command.add_argument(
+        "--target", type=float, help="accuracy (of a regression: error) for 'rounds to' and 'held from' (0.7)"
+    )
+    command.add_argument(
+        "--metrics",
+        metavar="A,B",
+        help="measure these, too: fairness (the devices' own accuracies), f1, auc, top5; for a regression mse, mae",
+    )
     command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
     command.add_argument(
         "--evaluate",
@@ -151,6 +158,8 @@ def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
+    if options.metrics is not None:
+        given["metrics"] = [name.strip() for name in options.metrics.split(",") if name.strip()]
     if options.seeds is not None:
         given["seeds"] = seeds(options.seeds)
     return Experiment(dataset=options.dataset, **given)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from folb.models.convolution import cnn, lenet
-from folb.models.dense import logistic, mlp
-from folb.models.model import Model, classifier, cross_entropy
+from folb.models.dense import linear, logistic, mlp
+from folb.models.model import Model, classifier, cross_entropy, regressor
 from folb.models.recurrent import char_lstm, sentiment_lstm
 
 __all__ = [
@@ -17,11 +17,13 @@ __all__ = [
     "cnn",
     "cross_entropy",
     "lenet",
+    "linear",
     "logistic",
     "mlp",
+    "regressor",
     "sentiment_lstm",
 ]
 
 MODELS: dict[str, Callable[..., Model]] = {
-    make.__name__: make for make in (logistic, mlp, cnn, lenet, char_lstm, sentiment_lstm)
+    make.__name__: make for make in (logistic, linear, mlp, cnn, lenet, char_lstm, sentiment_lstm)
 }

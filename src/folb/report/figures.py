@@ -16,7 +16,7 @@ from folb.report.curve_panel import Curve
 from folb.report.looks import COLOURS, looks
 from folb.results.outcomes import outcomes
 from folb.results.run import Run
-from folb.results.summary import labelled
+from folb.results.summary import judged, labelled
 
 if TYPE_CHECKING:  # a Flower server draws curves without a dataset
     from folb.data.federation import Federation
@@ -59,10 +59,11 @@ def curves(
         }
         curve_panel.draw(axes, found, own, heading, log)
 
-    drawn(left, lambda run: 100 * run.test_accuracy, "test accuracy (%)")
+    known = judged(runs)
+    drawn(left, lambda run: known.factor * run.judged, known.axis, log=not known.is_share)
     drawn(right, lambda run: run.train_loss, "training loss", log=True)
     if target is not None:
-        left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
+        left.axhline(known.factor * target, color="0.6", linewidth=0.8, linestyle=":")
     curve_panel.legend(figure, curve_panel.lines([left]), width, "lower center")
     seeds = len({run.seed for run in runs})
     return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)

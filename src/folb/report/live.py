@@ -240,8 +240,15 @@ def joined(run: Run, later: Run) -> Run:
     """A run and its later rounds."""
     arrays = [field.name for field in fields(Run) if isinstance(getattr(run, field.name), np.ndarray)]
     both: dict[str, Any] = {name: np.concatenate([getattr(run, name), getattr(later, name)]) for name in arrays}
+    names = dict.fromkeys([*run.metrics, *later.metrics])
+    both["metrics"] = {name: np.concatenate([_metric(run, name), _metric(later, name)]) for name in names}
     measured = later.loss_measured if len(later.evaluated_rounds) else run.loss_measured
     return replace(run, **both, loss_measured=measured)
+
+
+def _metric(run: Run, name: str) -> Any:
+    """A metric of each evaluated round; NaN if it was not measured."""
+    return run.metrics.get(name, np.full(len(run.evaluated_rounds), np.nan, np.float32))
 
 
 def _cursor(stored: RunDirectory, offset: int) -> str:

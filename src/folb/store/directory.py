@@ -34,9 +34,10 @@ from typing import Any, Literal
 
 from folb import atomic
 from folb.errors import InputError
+from folb.measures import ACCURACY, Measure, measure
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields, many
+from folb.store.fields import COUNT, JUDGED, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields, many
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import as_run, parsed
 
@@ -154,6 +155,11 @@ class RunDirectory:
         return "s" if self.deployed else "simulated s"
 
     @property
+    def measure(self) -> Measure:
+        """What its models are judged by, and its target is for."""
+        return measure(next((run.get("judged_by", ACCURACY) for run in self.environment["runs"]), ACCURACY))
+
+    @property
     def differs(self) -> str:
         """What it sets otherwise than by default."""
         return str(self.environment.get("differs", ""))
@@ -261,7 +267,7 @@ def read(path: Path) -> RunDirectory:
     for i, run in enumerate(found["runs"]):
         if not isinstance(run, dict):
             raise InputError(f"{where}runs[{i}]", run, "should be a table")
-        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {})
+        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {"judged_by": JUDGED})
     return RunDirectory(path, found)
 
 
