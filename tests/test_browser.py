@@ -678,7 +678,7 @@ def test_a_device_alone(real, tmp_path, visit):
     assert row.locator("th, td").all_text_contents()[0] == str(own[-1]["round"])
     assert float(row.locator("td").first.text_content().replace("−", "-")) == pytest.approx(weight, rel=0.01, abs=1e-3)
     expect(panel.locator("figure", has_text="Aggregation weight").locator("circle")).to_have_count(len(own))
-    expect(panel).to_contain_text("Its own accuracy over the rounds was not recorded.")
+    expect(panel).to_contain_text("Its own accuracy over the rounds was not recorded: use --metrics fairness")
     other = visit(settle(tab), allowed=address)
     expect(other.locator(".device")).to_have_text(panel.text_content())
     panel.get_by_role("button", name="Close").click()
@@ -719,7 +719,7 @@ def test_ten_long_runs_open_within_three_seconds(tmp_path, visit):
     shown = view([store.read(path)] * 10)  # the curves of 1,000 rounds, made of the first 100
     for experiment in shown["experiments"]:
         for own in experiment["columns"]:
-            own |= {key: own[key] * 10 for key in ("bytes", "up", "seconds", "accuracy", "loss")}
+            own |= {key: own[key] * 10 for key in ("bytes", "up", "seconds", "judged", "loss")}
             own |= {"rounds": list(range(1, 1001)), "evaluated": list(range(1000))}
     html = page.render(shown)
     assert len(html) < 20e6

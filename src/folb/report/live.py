@@ -26,7 +26,7 @@ import numpy as np
 
 from folb.errors import InputError
 from folb.report import page
-from folb.report.payload import columns, described, table
+from folb.report.payload import columns, described, measures, table
 from folb.results.run import Run
 from folb.store import directory
 from folb.store.directory import RunDirectory
@@ -202,7 +202,9 @@ class Following:
         wanted = {i for i in range(len(stored.environment["runs"])) if str(i) == records}
         with self.lock:
             self.advance(stored)
-            about = described(stored) | {"table": self.table}
+            about = described(stored) | {"table": self.table, "measures": measures(stored, self.runs)}
+        # a metric that nobody announced makes another page
+        about["identity"] += "".join(f" {known['name']}" for known in about["measures"])
         return {
             "cursor": _cursor(stored, end),
             "fresh": offset is None,

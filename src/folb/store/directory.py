@@ -37,7 +37,21 @@ from folb.errors import InputError
 from folb.measures import ACCURACY, Measure, measure
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import COUNT, JUDGED, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields, many
+from folb.store.fields import (
+    COUNT,
+    JUDGED,
+    NAME,
+    POSITIVE,
+    POSITIVE_NUMBER,
+    SEED,
+    SHARE,
+    TABLE,
+    TAGS,
+    TEXT,
+    TRUTH,
+    check_fields,
+    many,
+)
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import as_run, parsed
 
@@ -141,7 +155,8 @@ class RunDirectory:
     def experiment(self) -> dict[str, Any]:
         """The experiment: all keys of an experiment file."""
         found = experiment_file.read(self.path / EXPERIMENT)
-        experiment_file.check(found, where=f"{self.path / EXPERIMENT}: ")
+        target = SHARE if self.measure.is_share else POSITIVE_NUMBER
+        experiment_file.check(found, f"{self.path / EXPERIMENT}: ", target)
         return found
 
     @property

@@ -76,9 +76,9 @@ TRUTH = Kind(lambda value: isinstance(value, bool), "should be true or false")
 COUNT = whole(0, 2**31 - 1)  # of devices or of rounds
 POSITIVE = whole(1, 2**31 - 1)
 EVALUATE = Kind(lambda value: value == "all" or POSITIVE.holds(value), f"{POSITIVE.expected}, or all")
-TARGET = Kind(
-    lambda value: type(value) in (int, float) and 0 < value <= LARGEST,
-    "should be more than 0, and finite",
+SHARE = Kind(lambda value: type(value) in (int, float) and 0 < value <= 1, "should be more than 0 and at most 1")
+POSITIVE_NUMBER = Kind(
+    lambda value: type(value) in (int, float) and 0 < value <= LARGEST, "should be more than 0, and finite"
 )
 JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
 SIZE = whole(0, sys.maxsize)  # in bytes
