@@ -116,22 +116,33 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     above.set_ylim(size.min() / 2, 1.3 * size.max())
     above.set_ylabel("samples")
     above.spines[["top", "right"]].set_visible(False)
-    extent = (0, federation.N, -0.5, federation.classes - 0.5)
-    shares = below.imshow(
-        shown.T / shown.sum(axis=1),
-        aspect="auto",
-        interpolation="nearest",
-        cmap="Blues",
-        vmin=0,
-        origin="lower",
-        extent=extent,
-    )
-    below.yaxis.get_major_locator().set_params(integer=True)
-    below.set_ylabel("label")
+    if federation.regression:
+        means = np.add.reduceat(_mean_labels(federation)[np.argsort(-size, kind="stable")], edges[:-1])
+        below.stairs(means / np.diff(edges), edges, baseline=None, color=COLOURS[0])
+        below.set_ylabel("mean label")
+    else:
+        extent = (0, federation.N, -0.5, federation.classes - 0.5)
+        shares = below.imshow(
+            shown.T / shown.sum(axis=1),
+            aspect="auto",
+            interpolation="nearest",
+            cmap="Blues",
+            vmin=0,
+            origin="lower",
+            extent=extent,
+        )
+        below.yaxis.get_major_locator().set_params(integer=True)
+        below.set_ylabel("label")
+        figure.colorbar(shares, ax=below, label="share of the device's samples")
     below.set_xlabel("device, from the largest to the smallest")
-    figure.colorbar(shares, ax=below, label="share of the device's samples")
     title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
     return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
+
+
+def _mean_labels(federation: Federation) -> Any:
+    """The mean training label of each device, if labels are numbers."""
+    size, y = federation.train.size, federation.train.y.astype(float)
+    return np.bincount(np.repeat(np.arange(federation.N), size), weights=y[: size.sum()]) / size
 
 
 def subplots(

@@ -55,7 +55,9 @@ def check_judged(model: Model, federation: Federation) -> None:
         expected = "predicts numbers, and the labels are classes: a classifier would fit, such as logistic; if they are"
         raise InputError("model: judged_by", by, f"{expected} numbers to predict, set regression=true")
     if federation.regression and not is_regression(by):
-        expected = "tells classes apart, and the labels are numbers: linear would fit, or a Model with judged_by='mse'"
+        expected = (
+            "tells classes apart, and the labels are numbers: --model linear would fit, or a Model with judged_by='mse'"
+        )
         raise InputError("model: judged_by", by, expected)
 
 
