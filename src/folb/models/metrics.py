@@ -57,8 +57,7 @@ def auc(y: Array, scores: Array) -> Array:
 def _area(positive: Array, score: Array) -> Array:
     """For the samples of one class: the mean part of the others whose score is lower; NaN if a score is."""
     n = len(score)
-    order = jnp.argsort(score)
-    ordered, positive = score[order], positive[order]
+    ordered, positive = jax.lax.sort((score, positive), num_keys=1)
     others = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(~positive, dtype=jnp.int32)])
     places = jnp.arange(n)
     new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
