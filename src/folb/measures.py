@@ -62,6 +62,16 @@ KNOWN = {
 }
 
 
+SAYS = {
+    FAIRNESS: "the mean, the worst decile and the variance of the devices' own accuracies (or squared errors)",
+    "f1": "macro F1: the mean over the classes",
+    "auc": "the area under the ROC curve; of more than two classes, the mean of one against the rest",
+    "top5": "how often the label is among the five highest scores, or as many as the number says",
+    "mse": "the mean squared error of a regression, which is measured anyway",
+    "mae": "the mean absolute error of a regression",
+}
+
+
 def is_regression(judged_by: str) -> bool:
     """Whether a model that is judged by this predicts numbers, and not classes."""
     return judged_by in OF_NUMBERS

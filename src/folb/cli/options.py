@@ -19,7 +19,8 @@ RUN = "a run's name, the beginning of it, its directory, or 'last' for the newes
 JSON = "print one JSON document, and nothing else"
 DISK = """
 On disk, each round of a run takes at most 250 bytes and the algorithm's label.
-With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
+With --records it takes 100 bytes more, and 60 for each chosen device (75 with
+--metrics fairness); each metric takes 30 bytes, and fairness 90. Settings,
 results and the picture take 1 MB, and results.json 50 bytes more for each
 evaluation. While it runs there are three checkpoints. Each holds, for each run,
 the model, the server's memory, the memory of devices if the algorithm has one
