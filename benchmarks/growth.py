@@ -87,14 +87,17 @@ def sweeps(largest: int) -> Iterator[tuple[str, int, Federation, Model, int, int
         yield "runs stacked", runs, small, logistic, 10, runs
 
 
-def takes_turns(shared: Problem, algorithm: Algorithm, rounds: int) -> Callable[[], float]:
-    """A function that goes on by `rounds` rounds, and returns the milliseconds of a round."""
+def takes_turns(shared: Problem, algorithm: Algorithm, rounds: int, every: int = NEVER) -> Callable[[], float]:
+    """A function that goes on by `rounds` rounds, and returns the milliseconds of a round.
+
+    One of `every` rounds is evaluated; by default none.
+    """
     stacked, seeds = jax.tree.map(lambda leaf: np.stack([leaf]), algorithm), np.zeros(1, np.uint32)
     states, t = begin(shared, stacked, seeds, (1 + TURNS) * rounds), 1
 
     def turn() -> float:
         nonlocal states, t
-        span = (np.int32(t), np.int32(t + rounds), np.int32(NEVER))
+        span = (np.int32(t), np.int32(t + rounds), np.int32(every))
         begun = _clock()
         states = jax.block_until_ready(advance(shared, stacked, states, seeds, *span)[0])
         t += rounds

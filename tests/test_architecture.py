@@ -11,7 +11,7 @@ import folb
 
 HOME = Path(folb.__file__).parent
 LAYERS = (
-    ("errors", "typing", "atomic", "npz", "pace"),
+    ("errors", "typing", "atomic", "npz", "pace", "measures"),
     ("core",),
     ("models",),
     ("data",),
@@ -31,7 +31,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # a device runs neither the simulator nor jax; a server runs neither the simulator nor the datasets
 DEVICE = {"errors", "typing", "core", "flower"}
-SERVER = DEVICE | {"atomic", "results", "store", "report"}
+SERVER = DEVICE | {"atomic", "measures", "results", "store", "report"}
 
 
 def imported(source: str) -> set[str]:

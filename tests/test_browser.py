@@ -130,7 +130,14 @@ def real(tmp_path_factory):
     """A run that was run."""
     tiny = {"sizes": [20, 30, 40], "K": 2, "mu": [0.01, 1.0]}
     experiment = Experiment(
-        "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, target=0.4, records=True, set=tiny
+        "synthetic_1_1",
+        algorithms=["folb"],
+        rounds=30,
+        seeds=2,
+        target=0.4,
+        records=True,
+        metrics=["fairness", "f1"],
+        set=tiny,
     )
     path = tmp_path_factory.mktemp("real") / "run"
     execute.execute(experiment, directory=path)
@@ -678,11 +685,79 @@ def test_a_device_alone(real, tmp_path, visit):
     assert row.locator("th, td").all_text_contents()[0] == str(own[-1]["round"])
     assert float(row.locator("td").first.text_content().replace("−", "-")) == pytest.approx(weight, rel=0.01, abs=1e-3)
     expect(panel.locator("figure", has_text="Aggregation weight").locator("circle")).to_have_count(len(own))
-    expect(panel).to_contain_text("Its own accuracy over the rounds was not recorded.")
+    accuracies = panel.locator("figure", has_text="Its own accuracy (%)")
+    expect(accuracies.locator("circle")).to_have_count(len(own))
+    last = 100 * own[-1]["own"][own[-1]["devices"].index(1)]
+    label = accuracies.locator("svg").get_attribute("aria-label")
+    assert re.search(rf"{len(own)} values, the last ([\d.]+) in round {own[-1]['round']}$", label)[1] == f"{last:.3g}"
     other = visit(settle(tab), allowed=address)
     expect(other.locator(".device")).to_have_text(panel.text_content())
     panel.get_by_role("button", name="Close").click()
     expect(panel).to_have_count(0)
+
+
+def test_another_metric(real, tmp_path, visit):
+    """The first chart shows it, a link keeps it, a file has it; a link to one that is not there says so."""
+    address = report(tmp_path / "report.html", real)
+    tab = visit(address)
+    chart, choice = charts(tab).first, tab.get_by_role("group", name="Metric")
+    assert choice.locator("label").all_text_contents() == [
+        "accuracy",
+        "devices' mean",
+        "worst decile",
+        "devices' variance",
+        "F1",
+    ]
+    choice.get_by_text("worst decile").click()
+    expect(tab.locator("figcaption").first).to_contain_text("Accuracy of the worst decile of devices (%)")
+    expect(chart.locator("text.target")).to_have_count(0)  # the target is for the accuracy
+    ends = [line["metrics"]["own_worst"] for line in lines(real) if line["round"] == 30 and line["run"] < 2]
+    assert f"folb mu=0.01 is at {50 * sum(ends):.1f}" in chart.get_attribute("aria-label")
+    link = settle(tab)
+    assert "metric=own_worst" in link
+    other = visit(link, allowed=address)
+    expect(charts(other).first).to_have_attribute("aria-label", chart.get_attribute("aria-label"))
+    content, _ = downloaded(tab, "main", "Curves as csv")
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    expected = [line["metrics"]["own_worst"] for line in lines(real) if line["run"] == 0]
+    assert [float(row["own_worst"]) for row in rows[:30]] == pytest.approx(expected, rel=1e-6)
+    wrong = visit(f"{address}#metric=auc", allowed=address)
+    expect(wrong.locator(".misfit")).to_contain_text("Left out: metric=auc.")
+    expect(charts(wrong).first.locator("text.target")).to_have_count(1)
+
+
+def test_an_error_that_should_be_low(tmp_path, visit):
+    """A regression: the chart is of its error, and what reaches the target is below it."""
+    path = rundirectory.write(tmp_path, algorithms=("folb", "fedavg"), seeds=2, rounds=20)
+    about = json.loads((path / "environment.json").read_bytes())
+    about["runs"] = [run | {"judged_by": "mse"} for run in about["runs"]]
+    (path / "environment.json").write_text(json.dumps(about))
+    own = lines(path)
+    for line in own:
+        line["metrics"] = {"mse": 1 / line["round"] + 0.01 * line["run"]}
+        del line["test_accuracy"]
+    (path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in own))
+    text = (path / "experiment.toml").read_text()
+    (path / "experiment.toml").write_text(text.replace("target = 0.7", "target = 1.5"))
+    address = report(tmp_path / "report.html", path)
+    tab = visit(f"{address}#target=0.25", allowed=address)
+    expect(tab.locator("figcaption").first).to_contain_text("Mean squared error")
+    expect(charts(tab).first.locator("text.target")).to_have_text("target 0.25")
+    headings = tab.locator("table.results thead th").all_text_contents()
+    rows = [row.locator("th, td").all_text_contents() for row in tab.locator("table.results tbody tr").all()]
+    shown = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+    assert shown["folb"]["rounds to 0.25"] == "4.5 (4 to 5)" and shown["fedavg"]["rounds to 0.25"] == "5"
+    target = {
+        label: [run.rounds_to(0.25) for run in runs]
+        for label, runs in summary.labelled(store.read(path).runs()).items()
+    }
+    assert target == {"folb": [4, 5], "fedavg": [5, 5]}
+    tab.get_by_role("button", name="Back to 1.5").click()
+    expect(tab.locator("table.results")).to_contain_text("rounds to 1.5")
+    expect(tab.locator("table.results caption")).to_contain_text("have a mean of at most the target")
+    content, _ = downloaded(tab, "main", "Results of each seed as csv")
+    best = [float(row["best"]) for row in csv.DictReader(io.StringIO(content.decode()))]
+    assert best == pytest.approx([0.05, 0.06, 0.07, 0.08])
 
 
 def test_only_devices_that_were_chosen_are_shown(overlaid, pair, visit):
@@ -702,6 +777,7 @@ def test_only_devices_that_were_chosen_are_shown(overlaid, pair, visit):
     canvas.click(position={"x": 300, "y": 100})
     device = re.match(r"Round \d+, device (\d+):", place.locator("p.value").text_content())[1]
     expect(place.locator(".device")).to_contain_text(f"Device {device}, folb, seed 0")
+    expect(place.locator(".device")).to_contain_text("Its own accuracy over the rounds was not recorded: use --metrics")
 
 
 @pytest.mark.parametrize("width", [400, 800])
@@ -719,7 +795,7 @@ def test_ten_long_runs_open_within_three_seconds(tmp_path, visit):
     shown = view([store.read(path)] * 10)  # the curves of 1,000 rounds, made of the first 100
     for experiment in shown["experiments"]:
         for own in experiment["columns"]:
-            own |= {key: own[key] * 10 for key in ("bytes", "up", "seconds", "accuracy", "loss")}
+            own |= {key: own[key] * 10 for key in ("bytes", "up", "seconds", "judged", "loss")}
             own |= {"rounds": list(range(1, 1001)), "evaluated": list(range(1000))}
     html = page.render(shown)
     assert len(html) < 20e6

@@ -208,7 +208,9 @@ def test_tables_are_found_by_their_suffix(tmp_path):
     lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     (tmp_path / "t.CSV").write_text("\n".join(["who,label,height", *lines]))
     for name in ("t.parquet", "t.CSV"):
-        assert list(settings(data.constructor(tmp_path / name))) == ["device", "label", "split", "holdout_seed"]
+        assert list(settings(data.constructor(tmp_path / name))) == [
+            *("device", "label", "split", "holdout_seed", "regression")
+        ]
         federation = data.load(tmp_path / name, device="who", holdout_seed=3)
         assert (federation.N, federation.name) == (2, str(tmp_path / name))
         with pytest.raises(InputError, match=r"setting of .*: did you mean 'device'"):

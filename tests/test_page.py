@@ -71,7 +71,7 @@ def test_columns_are_the_rounds(stored):
         assert column["rounds"] == list(range(1, 41)) and column["evaluated"] == list(range(40))
         assert column["bytes"] == [line["bytes_up"] + line["bytes_down"] for line in own]
         assert column["seconds"] == [line["seconds"] for line in own]
-        np.testing.assert_allclose(column["accuracy"], [line["test_accuracy"] for line in own], rtol=1e-6)
+        np.testing.assert_allclose(column["judged"], [line["test_accuracy"] for line in own], rtol=1e-6)
 
 
 def test_records_are_the_rounds_devices(stored):

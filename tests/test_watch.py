@@ -225,7 +225,7 @@ def test_a_line_that_is_not_finite_is_left_out(home, served):
             for odd in (float("nan"), float("inf")):
                 file.write(json.dumps(line | {name: [odd] if isinstance(value, list) else odd}) + "\n")
     found = news(served(), "a-1", records="0")
-    assert found["columns"][0]["accuracy"] == whole["columns"][0]["accuracy"]
+    assert found["columns"][0]["judged"] == whole["columns"][0]["judged"]
 
 
 def test_another_server_goes_on_from_the_same_cursor(home, served):

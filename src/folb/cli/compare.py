@@ -39,7 +39,11 @@ def add(commands: Any) -> None:
         command.add_argument(
             "--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)"
         )
-        command.add_argument("--records", action="store_true", help="also keep every device's weight and gamma")
+        command.add_argument(
+            "--records",
+            action="store_true",
+            help="also keep every device's weight and gamma, and with --metrics fairness its own accuracy",
+        )
         common.add_running(command)
         common.add_naming(command)
         common.add_processes(command)

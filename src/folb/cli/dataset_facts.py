@@ -70,6 +70,7 @@ def describe(name: str, federation: Federation) -> None:
     labels = federation.labels()
     size = labels.sum(axis=1)
     usual = data.defaults(name)
+    model = "linear (name it with --model)" if federation.regression else usual.model
     train, test = len(federation.train.y), len(federation.test.y)
     held_out = ", a random tenth of each device's" if federation.held_out else ""
     rows = {
@@ -78,21 +79,31 @@ def describe(name: str, federation: Federation) -> None:
         "devices": f"{federation.N:,}",
         "samples": f"{train + test:,}: {train:,} to train on, {test:,} to test on{held_out}",
         "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
-        "classes": f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average",
+        "labels" if federation.regression else "classes": _labels(federation, labels),
         "their names": _listed(federation.class_names),
         "devices' names": _listed(federation.device_names),
-        "majority": _majority(federation),
+        "to beat" if federation.regression else "majority": _to_beat(federation),
         "input": " x ".join(map(str, federation.shape)),
-        "defaults": f"model {usual.model}, lr {usual.lr:g}, mu {usual.mu:g} for fedprox, target {usual.target:g}",
+        "defaults": f"model {model}, lr {usual.lr:g}, mu {usual.mu:g} for fedprox, target {usual.target:g}",
     }
     tables.show_rows([(fact, value) for fact, value in rows.items() if value])
     print("\ndevices by number of samples")
     for line in _size_histogram(size):
         print(f"  {line}")
+    if federation.regression:
+        return
     print(f"\nlabels 0 .. {federation.classes - 1} of all devices, then of some from the smallest to the largest")
     some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
     for who, counts in [("all", labels.sum(axis=0)), *((_device(federation, k), labels[k]) for k in some)]:
         print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
+
+
+def _labels(federation: Federation, labels: NDArray) -> str:
+    """What the labels are: classes, or numbers to predict."""
+    if not federation.regression:
+        return f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average"
+    y = np.concatenate([federation.train.y, federation.test.y]).astype(float)
+    return f"numbers to predict: mean {y.mean():.4g}, sd {y.std():.4g}, from {y.min():.4g} to {y.max():.4g}"
 
 
 def _listed(names: Sequence[str] | None) -> str:
@@ -117,6 +128,7 @@ def facts(name: str, federation: Federation) -> dict[str, Any]:
         "test_samples": len(federation.test.y),
         "shape": list(federation.shape),
         "classes": federation.classes,
+        **({"regression": True} if federation.regression else {}),
         "held_out": federation.held_out,
         "device_names": federation.device_names,
         "class_names": federation.class_names,
@@ -125,8 +137,11 @@ def facts(name: str, federation: Federation) -> dict[str, Any]:
     }
 
 
-def _majority(federation: Federation) -> str:
-    """The accuracy of a model that always answers the commonest label."""
+def _to_beat(federation: Federation) -> str:
+    """How good a model is that always gives the same answer: the commonest label, or the mean of numbers."""
+    if federation.regression:
+        error = np.mean((federation.test.y - federation.train.y.mean(dtype=float)) ** 2)
+        return f"the mean of the training labels has a mean squared error of {error:.4g} on the test samples"
     counts = np.bincount(federation.test.y, minlength=1)
     share = counts.max() / max(counts.sum(), 1)
     return f"label {counts.argmax()} is {100 * share:.1f} % of the test samples"

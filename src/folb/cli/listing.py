@@ -183,6 +183,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
     from folb.core.staleness import STALENESS
     from folb.core.step_size import STEP_SIZES
     from folb.experiments.settings import first_line
+    from folb.measures import SAYS as METRICS
 
     return {
         "sampling: which devices a round asks": {
@@ -201,6 +202,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
             name: first_line(one) for name, one in STALENESS.items()
         },
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
+        "metrics: what --metrics measures beside the accuracy": dict(METRICS),
     }
 
 

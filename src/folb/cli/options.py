@@ -19,7 +19,8 @@ RUN = "a run's name, the beginning of it, its directory, or 'last' for the newes
 JSON = "print one JSON document, and nothing else"
 DISK = """
 On disk, each round of a run takes at most 250 bytes and the algorithm's label.
-With --records it takes 100 bytes more, and 60 for each chosen device. Settings,
+With --records it takes 100 bytes more, and 60 for each chosen device (75 with
+--metrics fairness); each metric takes 30 bytes, and fairness 90. Settings,
 results and the picture take 1 MB, and results.json 50 bytes more for each
 evaluation. While it runs there are three checkpoints. Each holds, for each run,
 the model, the server's memory, the memory of devices if the algorithm has one
@@ -37,7 +38,14 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
     command.add_argument("--rounds", type=int, help="communication rounds (100)")
     command.add_argument("--seeds", help="how many seeds (5), or a list such as 4,5,6")
-    command.add_argument("--target", type=float, help="accuracy for 'rounds to' and 'held from' (by dataset)")
+    command.add_argument(
+        "--target", type=float, help="accuracy (of a regression: error) for 'rounds to' and 'held from' (by dataset)"
+    )
+    command.add_argument(
+        "--metrics",
+        metavar="A,B",
+        help="measure these, too: fairness (the devices' own accuracies), f1, auc, top5; for a regression mse, mae",
+    )
     command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
     command.add_argument(
         "--evaluate",
@@ -151,6 +159,8 @@ def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
+    if options.metrics is not None:
+        given["metrics"] = [name.strip() for name in options.metrics.split(",") if name.strip()]
     if options.seeds is not None:
         given["seeds"] = seeds(options.seeds)
     return Experiment(dataset=options.dataset, **given)

@@ -94,7 +94,7 @@ def _row(path: Path) -> tuple[str, ...]:
             ", ".join(stored.tags),
             stored.state,
             f"{done:,} of {total:,}",
-            "" if best is None else f"{100 * best:.1f} %",
+            "" if best is None else stored.measure.text(best),
             stored.started[:16],
             stored.differs,
         )
@@ -131,10 +131,14 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
-    """Of all runs together: the rounds done, the number of rounds, and the best test accuracy so far."""
+    """Of all runs together: the rounds done, the number of rounds, and the best test accuracy or error so far."""
+    from folb.store.round_lines import judged
+
     lines, _ = stored.rounds()
-    accuracies = [line["test_accuracy"] for line in lines if line.get("test_accuracy") is not None]
-    return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], max(accuracies, default=None)
+    measure = stored.measure
+    values = [value for line in lines if (value := judged(line, measure.name)) is not None]
+    best = (min if measure.lower else max)(values, default=None)
+    return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], best
 
 
 def _show(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from rich.markup import escape, render
 from rich.table import Column, Table
 
 from folb.errors import one_line
+from folb.measures import KNOWN, measure
 from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
@@ -62,7 +63,7 @@ def show_in_parts(table: Table, keys: int = 1) -> None:
 
 
 GAP = 2  # the characters between two columns
-RESULT = "final accuracy"  # the column that stays, though it may be the same in every row
+RESULTS = {f"final {known.short}" for known in KNOWN.values()}  # they stay, though they may be the same in every row
 
 
 def varying(table: Table, room: int, keys: int = 1) -> tuple[Table, list[str]]:
@@ -72,7 +73,7 @@ def varying(table: Table, room: int, keys: int = 1) -> tuple[Table, list[str]]:
     constant = [
         i
         for i, column in enumerate(table.columns)
-        if i >= keys and len(set(column.cells)) == 1 < table.row_count and column.header != RESULT
+        if i >= keys and len(set(column.cells)) == 1 < table.row_count and column.header not in RESULTS
     ]
     if _fits(table, room) or len(constant) == len(table.columns) - keys:
         return table, []
@@ -177,9 +178,10 @@ def results(runs: Sequence[Run], target: float, clock: str = "simulated s", roun
 
 def points(points: Sequence[Point], target: float) -> Table:
     """The points of a line search, by rank."""
-    share = f"{100 * target:g} %"
-    measured = (f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}")
-    table = _plain("rank", "algorithm", *measured, "final training loss", "final accuracy", left=["algorithm"])
+    known = measure(points[0].judged_by)
+    goal = known.goal(target)
+    measured = (f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}")
+    table = _plain("rank", "algorithm", *measured, "final training loss", f"final {known.short}", left=["algorithm"])
     for point in points:
         megabytes = [None if sent is None else sent / 1e6 for sent in point.sent]
         found = (
@@ -187,7 +189,7 @@ def points(points: Sequence[Point], target: float) -> Table:
             results_of.arrival(megabytes, ".2f"),
             results_of.arrival(point.seconds, ".0f"),
             f"{point.loss:.4g}",
-            f"{100 * point.accuracy:.1f} %",
+            known.text(point.accuracy),
         )
         cells = ("diverged", *[""] * (len(found) - 1)) if point.diverged else found
         table.add_row(str(point.rank), escape(point.label), *cells)

@@ -19,6 +19,7 @@ BLOCK = 1 << 26  # bytes read at once from an array that may be mapped from a fi
 HoldoutSeed = Annotated[
     int | None, "which random tenth of each device's samples to test on, if the data does not say; 0 if not set"
 ]
+Regression = Annotated[bool | None, "the label is a number to predict, and not a class; no if not set"]
 Expand = Callable[[Any, Any], Any]
 """A function (table, x) -> inputs that works on NumPy's arrays and on jax's alike."""
 
@@ -66,6 +67,7 @@ class Federation:
     If samples share their content (windows of one text, words of one vocabulary), `x` holds references into `table`,
     and `expand(table, x)` turns them into a batch of model inputs. `note` is a warning that every output repeats.
     `device_names` and `class_names` are those of the user's own data, if it has names.
+    If the labels are numbers to predict (`regression`), `classes` is 1: a model has one output.
     """
 
     name: str
@@ -81,7 +83,13 @@ class Federation:
 
     def __repr__(self) -> str:
         samples = f"{len(self.train.y)} training and {len(self.test.y)} test samples of shape {self.shape}"
-        return f"Federation({self.name}: {self.N} devices, {samples}, {self.classes} classes)"
+        kind = "numbers to predict" if self.regression else f"{self.classes} classes"
+        return f"Federation({self.name}: {self.N} devices, {samples}, {kind})"
+
+    @property
+    def regression(self) -> bool:
+        """Whether the labels are numbers to predict, and not classes."""
+        return self.train.y.dtype.kind == "f"
 
     @property
     def N(self) -> int:
@@ -125,7 +133,12 @@ class Federation:
         mapped.save(self, path)
 
     def labels(self) -> NDArray:
-        """How many samples of each label each device has, to train and to test on: [N, classes]."""
+        """How many samples of each label each device has, to train and to test on: [N, classes].
+
+        Numbers to predict count as one label.
+        """
+        if self.regression:
+            return (self.train.size + self.test.size).astype(np.int64)[:, None]
         cells = self.N * self.classes
         counts = np.zeros(cells, dtype=np.int64)
         for side in (self.train, self.test):
@@ -143,7 +156,8 @@ class Federation:
     def tested_on(self, x: NDArray, y: NDArray) -> Federation:
         """The same devices, tested on samples that none of them has."""
         nowhere = np.zeros(self.N, np.int32)
-        return replace(self, test=Split(features(self.name, x), labels(self.name, y, self.classes), nowhere, nowhere))
+        y = numbers(self.name, y) if self.regression else labels(self.name, y, self.classes)
+        return replace(self, test=Split(features(self.name, x), y, nowhere, nowhere))
 
     @staticmethod
     def from_arrays(
@@ -155,12 +169,14 @@ class Federation:
         *,
         classes: int | None = None,
         holdout_seed: HoldoutSeed = None,
+        regression: Regression = None,
     ) -> Federation:
         """Gather samples by device, and check them.
 
         `device` names each sample's device, by strings or numbers; the devices are numbered in sorted order. `split`
         says which samples are for testing: 1, True or "test"; the others have 0, False or "train". Without it, a random
-        tenth of every device's samples is held out; at least one sample is kept for training.
+        tenth of every device's samples is held out; at least one sample is kept for training. With `regression`, `y`
+        has any finite numbers, and a model predicts them.
         """
         x = features(name, _array(f"{name}: x", x))
         y, device = _array(f"{name}: y", y), _array(f"{name}: device", device)
@@ -170,7 +186,12 @@ class Federation:
             raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
         if classes is not None and classes < 2:
             raise InputError(f"{name}: classes", classes, "should be at least 2")
-        y = labels(name, y, most_classes(len(y)) if classes is None else classes)
+        if regression and classes is not None:
+            raise InputError(f"{name}: classes", classes, "should not be given with regression")
+        if regression:
+            y, classes = numbers(name, y), 1
+        else:
+            y = labels(name, y, most_classes(len(y)) if classes is None else classes)
         ids, k = _number(name, device)
         if split is None:
             seed = 0 if holdout_seed is None else holdout_seed
@@ -229,8 +250,22 @@ def labels(name: str, y: NDArray, classes: int) -> NDArray:
     if y.dtype.kind not in "biuf":
         raise InputError(f"{name}: y", str(y.dtype), expected)
     with np.errstate(invalid="ignore"):  # NaN compares false, and fails the check
-        _check_each(name, "y", y, (y >= 0) & (y < classes) & (np.floor(y) == y), expected)
+        good = (y >= 0) & (y < classes) & (np.floor(y) == y)
+    if not good.all() and np.isfinite(y).all():
+        expected += " (or, if it is a number to predict, set regression=true)"
+    _check_each(name, "y", y, good, expected)
     return y.astype(np.int32)
+
+
+def numbers(name: str, y: NDArray) -> NDArray:
+    """y as float32: numbers to predict."""
+    expected = "should be a finite number, in 32 bits"
+    if y.dtype.kind not in "biuf":
+        raise InputError(f"{name}: y", str(y.dtype), expected)
+    with np.errstate(over="ignore"):  # as in `features`
+        single = y.astype(np.float32)
+    _check_each(name, "y", y, np.isfinite(single), expected)
+    return single
 
 
 def starts(size: NDArray) -> NDArray:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from folb.data import source_files
-from folb.data.federation import Federation, HoldoutSeed
+from folb.data.federation import Federation, HoldoutSeed, Regression
 from folb.errors import InputError
 from folb.npz import check_room
 from folb.typing import NDArray
@@ -30,9 +30,12 @@ def load(
     path: str | os.PathLike[str],
     *,
     device: Annotated[str, "the column that names a sample's device"] = "device",
-    label: Annotated[str, "the column of the labels: whole numbers from 0, or names"] = "label",
+    label: Annotated[
+        str, "the column of the labels: whole numbers from 0, or names; any numbers for a regression"
+    ] = "label",
     split: Annotated[str, "the column that says train or test, if there is one"] = SPLIT,
     holdout_seed: HoldoutSeed = None,
+    regression: Regression = None,
 ) -> Federation:
     """Any csv or parquet table: a device column, a label column, and numbers in all the others."""
     path = Path(path)
@@ -46,9 +49,13 @@ def load(
     test = _marks(path, split, columns[split]) if split in columns else None
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
     y, names = _classes(f"{path}: {label}", columns[label])
+    if regression and names is not None:
+        raise InputError(f"{path}: {label}", names[0], "should be a number to predict, or leave out regression")
     classes = None if names is None else max(len(names), 2)
     named = _text(f"{path}: {device}", columns[device])
-    federation = Federation.from_arrays(str(path), x, y, named, test, classes=classes, holdout_seed=holdout_seed)
+    federation = Federation.from_arrays(
+        str(path), x, y, named, test, classes=classes, holdout_seed=holdout_seed, regression=regression
+    )
     return federation if names is None or len(names) < 2 else replace(federation, class_names=names)
 
 

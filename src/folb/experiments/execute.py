@@ -23,6 +23,7 @@ from folb.experiments.experiment import Experiment, from_fields, from_toml, to_m
 from folb.experiments.kept_model import about_model
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
+from folb.measures import FAIRNESS
 from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
@@ -235,7 +236,7 @@ def _perform(
     check_place(path, planned, again, accelerators)
     # first: an experiment that cannot run clears nothing, and a user's own file may change while the rounds run
     simulation = ready(planned, accelerators)
-    runs = about_runs(planned.algorithms, planned.experiment.seeds)
+    runs = about_runs(planned.algorithms, planned.experiment.seeds, planned.model.judged_by)
     about = about_model(planned, runs) if start.keep_model else None
     prepare(path, planned, again, accelerators, start.keep_model, given)
     # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before all
@@ -285,10 +286,17 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
             objective=experiment.objective,
             evaluate_every=experiment.evaluate_every,
             evaluate=planned.evaluated or "all",
-            record=(*(("weights", "gamma") if experiment.records else ()), *(("attack",) if attacked else ())),
+            metrics=experiment.metrics,
+            record=(*_of_devices(experiment), *(("attack",) if attacked else ())),
             accelerators=accelerators,
             stream=planned.stream,
         )
+
+
+def _of_devices(experiment: Experiment) -> tuple[str, ...]:
+    """What is recorded of each chosen device."""
+    own = ("own",) if FAIRNESS in experiment.metrics else ()
+    return ("weights", "gamma", *own) if experiment.records else ()
 
 
 def place(planned: Plan) -> Path:
@@ -370,7 +378,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
         "devices": planned.federation.N,
         "identity": planned.identity,
         "differs": planned.differs,
-        "runs": about_runs(planned.algorithms, planned.experiment.seeds),
+        "runs": about_runs(planned.algorithms, planned.experiment.seeds, planned.model.judged_by),
     }
 
 

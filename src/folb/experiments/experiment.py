@@ -11,6 +11,7 @@ from folb import data
 from folb.errors import InputError, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
+from folb.measures import checked
 from folb.simulation.sample import Evaluate, check_evaluate
 from folb.store import experiment_file
 
@@ -43,6 +44,7 @@ class Experiment:
     evaluate: Evaluate = None  # "all", or how many samples of each side; None: by the model's cost
     device_samples: int | None = None  # at most so many training samples of each device; None: all
     records: bool = False  # keep every device's weight and gamma in every round
+    metrics: Sequence[str] = ()  # measured beside the accuracy, such as fairness, f1, auc or top5
     set: Mapping[str, Any] = None  # type: ignore[assignment]
     box: Mapping[str, Any] = None  # type: ignore[assignment]
     points: int | None = None  # with a box: 12
@@ -77,8 +79,8 @@ class Experiment:
         if self.evaluate_every > self.rounds:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
         object.__setattr__(self, "target", read("target", float, self.target))
-        if not 0 < self.target <= 1:
-            raise InputError("target", self.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
+        if self.target <= 0:
+            raise InputError("target", self.target, "should be more than 0")
         choose("objective", self.objective, ("uniform", "samples"))
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))
@@ -88,6 +90,7 @@ class Experiment:
         if self.device_samples is not None:
             check_whole("device_samples", self.device_samples, 1, 2**31 - 1)
         object.__setattr__(self, "records", read("records", bool, self.records))
+        object.__setattr__(self, "metrics", checked(self.metrics))
         self._check_box()
 
     def _check_box(self) -> None:
@@ -142,7 +145,7 @@ def to_mapping(experiment: Experiment) -> dict[str, Any]:
     """The experiment as the keys and values of a file."""
     # so that experiments without these fields keep their names
     unset = [name for name in ("evaluate", "device_samples") if getattr(experiment, name) is None]
-    absent = (*unset, *(() if experiment.box else OF_A_BOX))
+    absent = (*unset, *(() if experiment.metrics else ("metrics",)), *(() if experiment.box else OF_A_BOX))
     return {field.name: getattr(experiment, field.name) for field in fields(experiment) if field.name not in absent}
 
 

@@ -59,5 +59,5 @@ def counted(federation: Federation) -> dict[str, Any]:
     return {
         "train": federation.train.size.tolist(),
         "test": federation.test.size.tolist(),
-        "labels": federation.labels().tolist(),
+        **({} if federation.regression else {"labels": federation.labels().tolist()}),
     }

@@ -16,6 +16,7 @@ import numpy as np
 from folb.errors import InputError
 from folb.experiments.part import chosen_part
 from folb.experiments.settings import naming_own_files, read
+from folb.measures import is_regression
 from folb.models import MODELS, Model
 from folb.store import directory, model_file
 from folb.store.directory import RunDirectory
@@ -45,11 +46,12 @@ class KeptModel:
     classes: Sequence[Any]
 
     def __repr__(self) -> str:
-        about = f"samples of shape {self.shape}, {len(self.classes)} classes"
+        kind = "numbers to predict" if is_regression(self.model.judged_by) else f"{len(self.classes)} classes"
+        about = f"samples of shape {self.shape}, {kind}"
         return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: {about})"
 
     def predict(self, x: Any) -> NDArray:
-        """The class of each sample, as a number; `classes[number]` is its name.
+        """The class of each sample, as a number; `classes[number]` is its name. Of a regression, the number itself.
 
         `x` has samples first, each of the shape that the model was trained on.
         """

@@ -26,7 +26,9 @@ from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.part import Part, chosen_part
 from folb.experiments.settings import Setting, naming_own_files, read, setting, settings
 from folb.experiments.systems import SYSTEMS
+from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
+from folb.simulation.judge import chosen_metrics
 from folb.simulation.sample import chosen, usual, words
 from folb.simulation.simulate import check, streams
 
@@ -71,7 +73,7 @@ class Plan:
     @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
-        return words(self.federation, self.evaluated)
+        return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
 
     @property
     def note(self) -> str:
@@ -115,6 +117,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
     with naming_own_files([experiment.model]):
         known = usual(federation, built_model)
+    experiment = _judged(experiment, built_model, federation)
     evaluated = known if experiment.evaluate is None else chosen(experiment.evaluate, federation, built_model)
     # written only where it is not all, or not as usual: so that older runs keep their names
     asked, experiment = experiment, replace(experiment, evaluate=evaluated or (None if known is None else "all"))
@@ -124,11 +127,20 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     return Plan(whole, federation, built_model, built_system, variants, identity, streamed, apart, evaluated)
 
 
+def _judged(experiment: Experiment, model: Model, federation: Federation) -> Experiment:
+    """The experiment without the metrics that are measured anyway, if its target and all others fit the model."""
+    if measure(model.judged_by).is_share and experiment.target > 1:
+        raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
+    chosen_metrics(experiment.metrics, model, federation)
+    anyway = (ACCURACY, model.judged_by)
+    return replace(experiment, metrics=tuple(name for name in experiment.metrics if name not in anyway))
+
+
 # settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
 LATER = {"gradient": "exact"} | dict.fromkeys(
     [
         *("sketch", "bits"),  # of FOLB
-        *("shards", "capped", "test", "pixels", "init", "squash"),  # of data and models
+        *("shards", "capped", "test", "pixels", "init", "squash", "regression"),  # of data and models
         *(name for name, known in common_settings().items() if known.default is None and name != "server_lr"),
     ],
     "none",

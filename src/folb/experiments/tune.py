@@ -21,6 +21,7 @@ from folb.experiments.draws import by_algorithm
 from folb.experiments.execute import carry_out
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, algorithm_settings, plan
+from folb.measures import ACCURACY
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import WINNER, RunDirectory
@@ -43,6 +44,7 @@ class Point:
     settled: float = math.nan  # the accuracy over the last five evaluations, as the mean over the seeds
     seconds: Sequence[float | None] = ()  # for each seed, until the end of the round that reached the target
     sent: Sequence[int | None] = ()  # likewise, the bytes up and down
+    judged_by: str = ACCURACY  # what `accuracy` is, and the target is for
 
     def merit(self, by: By = "first") -> tuple[bool, float, int, float]:
         """The key that ranks points, smallest first: the median of `arrived`, seeds that never arrive, then loss.
@@ -173,6 +175,7 @@ def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float 
         accuracy=mean(run.final for run in runs),
         diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
         settled=mean(run.settled for run in runs),
+        judged_by=runs[0].judged_by,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +23,12 @@ from folb.core.selection import Known, Multiset, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
 from folb.core.upload import DELTA, ENCODED, GRAD, Upload
-from folb.errors import InputError
+from folb.errors import SINGLE, InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays, Task
 from folb.flower.replies import Encoded, Expected, Form, Refused, Reply, Shape, last_words
 from folb.flower.roster import Member
+from folb.measures import is_measure
 
 FEW = 3  # updates of which one liar could be the median
 
@@ -317,9 +317,13 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     lost = opened.lost
     line: dict[str, Any] = {}
     if measured is not None:
-        line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
+        metrics = {name: _number(measured, name) for name in measured if is_measure(name)}
+        if measured.keys() & {"accuracy", "test_accuracy"} or not metrics:  # a regression has none
+            line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
         if measured.keys() & {"loss", "train_loss"}:  # null means not finite: a loss that was not measured is left out
             line["train_loss"] = _number(measured, "loss", "train_loss")
+        if metrics:
+            line["metrics"] = metrics
     line |= {
         "bytes_up": opened.up,
         "bytes_down": opened.down,
@@ -360,9 +364,9 @@ def _weights(opened: Opened, identities: Sequence[int]) -> list[float | None]:
 
 
 def _number(measured: Mapping[str, Any], *names: str) -> float | None:
-    """The first of these that was measured, if it is a finite number."""
+    """The first of these that was measured, if it is a number that is finite in 32 bits."""
     found = [measured[name] for name in names if name in measured]
-    return float(found[0]) if found and isinstance(found[0], int | float) and math.isfinite(found[0]) else None
+    return float(found[0]) if found and isinstance(found[0], int | float) and abs(found[0]) <= SINGLE else None
 
 
 def _whole(values: Any) -> Any:

@@ -26,10 +26,12 @@ from folb.core.algorithms import ALGORITHMS
 from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
+from folb.measures import ACCURACY, measure
 from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
 from folb.store import checkpoint, directory, environment, experiment_file, lock
+from folb.store.fields import POSITIVE_NUMBER, SHARE
 from folb.store.round_lines import as_run
 
 CARRIER = "flower"
@@ -50,6 +52,7 @@ class RunSettings(NamedTuple):
     dataset: str
     model: str
     target: float
+    judged_by: str = ACCURACY
 
     def experiment(self) -> dict[str, Any]:
         """The keys of an experiment file, as the simulator writes them."""
@@ -69,7 +72,7 @@ class RunSettings(NamedTuple):
             "records": True,
             "set": {name: known for name, given in settings.items() if (known := _written(given))},
         }
-        experiment_file.check(found)
+        experiment_file.check(found, target=SHARE if measure(self.judged_by).is_share else POSITIVE_NUMBER)
         return found
 
     def differs(self) -> str:
@@ -146,7 +149,7 @@ class RunRecord:
             "devices": 0,
             "identity": self.identity,
             "differs": self.about.differs(),
-            "runs": environment.about_runs([self.about.algorithm], [self.about.seed]),
+            "runs": environment.about_runs([self.about.algorithm], [self.about.seed], self.about.judged_by),
         }
 
     def add(self, line: dict[str, Any], state: State, devices: Sequence[int]) -> None:

@@ -34,7 +34,7 @@ from folb.core.round import Closed, State, model_encoded, model_sent, shared_wor
 from folb.core.rules import Update
 from folb.core.system import System
 from folb.core.upload import DELTA, GRAD, Upload
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import SINGLE, InputError, check, check_whole, choose
 from folb.flower import protocol
 from folb.flower.mailbox import SLACK, Post
 from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts, through
@@ -43,6 +43,7 @@ from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation, means
 from folb.flower.roster import Member, Roster
 from folb.flower.run_directory import RunRecord, RunSettings, recording
+from folb.measures import ACCURACY, KNOWN, is_measure, measure
 from folb.typing import NDArray
 
 MAX_NORM = 100.0  # medians: honest devices that differ in data and work were seen to differ by 40
@@ -68,7 +69,8 @@ class FederatedStrategy(Strategy):
     algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to that, and the
     record says so.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
-    `dataset`, `model` and `target` (of test accuracy) are only for its report.
+    `dataset`, `model`, `target` and `judged_by` are only for its report: the target is for the test accuracy, or for
+    another metric of the evaluation, such as "f1" or "mse".
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class FederatedStrategy(Strategy):
         dataset: str = "flower",
         model: str = "deployed",
         target: float = 0.7,
+        judged_by: str = ACCURACY,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
@@ -116,7 +119,11 @@ class FederatedStrategy(Strategy):
         for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
-        _check_number("target", target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
+        choose("judged_by", judged_by, [ACCURACY, *([judged_by] if is_measure(judged_by) else KNOWN)])
+        if measure(judged_by).is_share:
+            _check_number("target", target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
+        else:
+            _check_number("target", target, lambda value: 0 < value <= SINGLE, "more than 0")
         _check_number("max_norm", max_norm, lambda value: value >= 1, "at least 1; inf for no bound")
         if fraction_train is None and min_replies is not None and min_replies > algorithm.selection.enough:
             raise InputError("min_replies", min_replies, f"should be at most K = {algorithm.selection.enough}")
@@ -153,7 +160,7 @@ class FederatedStrategy(Strategy):
         if directory is not None and not isinstance(directory, str | Path):
             raise InputError("directory", directory, "should be a path")
         self.directory = None if directory is None else Path(directory)
-        self.dataset, self.model, self.target = dataset, model, target
+        self.dataset, self.model, self.target, self.judged_by = dataset, model, target, judged_by
         self.awaited: set[int] = set()  # devices of the rounds before an interruption
         self.roster = Roster(self.wait)
         self.post: Post | None = None
@@ -189,7 +196,8 @@ class FederatedStrategy(Strategy):
         """Run `num_rounds` rounds; `timeout` is a round's deadline, in place of the strategy's own.
 
         evaluate_fn(round, arrays) is called with the model before the first round and after each. Its "accuracy" and
-        "loss" become the test accuracy and the training loss of the run's record.
+        "loss" become the test accuracy and the training loss of the run's record. Metrics that have folb's names, such
+        as "f1", "auc", "top5", "mse" or "own_worst", are recorded under these names.
         """
         check_whole("num_rounds", num_rounds, 1)
         if timeout is not None:
@@ -216,6 +224,7 @@ class FederatedStrategy(Strategy):
             self.dataset,
             self.model,
             self.target,
+            self.judged_by,
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # a run of before has none in its identity

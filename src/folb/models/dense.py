@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.errors import InputError, check_whole, choose
-from folb.models.model import Model, classifier
+from folb.models.model import Model, classifier, regressor
 from folb.typing import Params
 
 MOST = 10**5  # units of a layer
@@ -43,6 +43,19 @@ def logistic(
         return jax.nn.sigmoid(linear) if squash else linear
 
     return classifier(start, scores)
+
+
+def linear(shape: tuple[int, ...], classes: int) -> Model:
+    """Linear regression: one linear map to the number that the label is, with the squared error for a loss."""
+    inputs = prod(shape)
+
+    def start(key: Array) -> Params:
+        return {"weight": jnp.zeros((inputs, 1)), "bias": jnp.zeros(1)}
+
+    def value(params: Params, x: Array) -> Array:
+        return apply(params, x.reshape(len(x), inputs))[:, 0]
+
+    return regressor(start, value)
 
 
 def mlp(

@@ -23,6 +23,9 @@ class Model(NamedTuple):
     should take at once, so that intermediate values stay in its cache. A model with `codes` takes whole
     numbers from 0 to codes - 1 as inputs, and would ignore any others without an error. A model with `scores` tells as
     many labels apart as scores(params, x) has columns; any others would have a loss that is not finite.
+
+    `judged_by` names the metric that the target is for: "accuracy", "f1", "auc" or "top5" of a model that tells classes
+    apart; "mse" or "mae" of one that predicts numbers, whose errors should be low.
     """
 
     init: Callable[[Array], Params]
@@ -32,6 +35,7 @@ class Model(NamedTuple):
     block: int | None = None
     codes: int | None = None
     scores: Callable[[Params, Array], Array] | None = None
+    judged_by: str = "accuracy"
 
     def __repr__(self) -> str:
         made_by = getattr(self.init, "__qualname__", type(self.init).__name__).partition(".")[0]
@@ -58,6 +62,23 @@ def classifier(
         block=block,
         codes=codes,
         scores=scores,
+    )
+
+
+def regressor(
+    init: Callable[[Array], Params],
+    value: Callable[[Params, Array], Array],
+    heavy: bool = False,
+    block: int | None = None,
+) -> Model:
+    """The model of numbers value(params, x): [batch], with the squared error for a loss, and judged by its mean."""
+    return Model(
+        init=init,
+        loss=lambda params, x, y: (value(params, x) - y) ** 2,
+        predict=value,
+        heavy=heavy,
+        block=block,
+        judged_by="mse",
     )
 
 

@@ -33,9 +33,14 @@ OF_DEVICES = {
     "times": "int32",
     "weights": "float32",
     "gamma": "float32",
+    "own": "float32",
     "lost_devices": "int32",
     "rejected_devices": "int32",
 }
+
+
+# what an evaluation may measure beside these, each in a column of its name; they exist only if they were measured
+OF_METRICS = "float32"
 
 
 def to_csv(stored: RunDirectory) -> bytes:
@@ -58,7 +63,8 @@ def to_parquet(stored: RunDirectory) -> bytes:
     names, rows = _rounds(stored)
     types = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()} | {"note": arrow.string()}
     types |= {name: arrow.list_(getattr(arrow, kind)()) for name, kind in OF_DEVICES.items()}
-    schema = arrow.schema([(name, types[name]) for name in names])
+    metric = getattr(arrow, OF_METRICS)()
+    schema = arrow.schema([(name, types.get(name, metric)) for name in names])
     content = io.BytesIO()
     table = arrow.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
     parquet.write_table(table, content)
@@ -69,14 +75,17 @@ def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     """The columns, and the rounds run by run. A value that is not finite is nan; a missing value is None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
     note, target = stored.environment["note"], float(stored.experiment["target"])
-    recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
-    names = [*COLUMNS, *recorded, *(["note"] if note else [])]
+    recorded = [name for name in OF_DEVICES if any(name in line for line in lines)]
+    metrics = dict.fromkeys(name for line in lines for name in line.get("metrics", {}))
+    names = [*COLUMNS, *metrics, *recorded, *(["note"] if note else [])]
     runs = stored.environment["runs"]
     known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
     for about, run in zip(known, stored.runs(), strict=True):
         arrivals = {"rounds_to_target": run.rounds_to(target), "held_from": run.held_from(target)}
         about |= {name: t for name, t in arrivals.items() if t is not None}  # never: as unmeasured
-    return names, ([_value(line | known[line["run"]], name) for name in names] for line in lines)
+    return names, (
+        [_value(line.get("metrics", {}) | line | known[line["run"]], name) for name in names] for line in lines
+    )
 
 
 def _value(line: dict[str, Any], name: str) -> Any:

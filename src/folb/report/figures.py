@@ -16,7 +16,7 @@ from folb.report.curve_panel import Curve
 from folb.report.looks import COLOURS, looks
 from folb.results.outcomes import outcomes
 from folb.results.run import Run
-from folb.results.summary import labelled
+from folb.results.summary import judged, labelled
 
 if TYPE_CHECKING:  # a Flower server draws curves without a dataset
     from folb.data.federation import Federation
@@ -59,10 +59,11 @@ def curves(
         }
         curve_panel.draw(axes, found, own, heading, log)
 
-    drawn(left, lambda run: 100 * run.test_accuracy, "test accuracy (%)")
+    known = judged(runs)
+    drawn(left, lambda run: known.factor * run.judged, known.axis, log=not known.is_share)
     drawn(right, lambda run: run.train_loss, "training loss", log=True)
     if target is not None:
-        left.axhline(100 * target, color="0.6", linewidth=0.8, linestyle=":")
+        left.axhline(known.factor * target, color="0.6", linewidth=0.8, linestyle=":")
     curve_panel.legend(figure, curve_panel.lines([left]), width, "lower center")
     seeds = len({run.seed for run in runs})
     return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
@@ -115,22 +116,33 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     above.set_ylim(size.min() / 2, 1.3 * size.max())
     above.set_ylabel("samples")
     above.spines[["top", "right"]].set_visible(False)
-    extent = (0, federation.N, -0.5, federation.classes - 0.5)
-    shares = below.imshow(
-        shown.T / shown.sum(axis=1),
-        aspect="auto",
-        interpolation="nearest",
-        cmap="Blues",
-        vmin=0,
-        origin="lower",
-        extent=extent,
-    )
-    below.yaxis.get_major_locator().set_params(integer=True)
-    below.set_ylabel("label")
+    if federation.regression:
+        means = np.add.reduceat(_mean_labels(federation)[np.argsort(-size, kind="stable")], edges[:-1])
+        below.stairs(means / np.diff(edges), edges, baseline=None, color=COLOURS[0])
+        below.set_ylabel("mean label")
+    else:
+        extent = (0, federation.N, -0.5, federation.classes - 0.5)
+        shares = below.imshow(
+            shown.T / shown.sum(axis=1),
+            aspect="auto",
+            interpolation="nearest",
+            cmap="Blues",
+            vmin=0,
+            origin="lower",
+            extent=extent,
+        )
+        below.yaxis.get_major_locator().set_params(integer=True)
+        below.set_ylabel("label")
+        figure.colorbar(shares, ax=below, label="share of the device's samples")
     below.set_xlabel("device, from the largest to the smallest")
-    figure.colorbar(shares, ax=below, label="share of the device's samples")
     title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
     return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
+
+
+def _mean_labels(federation: Federation) -> Any:
+    """The mean training label of each device, if labels are numbers."""
+    size, y = federation.train.size, federation.train.y.astype(float)
+    return np.bincount(np.repeat(np.arange(federation.N), size), weights=y[: size.sum()]) / size
 
 
 def subplots(

@@ -26,7 +26,7 @@ import numpy as np
 
 from folb.errors import InputError
 from folb.report import page
-from folb.report.payload import columns, described, table
+from folb.report.payload import columns, described, measures, table
 from folb.results.run import Run
 from folb.store import directory
 from folb.store.directory import RunDirectory
@@ -202,7 +202,9 @@ class Following:
         wanted = {i for i in range(len(stored.environment["runs"])) if str(i) == records}
         with self.lock:
             self.advance(stored)
-            about = described(stored) | {"table": self.table}
+            about = described(stored) | {"table": self.table, "measures": measures(stored, self.runs)}
+        # a metric that nobody announced makes another page
+        about["identity"] += "".join(f" {known['name']}" for known in about["measures"])
         return {
             "cursor": _cursor(stored, end),
             "fresh": offset is None,
@@ -240,8 +242,15 @@ def joined(run: Run, later: Run) -> Run:
     """A run and its later rounds."""
     arrays = [field.name for field in fields(Run) if isinstance(getattr(run, field.name), np.ndarray)]
     both: dict[str, Any] = {name: np.concatenate([getattr(run, name), getattr(later, name)]) for name in arrays}
+    names = dict.fromkeys([*run.metrics, *later.metrics])
+    both["metrics"] = {name: np.concatenate([_metric(run, name), _metric(later, name)]) for name in names}
     measured = later.loss_measured if len(later.evaluated_rounds) else run.loss_measured
     return replace(run, **both, loss_measured=measured)
+
+
+def _metric(run: Run, name: str) -> Any:
+    """A metric of each evaluated round; NaN if it was not measured."""
+    return run.metrics.get(name, np.full(len(run.evaluated_rounds), np.nan, np.float32))
 
 
 def _cursor(stored: RunDirectory, offset: int) -> str:

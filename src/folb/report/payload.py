@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from folb.measures import ACCURACY, FAIRNESS, Measure, is_regression, measure, measured
 from folb.report import words
 from folb.report.looks import looks
 from folb.report.together import together
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import EXPERIMENT, RunDirectory
-from folb.store.round_lines import trouble
+from folb.store.round_lines import is_evaluated, trouble
 
 ENTRIES = 2_000_000  # the most device entries in a report: about 35 MB
 TROUBLE = 1000  # the most lines about trouble for each run: the last ones
@@ -37,6 +38,7 @@ def view(stored: Sequence[RunDirectory], holdings: Sequence[dict[str, Any]] | No
             described(one)
             | {
                 "table": table(one, runs[-1]),
+                "measures": measures(one, runs[-1]),
                 "columns": [own.document(i in chosen) for i, own in enumerate(everything)],
                 "left_out": [i for i, own in enumerate(everything) if own.devices and i not in chosen],
                 "holdings": holdings[n] if holdings else None,
@@ -66,27 +68,35 @@ def _fitting(everything: Sequence[Columns], runs: Sequence[dict[str, Any]], room
 class Columns:
     """The rounds of one run, as the page needs them: a value per round, per evaluation, or per device."""
 
-    def __init__(self) -> None:
+    def __init__(self, judged_by: str) -> None:
+        self.judged_by = judged_by
         self.rounds: list[int] = []
         self.bytes: list[int] = []
         self.up: list[int] = []  # of these bytes
         self.seconds: list[float] = []
         self.evaluated: list[int] = []  # positions in `rounds`
-        self.accuracy: list[float | None] = []
+        self.judged: list[float | str | None] = []  # the accuracy, or what the run is judged by
+        self.metrics: dict[str, list[float | str | None]] = {}  # the others
         self.loss: list[float | str | None] = []
         self.counts: list[int] = []  # devices of each round
         self.devices: list[int] = []
         self.weights: list[float | None] = []
         self.gamma: list[float | None] = []
+        self.own: list[float | None] = []
         self.flags: list[int] = []
         self.trouble: list[tuple[int, str]] = []  # on real devices: the round and what went wrong
 
     def add(self, line: dict[str, Any], records: bool) -> None:
         """Take a line of rounds.jsonl, with its values of devices only if `records`."""
-        if "test_accuracy" in line:
+        if is_evaluated(line):
+            found = line.get("metrics", {}) | {ACCURACY: line.get("test_accuracy", UNMEASURED)}
+            for name in found:
+                self.metrics.setdefault(name, [UNMEASURED] * len(self.evaluated))
+            for name, values in self.metrics.items():
+                values.append(_short(found.get(name, UNMEASURED)))
+            self.judged.append(_short(found.get(self.judged_by, UNMEASURED)))
+            self.loss.append(_short(line.get("train_loss", UNMEASURED)))
             self.evaluated.append(len(self.rounds))
-            self.accuracy.append(_short(line["test_accuracy"]))
-            self.loss.append(_short(line["train_loss"]) if "train_loss" in line else UNMEASURED)
         self.rounds.append(line["round"])
         self.bytes.append(line["bytes_up"] + line["bytes_down"])
         self.up.append(line["bytes_up"])
@@ -100,6 +110,7 @@ class Columns:
             self.devices += devices
             self.weights += line.get("weights", nothing)
             self.gamma += line.get("gamma", nothing)
+            self.own += line.get("own", nothing)
             self.flags += [
                 LOST * (k in lost) | REJECTED * (k in rejected) | TIMES * min(times, 63)
                 for k, times in zip(devices, line["times"], strict=True)
@@ -107,8 +118,10 @@ class Columns:
 
     def document(self, records: bool) -> dict[str, Any]:
         """The columns, JSON-ready. The values of devices are packed."""
-        names = ("rounds", "bytes", "up", "seconds", "evaluated", "accuracy", "loss")
+        names = ("rounds", "bytes", "up", "seconds", "evaluated", "judged", "loss")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        metrics = {name: own for name, own in self.metrics.items() if name not in (ACCURACY, self.judged_by)}
+        found |= {"metrics": metrics} if metrics else {}
         found["trouble"] = self.trouble[-TROUBLE:]
         if records:
             found["records"] = {
@@ -118,20 +131,22 @@ class Columns:
                 "gamma": _packed(self.gamma, "<f4"),
                 "flags": _packed(self.flags, "u1"),
             }
+            if any(value is not None for value in self.own):
+                found["records"]["own"] = _packed(self.own, "<f4")
         return found
 
 
 def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
     """Lines of rounds.jsonl by run; with the values of devices for the runs in `recorded`."""
-    found = [Columns() for _ in stored.environment["runs"]]
+    found = [Columns(stored.measure.name) for _ in stored.environment["runs"]]
     for line in lines:
         found[line["run"]].add(line, line["run"] in recorded)
     return found
 
 
-def _short(value: float | None) -> float | None:
-    """The fewest digits that 32 bits are read from again."""
-    return None if value is None else float(str(np.float32(value)))
+def _short(value: Any) -> Any:
+    """The fewest digits that 32 bits are read from again; a word or None stays."""
+    return value if value is None or isinstance(value, str) else float(str(np.float32(value)))
 
 
 def _packed(values: Sequence[float | None], kind: str) -> str:
@@ -144,7 +159,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
     """Everything that stays the same from round to round, and the state."""
     experiment, environment = stored.experiment, stored.environment
     dataset, model = (os.path.basename(experiment[name]) or experiment[name] for name in ("dataset", "model"))
-    runs, state = environment["runs"], stored.state
+    runs, state, judged = environment["runs"], stored.state, stored.measure.name
     own = looks(about["algorithm"] for about in runs)
     return {
         "name": stored.name,
@@ -169,12 +184,38 @@ def described(stored: RunDirectory) -> dict[str, Any]:
             ["objective", experiment["objective"]],
             ["rounds", f"{experiment['rounds']:,}"],
             ["seeds", str(len(experiment["seeds"]))],
-            ["target", f"{100 * experiment['target']:g} %"],
+            ["target", stored.measure.goal(experiment["target"])],
+            *([] if judged == ACCURACY else [["judged by", stored.measure.words]]),
+            *([["metrics", ", ".join(experiment["metrics"])]] if experiment.get("metrics") else []),
         ],
+        "own": _own(stored),
         "toml": stored.experiment_text,
         "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
         "again": _again(stored, state),
     }
+
+
+def measures(stored: RunDirectory, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What the page can show beside the training loss: what the runs are judged by comes first."""
+    asked = measured(tuple(stored.experiment.get("metrics", ())))
+    others = dict.fromkeys([*asked, *(name for run in runs for name in run.metrics)])
+    judged = stored.measure
+    return list(map(_shown, [judged, *(measure(name, judged.name) for name in others if name != judged.name)]))
+
+
+def _shown(known: Measure) -> dict[str, Any]:
+    found = {"name": known.name, "title": known.axis[:1].upper() + known.axis[1:], "short": known.short}
+    return found | {"factor": known.factor, "unit": known.unit, "lower": known.lower}
+
+
+def _own(stored: RunDirectory) -> dict[str, Any] | None:
+    """What is recorded of each device's own figure; None if it is not."""
+    if not (stored.experiment["records"] and FAIRNESS in stored.experiment.get("metrics", ())):
+        return None
+    numbers = is_regression(stored.measure.name)
+    known = measure("mse" if numbers else ACCURACY)
+    title = "Its own mean squared error" if numbers else "Its own accuracy (%)"
+    return {"title": title, "factor": known.factor, "name": "Own error" if numbers else "Own accuracy"}
 
 
 def _again(stored: RunDirectory, state: str) -> list[list[str]]:

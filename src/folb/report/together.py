@@ -92,7 +92,7 @@ def _unequal(stored: Sequence[RunDirectory]) -> Iterable[str]:
     experiments = [one.experiment for one in stored]
     datasets = _several(os.path.basename(one["dataset"]) or one["dataset"] for one in experiments)
     rounds = sorted({one["rounds"] for one in experiments})
-    targets = _several(f"{100 * one['target']:g} %" for one in experiments)
+    targets = _several(one.measure.goal(one.experiment["target"]) for one in stored)
     if len(datasets) > 1:
         yield f"The runs are of different data: {', '.join(datasets)}."
     if len(rounds) > 1:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from folb.errors import InputError, choose
+from folb.measures import is_regression
 from folb.results.run import Run
 from folb.simulation.simulate import Observe
 from folb.store.directory import TRACKING
@@ -165,6 +166,8 @@ def _rounds(first: int, part: Run) -> Rounds:
     for n in range(len(part.seconds)):
         values = {name: getattr(part, name)[n].item() for name in ("bytes_up", "bytes_down", "seconds")}
         for at in np.flatnonzero(part.evaluated_rounds == first + n):
-            values |= {name: getattr(part, name)[at].item() for name in ("test_accuracy", "train_loss")}
+            accuracy = () if is_regression(part.judged_by) else ("test_accuracy",)
+            values |= {name: getattr(part, name)[at].item() for name in (*accuracy, "train_loss")}
+            values |= {name: own[at].item() for name, own in part.metrics.items()}
         found.append((first + n, values))
     return found

@@ -6,6 +6,7 @@ import os
 
 MODELS = {
     "logistic": "logistic regression",
+    "linear": "linear regression",
     "mlp": "perceptron",
     "cnn": "CNN",
     "lenet": "LeNet-5",

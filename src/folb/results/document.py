@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from folb.measures import ACCURACY, is_regression
 from folb.results.run import Run, held_from
 from folb.results.summary import finite, plain
 
-SOMETIMES = ("evaluate", "device_samples", "box", "points", "box_seed")  # keys that only some experiments have
+SOMETIMES = (
+    "evaluate",
+    "device_samples",
+    "metrics",
+    "box",
+    "points",
+    "box_seed",
+)  # keys that only some experiments have
 
 
 def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -29,13 +37,18 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
 
 
 def _run(run: Run, target: float) -> dict[str, Any]:
+    accuracy = {} if is_regression(run.judged_by) else {"test_accuracy": finite(run.test_accuracy.tolist())}
+    metrics = {name: finite(values.tolist()) for name, values in run.metrics.items()}
+    judged = {} if run.judged_by == ACCURACY else {"judged_by": run.judged_by}
     return {
         "algorithm": run.algorithm,
         "parameters": {key: plain(value) for key, value in run.parameters.items()},
         "seed": run.seed,
         "evaluated_rounds": run.evaluated_rounds.tolist(),
-        "test_accuracy": finite(run.test_accuracy.tolist()),
+        **accuracy,
         "train_loss": finite(run.train_loss.tolist()),
+        **({"metrics": metrics} if metrics else {}),
+        **judged,
         "bytes_up": int(run.bytes_up.sum()),
         "bytes_down": int(run.bytes_down.sum()),
         "seconds": _rounded(float(run.seconds.sum())),

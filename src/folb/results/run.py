@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from folb.measures import ACCURACY, Measure, measure
 from folb.typing import NDArray
 
-HELD = 5  # a target is held if the mean of so many evaluations in a row is at least the target
+HELD = 5  # a target is held if the mean of so many evaluations in a row reaches it
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +21,7 @@ class Run:
     parameters: dict[str, Any]
     seed: int
     evaluated_rounds: NDArray
-    test_accuracy: NDArray  # per evaluated round
+    test_accuracy: NDArray  # per evaluated round; NaN if the model predicts numbers
     train_loss: NDArray  # per evaluated round
     bytes_up: NDArray
     bytes_down: NDArray
@@ -32,9 +33,22 @@ class Run:
     params: Any = None
     loss_measured: bool = True  # on Flower the user may leave it out
     records: dict[str, NDArray] = field(default_factory=dict)
+    metrics: dict[str, NDArray] = field(default_factory=dict)  # per evaluated round, by name
+    judged_by: str = ACCURACY  # the metric that a target is for
 
     def __repr__(self) -> str:
-        return f"Run({self.algorithm}, seed {self.seed}: {len(self.seconds)} rounds, final accuracy {self.final:.4f})"
+        final = f"final {self.measure.short} {self.final:.4f}"
+        return f"Run({self.algorithm}, seed {self.seed}: {len(self.seconds)} rounds, {final})"
+
+    @property
+    def measure(self) -> Measure:
+        """What is known of the metric that it is judged by: its words, and whether lower is better."""
+        return measure(self.judged_by)
+
+    @property
+    def judged(self) -> NDArray:
+        """The metric that a target is for, per evaluated round: the test accuracy, unless the model says otherwise."""
+        return self.test_accuracy if self.judged_by == ACCURACY else self.metrics[self.judged_by]
 
     @property
     def diverged(self) -> bool:
@@ -42,8 +56,11 @@ class Run:
         return self.loss_measured and len(self.train_loss) > 0 and not np.isfinite(self.train_loss[-1])
 
     def rounds_to(self, target: float) -> int | None:
-        """The first round whose test accuracy is at least `target`."""
-        reached = np.flatnonzero(self.test_accuracy >= target)
+        """The first round that reaches `target`: its test accuracy is at least so high.
+
+        If lower is better, as for a mean squared error, it is at most so high; likewise below.
+        """
+        reached = np.flatnonzero(_reaches(self.judged, target, self.measure.lower))
         return int(self.evaluated_rounds[reached[0]]) if len(reached) else None
 
     def held_from(self, target: float) -> int | None:
@@ -52,10 +69,10 @@ class Run:
 
         None if there is no such round; also if fewer than five rounds were evaluated.
         """
-        return held_from(self.evaluated_rounds, self.test_accuracy, target)
+        return held_from(self.evaluated_rounds, self.judged, target, self.measure.lower)
 
     def bytes_to(self, target: float) -> int | None:
-        """The bytes up and down until the first round whose test accuracy is at least `target`."""
+        """The bytes up and down until the first round that reaches `target`."""
         reached = self.rounds_to(target)
         return None if reached is None else int(self.bytes_up[:reached].sum() + self.bytes_down[:reached].sum())
 
@@ -66,30 +83,37 @@ class Run:
 
     @property
     def best(self) -> float:
-        """The highest test accuracy; NaN if there is none."""
-        return float(np.max(self.test_accuracy)) if len(self.test_accuracy) else float("nan")
+        """The highest test accuracy, or the lowest error; NaN if there is none."""
+        best = np.min if self.measure.lower else np.max
+        return float(best(self.judged)) if len(self.judged) else float("nan")
 
     @property
     def final(self) -> float:
-        """The last test accuracy; NaN if there is none."""
-        return float(self.test_accuracy[-1]) if len(self.test_accuracy) else float("nan")
+        """The last test accuracy or error; NaN if there is none."""
+        return float(self.judged[-1]) if len(self.judged) else float("nan")
 
     @property
     def settled(self) -> float:
-        """The mean test accuracy over the last five evaluations; NaN if there is none."""
-        return float(np.mean(self.test_accuracy[-HELD:], dtype=float)) if len(self.test_accuracy) else float("nan")
+        """The mean test accuracy or error over the last five evaluations; NaN if there is none."""
+        return float(np.mean(self.judged[-HELD:], dtype=float)) if len(self.judged) else float("nan")
 
     @property
     def drops(self) -> int:
-        """How often test accuracy fell by more than 5 points from one evaluation to the next."""
-        return int(np.sum(np.diff(self.test_accuracy) < -0.05))
+        """How often it fell by more than 5 points from one evaluation to the next; an error: rose by more than 5 %."""
+        if self.measure.lower:
+            return int(np.sum(self.judged[1:] > 1.05 * self.judged[:-1]))
+        return int(np.sum(np.diff(self.judged) < -0.05))
 
 
-def held_from(rounds: NDArray, accuracy: NDArray, target: float) -> int | None:
+def _reaches(values: NDArray, target: Any, lower: bool) -> NDArray:
+    return values <= target if lower else values >= target
+
+
+def held_from(rounds: NDArray, values: NDArray, target: float, lower: bool = False) -> int | None:
     """`Run.held_from` of a curve."""
-    if len(accuracy) < HELD:
+    if len(values) < HELD:
         return None
-    means = np.lib.stride_tricks.sliding_window_view(np.asarray(accuracy, float), HELD).mean(axis=1)
+    means = np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), HELD).mean(axis=1)
     # in single precision, as accuracies are: five evaluations of exactly the target hold it
-    held = np.flatnonzero(means.astype(np.float32) >= np.float32(target))
+    held = np.flatnonzero(_reaches(means.astype(np.float32), np.float32(target), lower))
     return int(rounds[held[0]]) if len(held) else None

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from folb.errors import InputError
+from folb.measures import ACCURACY, Measure, measure
 from folb.results.effects import interval
 from folb.results.run import Run
 
@@ -44,22 +46,39 @@ def table(
     """The headings of the table of results, and a row for each algorithm; `clock` is the heading for seconds.
 
     A column that may well be zero everywhere is left out if it is. If a run has fewer than `rounds`, each row says
-    after how many rounds it stands.
+    after how many rounds it stands. The metrics of the runs are those of the last evaluated round.
     """
-    share = f"{100 * target:g} %"
-    headings = ["algorithm", AFTER, f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}"]
-    headings += ["final accuracy", "best", "MB up", "MB down", clock, DROPS, IDLE]
-    rows = [_row(label, group, target) for label, group in labelled(runs).items()]
+    known = judged(runs)
+    goal, drops = known.goal(target), known.worsened
+    others = metrics(runs)
+    headings = ["algorithm", AFTER, f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}"]
+    headings += [f"final {known.short}", "best", *(other.short for other in others)]
+    headings += ["MB up", "MB down", clock, drops, IDLE]
+    rows = [_row(label, group, target, others) for label, group in labelled(runs).items()]
     unequal = rounds is not None and any(len(run.seconds) < rounds for run in runs)
     silent = {
-        name for i, name in enumerate(headings) if name in (DROPS, IDLE) and not any(float(row[i]) for row in rows)
+        name for i, name in enumerate(headings) if name in (drops, IDLE) and not any(float(row[i]) for row in rows)
     }
     silent |= set() if unequal else {AFTER}
     told = [i for i, name in enumerate(headings) if name not in silent]
     return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
 
 
-AFTER, DROPS, IDLE = "after", "drops > 5 points", "idle rounds"
+AFTER, IDLE = "after", "idle rounds"
+
+
+def judged(runs: Sequence[Run]) -> Measure:
+    """What the runs are judged by; all of them by the same."""
+    found = dict.fromkeys(run.judged_by for run in runs)
+    if len(found) > 1:
+        raise InputError("runs", list(found), "should all be judged by the same metric: there is no table of both")
+    return measure(next(iter(found), ACCURACY))
+
+
+def metrics(runs: Sequence[Run]) -> list[Measure]:
+    """What else was measured in any of the runs."""
+    by = judged(runs).name
+    return [measure(name, by) for name in dict.fromkeys(name for run in runs for name in run.metrics) if name != by]
 
 
 def after(counts: Sequence[int]) -> str:
@@ -68,7 +87,8 @@ def after(counts: Sequence[int]) -> str:
     return f"{low:,} rounds" if low == high else f"{low:,} to {high:,} rounds"
 
 
-def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
+def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Measure]) -> list[str]:
+    known = judged(group)
     finals = [run.final for run in group]
     diverged = sum(run.diverged for run in group)
     sent = [run.bytes_to(target) for run in group]
@@ -79,14 +99,32 @@ def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
         ranged([run.held_from(target) for run in group]),
         arrival([None if total is None else total / 1e6 for total in sent], ".2f"),
         arrival([run.seconds_to(target) for run in group], ".0f"),
-        f"{100 * mean(finals):.1f}{spread(finals)} %" + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
-        f"{100 * mean(run.best for run in group):.1f} %",
+        _averaged(known, finals) + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
+        known.text(mean(run.best for run in group)),
+        *(_last(other, group) for other in others),
         f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
         f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
         f"{mean(float(run.seconds.sum()) for run in group):.0f}",
         f"{mean(run.drops for run in group):.1f}",
         f"{mean(int((~run.updated).sum()) for run in group):.0f}",
     ]
+
+
+def _averaged(known: Measure, values: Sequence[float]) -> str:
+    """The mean over the seeds, and how far they are spread."""
+    own = known.factor * np.asarray(values, float)
+    with np.errstate(invalid="ignore", over="ignore"):  # an error may be infinite
+        middle, deviation = np.mean(own), np.std(own, ddof=1) if len(own) > 1 else None
+    form = ".1f" if known.is_share else ".4g"
+    spread_form = ".1f" if known.is_share else ".0f" if 100 <= (deviation or 0) < 1e6 else ".2g"
+    spread_out = "" if deviation is None else f" ± {deviation:{spread_form}}"
+    return " ".join(filter(None, (f"{middle:{form}}{spread_out}", known.unit)))
+
+
+def _last(known: Measure, group: Sequence[Run]) -> str:
+    """A metric in the last evaluated round; a dash if it was not measured."""
+    values = [float(run.metrics[known.name][-1]) for run in group if len(run.metrics.get(known.name, ()))]
+    return _averaged(known, values) if values else "–"
 
 
 def spread(shares: Sequence[float]) -> str:
@@ -117,25 +155,27 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     If none reaches the target with most seeds, or every run does at once, it says so. It is otherwise empty if there is
     only one algorithm.
     """
-    groups = labelled(runs)
+    groups, known = labelled(runs), judged(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
     seeds = min(map(len, groups.values()))
     medians = {label: median_round(reached) for label, reached in counts.items()}
     first = [label for label in medians if medians[label] == min(medians.values())]
     if math.isinf(medians[first[0]]):
-        best = max((run.best for run in runs if not math.isnan(run.best)), default=0.0)
-        reached = f"The best accuracy is {100 * best:.1f} %"
-        return f"None reaches {100 * target:g} % with most seeds. {reached}: a lower target (--target) says more."
+        bests = [run.best for run in runs if not math.isnan(run.best)]
+        best = (min if known.lower else max)(bests, default=0.0)
+        reached, other = f"The best {known.short} is {known.text(best)}", "higher" if known.lower else "lower"
+        return f"None reaches {known.goal(target)} with most seeds. {reached}: a {other} target (--target) says more."
     if all(len(run.evaluated_rounds) > 1 and run.rounds_to(target) == run.evaluated_rounds[0] for run in runs):
-        lowest = min(run.best for run in runs)
+        least = (max if known.lower else min)(run.best for run in runs)
+        bound, other = ("at most", "lower") if known.lower else ("at least", "higher")
         return (
-            f"All reach {100 * target:g} % in the first round that is evaluated. The best accuracy of each run is at "
-            f"least {100 * lowest:.1f} %: a higher target (--target) says more."
+            f"All reach {known.goal(target)} in the first round that is evaluated. The best {known.short} of each run "
+            f"is {bound} {known.text(least)}: a {other} target (--target) says more."
         )
     if len(groups) < 2:
         return ""
     them, together = ("them", " (the same median)" if seeds > 1 else "") if len(first) > 1 else ("it", "")
-    opening = f"Fewest rounds to {100 * target:g} %: {', '.join(first)}{together}."
+    opening = f"Fewest rounds to {known.goal(target)}: {', '.join(first)}{together}."
     if seeds < 2:
         return f"{opening} With one seed this says little: other seeds may say otherwise."
     # a run that never arrives counts as if it did after twice its rounds

@@ -1,29 +1,35 @@
-"""The evaluation of a model: sums over all samples, or over a sample of them, block by block."""
+"""The evaluation of a model on all samples, or on a sample of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.errors import InputError
-from folb.models import Model
-from folb.simulation import parallel
+from folb.simulation.blocks import one_each, sum_over_blocks
+from folb.simulation.judge import judged, said
 from folb.simulation.problem import Problem
 from folb.simulation.samples import Samples
 from folb.typing import Params
 
-EVALUATION_BLOCK = 4096  # samples evaluated at once, if the model is light
-HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of a sample
+
+class Evaluation(NamedTuple):
+    """Training loss and test accuracy; the metrics and the devices' own figures only if they were asked for."""
+
+    train_loss: Array
+    test_accuracy: Array
+    metrics: dict[str, Array] | None = None
+    own: Array | None = None
 
 
-def evaluate(problem: Problem, params: Params) -> tuple[Array, Array]:
-    """Training loss and test accuracy. Each sample counts once, whatever its device."""
+def evaluate(problem: Problem, params: Params, device: Array | None = None) -> Evaluation:
+    """Each sample counts once, whatever its device. The own figures are those of `device`."""
     train, test = problem.train if problem.measured is None else problem.measured, problem.test
-    return total_loss(problem, train, params) / len(train.y), total_hits(problem, test, params) / len(test.y)
+    loss = total_loss(problem, train, params) / len(train.y)
+    if not problem.judges:
+        return Evaluation(loss, total_hits(problem, test, params) / len(test.y))
+    return Evaluation(loss, *judged(problem, test.y, said(problem, test, params), device))
 
 
 def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
@@ -32,7 +38,7 @@ def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array |
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, seen = given
-        return jnp.sum(jnp.where(real & (rows >= seen), _one_each("loss", model.loss(params, x, y), y), 0.0))
+        return jnp.sum(jnp.where(real & (rows >= seen), one_each("loss", model.loss(params, x, y), y), 0.0))
 
     return sum_over_blocks(problem, block, (params, seen), samples, jnp.float32(0))
 
@@ -43,40 +49,6 @@ def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array |
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, seen = given
-        return jnp.sum(real & (rows >= seen) & (_one_each("predict", model.predict(params, x), y) == y))
+        return jnp.sum(real & (rows >= seen) & (one_each("predict", model.predict(params, x), y) == y))
 
     return sum_over_blocks(problem, block, (params, seen), samples, jnp.int32(0))
-
-
-def _one_each(name: str, values: Array, y: Array) -> Array:
-    """Check that a model returns a value for each sample: other shapes would be broadcast without an error."""
-    if jnp.shape(values) != y.shape:
-        expected = f"should be {y.shape}, a value for each"
-        raise InputError(f"model: shape of {name}(...) for {len(y)} samples", jnp.shape(values), expected)
-    return values
-
-
-def sum_over_blocks(problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any) -> Any:
-    """The sum of block(given, x, y, rows, real) over all rows, in blocks that suit the model.
-
-    Blocks are slices, which are much cheaper than gathers. The last block reaches back over rows already seen; `real`
-    leaves these out.
-    """
-    n, parts = len(samples.y), 1 if problem.mesh is None else problem.mesh.size
-    blocks = -(-n // (evaluation_block(problem.model) * parts)) * parts
-    size = -(-n // blocks)  # as equal as possible, so that few rows are seen twice
-
-    def span(first: Any, last: Any, samples: Samples, given: Any) -> Any:
-        def turn(i: Array, total: Any) -> Any:
-            begin = jnp.minimum(i * size, n - size)
-            rows = begin + jnp.arange(size)
-            part = block(given, *samples.slice(begin, size), rows, rows >= i * size)
-            return jax.tree.map(jnp.add, total, part)
-
-        return jax.lax.fori_loop(first, last, turn, zero)
-
-    return parallel.sum_of_spans(span, blocks, (samples, given), problem.mesh)
-
-
-def evaluation_block(model: Model) -> int:
-    return model.at_once(HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -25,12 +26,13 @@ class FirstLook(NamedTuple):
 
     algorithm: str
     train_loss: float
-    test_accuracy: float
+    test_accuracy: float  # NaN if the model tells no classes apart
     seconds: float  # of one of its rounds
 
     def __str__(self) -> str:
         """In words."""
-        measured = f"test accuracy {100 * self.test_accuracy:.1f} %, training loss {self.train_loss:.3g}"
+        accuracy = "" if math.isnan(self.test_accuracy) else f"test accuracy {100 * self.test_accuracy:.1f} %, "
+        measured = f"{accuracy}training loss {self.train_loss:.3g}"
         return f"before round 1: {measured}; a round of {self.algorithm} takes about {clock(self.seconds)}"
 
 
@@ -56,6 +58,6 @@ def first_look(
     given = (problem, algorithm, np.uint32(seed))
     compiled = jax.jit(look).lower(*given).compile()
     began = time.perf_counter()
-    loss, accuracy = map(float, jax.block_until_ready(compiled(*given)))
+    found = jax.block_until_ready(compiled(*given))
     seconds = (time.perf_counter() - began) / looked_at * cost
-    return FirstLook(algorithm.name, loss, accuracy, seconds)
+    return FirstLook(algorithm.name, float(found.train_loss), float(found.test_accuracy), seconds)

@@ -19,7 +19,7 @@ from folb.simulation import parallel, samples, stream
 from folb.simulation.sample import sampled
 from folb.simulation.samples import Samples
 
-RECORDS = ("weights", "inner", "gamma", "work", "lr", "attack")
+RECORDS = ("weights", "inner", "gamma", "work", "lr", "attack", "own")
 ENDLESS = 2**31 - 1  # rounds
 
 
@@ -37,6 +37,13 @@ class Problem:
     record: tuple[str, ...] = field(metadata={"static": True})
     abreast: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
+    metrics: tuple[str, ...] = field(default=(), metadata={"static": True})  # beside the accuracy
+    classes: int = field(default=0, metadata={"static": True})
+
+    @property
+    def judges(self) -> bool:
+        """Whether an evaluation looks at more than the training loss and the test accuracy."""
+        return bool(self.metrics) or "own" in self.record
 
     @property
     def streamed(self) -> bool:
@@ -55,6 +62,7 @@ def problem(
     mesh: Mesh | None = None,
     streamed: bool = False,
     evaluated: int | None = None,
+    metrics: tuple[str, ...] = (),
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 
@@ -62,7 +70,8 @@ def problem(
 
     `abreast` says whether devices and runs are computed side by side. By default they are, unless the model is heavy
     and this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
-    of a round. `evaluated` samples of each side are evaluated; by default all.
+    of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured beside the
+    accuracy; they fit the model.
     """
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
@@ -92,4 +101,6 @@ def problem(
         record=tuple(record),
         abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
         mesh=mesh,
+        metrics=metrics,
+        classes=federation.classes if metrics else 0,
     )

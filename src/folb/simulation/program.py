@@ -22,7 +22,8 @@ from folb.core.average import is_server_model
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
-from folb.simulation.evaluate import evaluate, total_hits, total_loss
+from folb.simulation.evaluate import Evaluation, evaluate, total_hits, total_loss
+from folb.simulation.judge import Judged, Said, judged, said
 from folb.simulation.play import Info, distribution, play, start
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import RUNS
@@ -33,11 +34,13 @@ NEVER = 2**31 - 1  # for `every`: no round is evaluated
 
 
 class Measured(NamedTuple):
-    """One round of one run, as recorded; loss and accuracy are NaN in rounds that are not evaluated."""
+    """One round of one run, as recorded; what an evaluation measures is NaN in rounds that are not evaluated."""
 
     info: Info
     train_loss: Array
     test_accuracy: Array
+    metrics: dict[str, Array] | None = None
+    own: Array | None = None  # [K] the chosen devices' own figures
 
 
 @partial(jax.jit, static_argnames="rounds")
@@ -76,14 +79,16 @@ def one_round(
     """Round t of all runs, stacked, and its evaluation where `every` divides t."""
     states, info = _play(problem, algorithms, states, seeds, t, chosen)
 
-    def measure(params: Params) -> tuple[Array, Array]:
-        return _each(problem, partial(evaluate, problem))(params)
+    def measure(seen: Any) -> Evaluation:
+        return _each(problem, lambda run: evaluate(problem, *run))(seen)
 
-    def skip(params: Params) -> tuple[Array, Array]:
-        return jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan)
+    def skip(seen: Any) -> Evaluation:
+        if not problem.judges:
+            return Evaluation(jnp.full(len(seeds), jnp.nan), jnp.full(len(seeds), jnp.nan))
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(measure, seen))
 
-    models = models_kept(algorithms, states)
-    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, models))
+    seen = (models_kept(algorithms, states), *([info.device] if "own" in problem.record else []))
+    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, seen))
 
 
 @jax.jit
@@ -147,6 +152,16 @@ def _hits(problem: Problem, params: Params, seen: Array) -> Array:
     return parallel.everywhere(
         _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params), problem.mesh
     )
+
+
+@jax.jit
+def _says(problem: Problem, params: Params) -> Said:
+    return parallel.everywhere(_each(problem, lambda w: said(problem, problem.test, w))(params), problem.mesh)
+
+
+@jax.jit
+def _judge(problem: Problem, y: Array, found: Said, device: Array | None) -> Judged:
+    return parallel.everywhere(_each(problem, lambda run: judged(problem, y, *run))((found, device)), problem.mesh)
 
 
 class Window(NamedTuple):
@@ -230,20 +245,35 @@ def _advance_streamed(
         if (t - 1) % every == 0 and not inside:
             models = models_kept(algorithms, states)
             loss = _mean(_losses, coming, federation.train, models)
-            accuracy = _mean(_hits, coming, federation.test, models)
-            parts[-1] = _evaluated(parts[-1], loss, accuracy)
+            if window.problem.judges:
+                device = parts[-1].info.device[-1] if "own" in window.problem.record else None
+                found = Evaluation(loss, *_judged_streamed(window.problem, coming, federation.test, models, device))
+            else:
+                found = Evaluation(loss, _mean(_hits, coming, federation.test, models))
+            parts[-1] = _evaluated(parts[-1], found)
     return states, joined([jax.tree.map(np.asarray, part) for part in parts]), window
 
 
-def _evaluated(part: Measured, loss: Any, accuracy: Any) -> Measured:
+def _evaluated(part: Measured, found: Evaluation) -> Measured:
     """A record with the evaluation of its last round."""
 
     def at_the_end(values: Any, last: Any) -> Any:
-        return np.concatenate([np.asarray(values)[:-1], last[None]])
+        return np.concatenate([np.asarray(values)[:-1], np.asarray(last)[None]])
 
-    return part._replace(
-        train_loss=at_the_end(part.train_loss, loss), test_accuracy=at_the_end(part.test_accuracy, accuracy)
-    )
+    return Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), found))
+
+
+def _judged_streamed(
+    problem: Problem, coming: Iterator[Any], side: Split, params: Params, device: Array | None
+) -> Judged:
+    """The metrics of all runs on all samples of a side; its blocks come next."""
+    parts: list[Said] = []
+    for _ in stream.blocks(side):
+        own, seen = next(coming)
+        found = _says(own, params)
+        parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], found))
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+    return _judge(problem, parallel.put(np.asarray(side.y), problem.mesh), whole, device)
 
 
 def _mean(total: Callable[..., Array], coming: Iterator[Any], side: Split, params: Params) -> Any:

@@ -8,9 +8,11 @@ from numbers import Integral
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from folb.data.federation import Federation
 from folb.errors import InputError
+from folb.measures import ACCURACY, is_regression, measure
 from folb.models import Model
 from folb.models.cost import operations
 
@@ -60,16 +62,49 @@ def sampled(federation: Federation, n: int) -> Federation:
     return replace(federation, train=federation.train.sample(n), test=federation.test.sample(n))
 
 
-def words(federation: Federation, n: int | None) -> str:
-    """What is evaluated, and how far the accuracy may be from that on all test samples; "" if it is on all."""
+def words(federation: Federation, n: int | None, judged_by: str = ACCURACY, fairness: bool = False) -> str:
+    """What is evaluated, and how far the accuracy may be from that on all test samples; "" if it is on all.
+
+    With `fairness`, also how far the accuracy of a device may be from that on all of its test samples.
+    """
     if n is None:
         return ""
     train, test = len(federation.train.y), len(federation.test.y)
     told = []
     if n < test:
-        # of a share near 1/2, where it varies most; a sample without repetitions varies less than one with them
-        error = NORMAL * math.sqrt((test - n) / (test - 1) / (4 * n))
-        told.append(f"accuracy on {n:,} of {test:,} test samples: within ±{100 * error:.1f} points (95 %)")
+        known = measure(judged_by)
+        on = f"{n:,} of {test:,} test samples"
+        if is_regression(judged_by):
+            told.append(f"{known.words} on {on}")
+        else:
+            told.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
+            told += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
+        if fairness:
+            told.append(_of_devices(federation, n, is_regression(judged_by)))
     if n < train:
         told.append(f"training loss on {n:,} of {train:,} training samples")
     return "; ".join(told)
+
+
+def _error(n: int, of: int) -> float:
+    """How far a share of n samples is from that of all `of`, with 95 % certainty."""
+    # of a share near 1/2, where it varies most; a sample without repetitions varies less than one with them
+    return NORMAL * math.sqrt((of - n) / max(of - 1, 1) / (4 * n))
+
+
+def _of_devices(federation: Federation, n: int, regression: bool) -> str:
+    """How many of its samples a device is judged on, and how exact that is."""
+    size, all_of_it = sampled(federation, n).test.size, federation.test.size
+    judged = size > 0
+    if not judged.any():
+        return "no device has a sample among them"
+    typical = np.flatnonzero(judged)[np.argsort(size[judged], kind="stable")[judged.sum() // 2]]
+    few, whole = int(size[typical]), int(all_of_it[typical])
+    told = (
+        f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged, a typical one on {few:,} of {whole:,} samples"
+    )
+    if regression:
+        return told
+    return (
+        f"{told}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
+    )

@@ -30,12 +30,14 @@ from folb.core.trace import Trace
 from folb.core.traffic import Sizes, nbytes, sizes
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
+from folb.measures import measured
 from folb.models import Model
 from folb.pace import Lines, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
-from folb.simulation.evaluate import evaluation_block
+from folb.simulation.blocks import evaluation_block
 from folb.simulation.first_look import FirstLook, first_look
+from folb.simulation.judge import check_judged, chosen_metrics, said
 from folb.simulation.play import Info, start
 from folb.simulation.problem import ENDLESS, Problem, problem
 from folb.simulation.program import (
@@ -85,6 +87,7 @@ def simulate(
     objective: str = "uniform",
     evaluate_every: int = 1,
     evaluate: Evaluate = None,
+    metrics: Sequence[str] = (),
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
@@ -97,7 +100,11 @@ def simulate(
 
     `evaluate` says on how many samples of each side, training and test, models are evaluated: a number, or "all". By
     default a costly model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
-    `record` asks for more than the standard metrics: any of "weights", "inner", "gamma", "work", "lr",
+    `metrics` are measured beside the accuracy, on the same test samples, and are in `Run.metrics`: "fairness" (the
+    mean, the worst decile and the variance of the devices' own accuracies), "f1", "auc", "top5" (or another number) of
+    models that tell classes apart; "fairness", "mse", "mae" of models that predict numbers.
+    `record` asks for values of each chosen device, in `Run.records`: any of "weights", "inner", "gamma", "work", "lr",
+    "own" (its own accuracy, or mean squared error, in evaluated rounds),
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
     `abreast` is explained at `problem`.
     `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
@@ -122,6 +129,7 @@ def simulate(
         objective=objective,
         evaluate_every=evaluate_every,
         evaluate=evaluate,
+        metrics=metrics,
         record=record,
         abreast=abreast,
         accelerators=accelerators,
@@ -204,6 +212,7 @@ def simulation(
     objective: str = "uniform",
     evaluate_every: int = 1,
     evaluate: Evaluate = None,
+    metrics: Sequence[str] = (),
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
@@ -228,6 +237,7 @@ def simulation(
         mesh=parallel.mesh(accelerators),
         streamed=streamed,
         evaluated=evaluated,
+        metrics=chosen_metrics(metrics, model, federation) if isinstance(model, Model) else (),
     )
     if isinstance(shared.system, Trace):
         for algorithm in algorithms:
@@ -346,6 +356,8 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
     if problem.streamed:
         chosen = K * (2 if algorithm.selection.second else 1)
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
+    if problem.judges:
+        needed += nbytes(jax.eval_shape(partial(said, problem, problem.test), state.params))
     if problem.abreast:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
@@ -392,6 +404,13 @@ def check(
         _check_batch(algorithm.solver, int(federation.train.size.max()))
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+    if isinstance(model, Model):
+        check_judged(model, federation)
+    for algorithm in algorithms:
+        if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
+            raise InputError(
+                "attack", algorithm.origin.settings.get("attack"), "changes classes, and the labels are numbers"
+            )
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
 
@@ -572,7 +591,9 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
         times=info.times.astype(np.int32),
         lost=info.lost,
         updated=info.updated,
-        records={name: getattr(info, name) for name in problem.record},
+        records={name: own.own if name == "own" else getattr(info, name) for name in problem.record},
+        metrics={name: own.metrics[name][evaluated] for name in measured(problem.metrics)},
+        judged_by=problem.model.judged_by,
     )
 
 

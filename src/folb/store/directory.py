@@ -34,9 +34,24 @@ from typing import Any, Literal
 
 from folb import atomic
 from folb.errors import InputError
+from folb.measures import ACCURACY, Measure, measure
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, check_fields, many
+from folb.store.fields import (
+    COUNT,
+    JUDGED,
+    NAME,
+    POSITIVE,
+    POSITIVE_NUMBER,
+    SEED,
+    SHARE,
+    TABLE,
+    TAGS,
+    TEXT,
+    TRUTH,
+    check_fields,
+    many,
+)
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import as_run, parsed
 
@@ -140,7 +155,8 @@ class RunDirectory:
     def experiment(self) -> dict[str, Any]:
         """The experiment: all keys of an experiment file."""
         found = experiment_file.read(self.path / EXPERIMENT)
-        experiment_file.check(found, where=f"{self.path / EXPERIMENT}: ")
+        target = SHARE if self.measure.is_share else POSITIVE_NUMBER
+        experiment_file.check(found, f"{self.path / EXPERIMENT}: ", target)
         return found
 
     @property
@@ -152,6 +168,11 @@ class RunDirectory:
     def clock(self) -> str:
         """The unit of its seconds: real or simulated."""
         return "s" if self.deployed else "simulated s"
+
+    @property
+    def measure(self) -> Measure:
+        """What its models are judged by, and its target is for."""
+        return measure(next((run.get("judged_by", ACCURACY) for run in self.environment["runs"]), ACCURACY))
 
     @property
     def differs(self) -> str:
@@ -261,7 +282,7 @@ def read(path: Path) -> RunDirectory:
     for i, run in enumerate(found["runs"]):
         if not isinstance(run, dict):
             raise InputError(f"{where}runs[{i}]", run, "should be a table")
-        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {})
+        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {"judged_by": JUDGED})
     return RunDirectory(path, found)
 
 

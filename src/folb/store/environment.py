@@ -13,6 +13,7 @@ import numpy as np
 
 from folb import __version__
 from folb.core.algorithm import Algorithm
+from folb.measures import ACCURACY
 from folb.results import summary
 from folb.store import lock
 
@@ -39,8 +40,11 @@ def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
     }
 
 
-def about_runs(algorithms: Sequence[Algorithm], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """What each run is: an algorithm, its settings, a seed."""
+def about_runs(
+    algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY
+) -> list[dict[str, Any]]:
+    """What each run is: an algorithm, its settings, a seed, and what its models are judged by if not the accuracy."""
+    judged = {} if judged_by == ACCURACY else {"judged_by": judged_by}
     labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
     return [
         {
@@ -48,6 +52,7 @@ def about_runs(algorithms: Sequence[Algorithm], seeds: Sequence[int]) -> list[di
             "name": algorithm.name,
             "seed": seed,
             "parameters": {key: summary.plain(value) for key, value in algorithm.origin.settings.items()},
+            **judged,
         }
         for label, algorithm in zip(labels, algorithms, strict=True)
         for seed in seeds

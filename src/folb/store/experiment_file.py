@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from folb.errors import InputError
-from folb.store.fields import EVALUATE, POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, check_fields, many
+from folb.store.fields import EVALUATE, POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, Kind, check_fields, many
 
 DEEPEST = 20
 REPEAT = "folb run this file to repeat the comparison"
@@ -30,11 +30,11 @@ FIELDS = {
 }
 
 
-def check(content: Mapping[str, Any], where: str = "") -> None:
+def check(content: Mapping[str, Any], where: str = "", target: Kind = SHARE) -> None:
     """Raise an `InputError` that names the field, unless this is a complete experiment, as folb writes it."""
-    sizes = {"evaluate": EVALUATE, "device_samples": POSITIVE}
+    sizes = {"evaluate": EVALUATE, "device_samples": POSITIVE, "metrics": many(TEXT)}
     given = sizes | {"set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED}
-    check_fields(where, content, FIELDS, given)
+    check_fields(where, content, FIELDS | {"target": target}, given)
 
 
 def to_text(content: Mapping[str, Any], note: str = "", about: str = REPEAT) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from folb.errors import InputError
+from folb.measures import ACCURACY, is_measure
 
 LARGEST = 3.4028235e38  # in single precision
 
@@ -76,6 +77,10 @@ COUNT = whole(0, 2**31 - 1)  # of devices or of rounds
 POSITIVE = whole(1, 2**31 - 1)
 EVALUATE = Kind(lambda value: value == "all" or POSITIVE.holds(value), f"{POSITIVE.expected}, or all")
 SHARE = Kind(lambda value: type(value) in (int, float) and 0 < value <= 1, "should be more than 0 and at most 1")
+POSITIVE_NUMBER = Kind(
+    lambda value: type(value) in (int, float) and 0 < value <= LARGEST, "should be more than 0, and finite"
+)
+JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
 SIZE = whole(0, sys.maxsize)  # in bytes
 SEED = whole(0, 2**32 - 1)
 

@@ -33,12 +33,17 @@ def to_frame(runs: Source | Iterable[Source], *, kind: Kind | None = None) -> An
     - `run`: the name of the run directory; none for a run of `simulate`
     - `algorithm`: its label in the table, which has the settings that tell it from others of that name
     - `seed`, `round`
-    - `test_accuracy`, `train_loss`: after this round; the loss is NaN where it was not measured
+    - `test_accuracy`, `train_loss`: after this round; NaN where it was not measured
     - `bytes_up`, `bytes_down`, `seconds`: of all rounds up to this one, together
+    - a column for each metric that any of the runs measured, such as `f1` or `own_worst`; NaN where it was not measured
     """
     make = _library(kind).DataFrame
     parts = [_columns(name, label, run) for name, label, run in _labelled(runs)]
-    whole = {column: np.concatenate([part[column] for part in parts]) for column in COLUMNS}
+    metrics = dict.fromkeys(name for part in parts for name in part if name not in COLUMNS)
+    for part in parts:
+        absent = np.full(len(part["round"]), np.nan, np.float32)
+        part |= {name: absent for name in metrics if name not in part}
+    whole = {column: np.concatenate([part[column] for part in parts]) for column in (*COLUMNS, *metrics)}
     # texts as lists: polars takes an array of them for objects
     return make({column: values.tolist() if values.dtype == object else values for column, values in whole.items()})
 
@@ -90,4 +95,5 @@ def _columns(name: str | None, label: str, run: Run) -> dict[str, Any]:
         "train_loss": run.train_loss,
         **{key: np.cumsum(getattr(run, key), dtype=np.int64)[rows] for key in ("bytes_up", "bytes_down")},
         "seconds": np.cumsum(run.seconds, dtype=np.float64)[rows],
+        **run.metrics,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from folb import atomic
+from folb.measures import is_regression
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import ROUNDS
@@ -65,13 +66,12 @@ class Recorder:
 
 
 def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
-    measured = zip(_short(part.test_accuracy), _short(part.train_loss), strict=True)
-    evaluated = dict(zip(part.evaluated_rounds.tolist(), measured, strict=True))
+    evaluated = dict(zip(part.evaluated_rounds.tolist(), _evaluations(part), strict=True))
     lines = []
     for n in range(len(part.seconds)):
         line = {"run": i, "algorithm": about["algorithm"], "seed": about["seed"], "round": first + n}
         if first + n in evaluated:
-            line |= dict(zip(("test_accuracy", "train_loss"), evaluated[first + n], strict=True))
+            line |= evaluated[first + n]
         line |= {
             "bytes_up": int(part.bytes_up[n]),
             "bytes_down": int(part.bytes_down[n]),
@@ -80,12 +80,24 @@ def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
             "lost": int(part.lost[n].sum()),
         }
         records = dict(part.records)
+        if first + n not in evaluated:
+            records.pop("own", None)
         if (gained := records.pop("attack", None)) is not None:
             line["attack"] = _short(gained[n])
         if records:
             line |= _of_devices(part, n, records)
         lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
     return lines
+
+
+def _evaluations(part: Run) -> Iterator[dict[str, Any]]:
+    """What each evaluated round measured. A model that predicts numbers has no accuracy."""
+    columns = {} if is_regression(part.judged_by) else {"test_accuracy": _short(part.test_accuracy)}
+    columns |= {"train_loss": _short(part.train_loss)}
+    metrics = {name: _short(values) for name, values in part.metrics.items()}
+    for i in range(len(part.evaluated_rounds)):
+        found: dict[str, Any] = {name: values[i] for name, values in columns.items()}
+        yield found | ({"metrics": {name: values[i] for name, values in metrics.items()}} if metrics else {})
 
 
 def _short(values: NDArray) -> list[float | None]:

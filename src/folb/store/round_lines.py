@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from folb.measures import ACCURACY, is_measure
 from folb.results.run import Run
 from folb.store.fields import COUNT, LARGEST, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
 
@@ -39,10 +40,17 @@ ALWAYS = {
 SOMETIMES = {
     "test_accuracy": optional(number(-1e30, 1e30)),
     "train_loss": SINGLE,
+    "metrics": Kind(
+        lambda value: (
+            isinstance(value, dict) and all(map(is_measure, value)) and all(map(SINGLE.holds, value.values()))
+        ),
+        "should be metrics and their values",
+    ),
     "devices": many(COUNT),
     "times": many(COUNT),
     "weights": many(SINGLE),
     "gamma": many(SINGLE),
+    "own": many(SINGLE),
     "attack": Kind(
         lambda value: isinstance(value, list) and len(value) == 3 and all(map(SINGLE.holds, value)),
         "should be three numbers",
@@ -55,7 +63,7 @@ SOMETIMES = {
     "length": number(0, LARGEST),
     "abandoned": TEXT,
 }
-PER_DEVICE = ("times", "weights", "gamma")
+PER_DEVICE = ("times", "weights", "gamma", "own")
 AMONG_DEVICES = ("lost_devices", "rejected_devices")
 
 
@@ -98,22 +106,44 @@ def trouble(line: dict[str, Any]) -> Iterator[str]:
         yield f"abandoned: {line['abandoned']}"
 
 
+def is_evaluated(line: dict[str, Any]) -> bool:
+    """Whether the model was evaluated after this round."""
+    return "test_accuracy" in line or "metrics" in line
+
+
+def judged(line: dict[str, Any], by: str) -> float | None:
+    """What the run is judged by, after this round; None if it was not measured, or is not finite."""
+    found = line.get("test_accuracy") if by == ACCURACY else line.get("metrics", {}).get(by)
+    return None if found is None else float(found)
+
+
 def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     """The lines of one run, without its model."""
-    evaluated = [line for line in lines if "test_accuracy" in line]
+    evaluated = [line for line in lines if is_evaluated(line)]
+    measured = [line.get("metrics", {}) for line in evaluated]
+    judged_by = about.get("judged_by", ACCURACY)
+    names = dict.fromkeys(
+        [*([judged_by] if judged_by != ACCURACY else []), *(name for own in measured for name in own)]
+    )
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
         return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
 
+    def with_none(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: None} | row for row in rows]
+
     def per_device(name: str, kind: type) -> Any:
-        """[rounds, K]; zeros fill up a round with fewer distinct devices."""
+        """[rounds, K]; zeros fill up a round with fewer distinct devices, NaN a round without this value."""
         rows = [line.get(name, []) for line in lines]
         filled: Any = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
+        if name == "own":
+            filled[[name not in line for line in lines]] = np.nan
         for row, values in zip(filled, rows, strict=True):
             row[: len(values)] = [math.nan if value is None else value for value in values]
         return filled
 
-    recorded = [name for name in ("weights", "gamma", "attack") if lines and name in lines[0]]
+    recorded: list[str] = [name for name in ("weights", "gamma", "attack") if lines and name in lines[0]]
+    recorded += ["own"] if any("own" in line for line in lines) else []
     devices, times = per_device("devices", np.int32), per_device("times", np.int32)
     lost = np.zeros(devices.shape, bool)
     for row, line in zip(lost, lines, strict=True):
@@ -124,8 +154,8 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         parameters=about["parameters"],
         seed=about["seed"],
         evaluated_rounds=column("round", evaluated, int),
-        test_accuracy=column("test_accuracy", evaluated, np.float32),
-        train_loss=column("train_loss", [{"train_loss": None} | line for line in evaluated], np.float32),
+        test_accuracy=column("test_accuracy", with_none("test_accuracy", evaluated), np.float32),
+        train_loss=column("train_loss", with_none("train_loss", evaluated), np.float32),
         loss_measured=not evaluated or "train_loss" in evaluated[-1],
         bytes_up=column("bytes_up", lines, np.int64),
         bytes_down=column("bytes_down", lines, np.int64),
@@ -135,4 +165,6 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         lost=lost,
         updated=column("updated", lines, bool),
         records={name: per_device(name, np.float32) for name in recorded},
+        metrics={name: column(name, with_none(name, measured), np.float32) for name in names},
+        judged_by=judged_by,
     )

@@ -1,4 +1,4 @@
-// Accuracy and loss: median lines with bands over the seeds.
+// Accuracy, or another measure, and loss: median lines with bands over the seeds.
 
 const AXES = { round: "Rounds", mb: "MB up and down", seconds: "Simulated seconds" };
 const CROWD = 2; // the most points of a curve for each pixel of a chart's width
@@ -13,20 +13,19 @@ function swatch(style) {
 
 /** One measure of all algorithms. `curves` has what both charts share, such as the axis. */
 class Chart {
-  constructor(curves, { measure, title, aimed = false, log = false, value }) {
-    Object.assign(this, { curves, measure, title, aimed, log, value });
+  constructor(curves, shown) {
+    this.curves = curves;
     this.svg = s("svg", { tabindex: 0, role: "application", "aria-roledescription": "chart", class: "chart" });
     this.readout = h("div", { class: "readout", hidden: true });
-    const file = (kind, make) => {
-      const node = button(kind, async () => save(`${curves.name}-${measure}.${kind}`, await make()));
-      return fill(node, { "aria-label": `${title} as ${kind}` }, []);
-    };
-    const files = [
+    const file = (kind, make) => button(kind, async () => save(`${curves.name}-${this.measure}.${kind}`, await make()));
+    this.files = [
       file("svg", () => new Blob([this.alone().text], { type: "image/svg+xml" })),
       file("png", () => pixels(this.alone())),
     ];
-    this.node = h("figure", {}, h("figcaption", {}, title, h("span", { class: "downloads" }, ...files)),
+    this.caption = h("span");
+    this.node = h("figure", {}, h("figcaption", {}, this.caption, h("span", { class: "downloads" }, ...this.files)),
       h("div", { class: "plot" }, this.svg, this.readout));
+    this.show(shown);
     const heard = (act) => (step) => {
       act(step);
       curves.say(this.readout.hidden ? "" : this.told());
@@ -48,9 +47,16 @@ class Chart {
     });
   }
 
+  /** Show this measure from now on: its name, a title, whether the target is for it, and how a value is written. */
+  show({ measure, title, aimed = false, log = false, lower = false, value }) {
+    Object.assign(this, { measure, title, aimed, log, lower, value });
+    this.caption.textContent = title;
+    for (const node of this.files) node.setAttribute("aria-label", `${title} as ${node.textContent}`);
+  }
+
   /** The target on this chart's scale, if it has one. */
   get target() {
-    return this.aimed ? 100 * this.curves.target : null;
+    return this.aimed ? this.curves.by.factor * this.curves.target : null;
   }
 
   /** The chart as a picture of its own. */
@@ -105,7 +111,10 @@ class Chart {
   range(from, to, log) {
     const values = this.target !== null && !this.curves.part ? [this.target] : [];
     const seeds = this.curves.seeds ? this.shown.flatMap(({ runs }) => runs) : [];
-    const alone = seeds.map(({ x, [this.measure]: own }) => ({ xs: x[this.curves.axis], low: own, high: own }));
+    const own = seeds.filter(({ curves }) => curves[this.measure]);
+    const alone = own.map(({ x, curves: { [this.measure]: values } }) => {
+      return { xs: x[this.curves.axis], low: values, high: values };
+    });
     for (const { xs, low, high } of [...this.shown, ...alone]) {
       for (let i = Math.max(0, last(xs, from)); i < xs.length && xs[i] <= to; i++) values.push(low[i], high[i]);
     }
@@ -142,7 +151,7 @@ class Chart {
   aim(y) {
     const { left, right } = this.frame;
     const line = s("line", { class: "target", x1: left, x2: right, y1: y, y2: y });
-    return [line, s("text", { class: "target", x: right - 4, y: y - 5 }, `target ${digits(this.target, 4)} %`)];
+    return [line, s("text", { class: "target", x: right - 4, y: y - 5 }, `target ${digits(this.target, 4)}${this.curves.by.unit === "%" ? " %" : ""}`)];
   }
 
   /** The points of a band to draw: those in sight and one more on each side, fewer where they are dense. */
@@ -173,8 +182,9 @@ class Chart {
   seeds(arms, low, high) {
     const count = arms.reduce((sum, { runs }) => sum + runs.length, 0);
     const most = clamp(Math.floor(CROWDS / count), 100, CROWD * this.width);
-    return arms.flatMap(({ runs, style }) => runs.map((run) => {
-      return this.line({ xs: run.x[this.curves.axis], middle: run[this.measure], style }, low, high, "seed", most);
+    return arms.flatMap(({ runs, style }) => runs.filter((run) => run.curves[this.measure]).map((run) => {
+      const { x, curves: { [this.measure]: middle } } = run;
+      return this.line({ xs: x[this.curves.axis], middle, style }, low, high, "seed", most);
     }));
   }
 
@@ -220,7 +230,7 @@ class Chart {
       const i = last(xs, at);
       return { style, label, seeds, low: low[i], middle: middle[i], high: high[i] };
     });
-    const sign = this.aimed ? -1 : 1;
+    const sign = this.lower ? 1 : -1;
     return found.length > READ ? found.sort((a, b) => sign * ascending(a.middle, b.middle)) : found;
   }
 
@@ -250,7 +260,7 @@ function armsOf(runs, labels, styles) {
 
 /** Both charts, their legend and their switches. `aim` is called when the target has moved. */
 class Curves {
-  keys = ["axis", "zoom", "hidden", "shown", "target", "seeds", "loss"];
+  keys = ["axis", "metric", "zoom", "hidden", "shown", "target", "seeds", "loss"];
   axis = "round";
   log = true;
   seeds = false; // whether each seed has a line
@@ -260,14 +270,12 @@ class Curves {
   bands = new Map();
   xs = []; // the places on the axis where a shown algorithm has a value
 
-  constructor({ id, name, arms, target, aim }) {
-    Object.assign(this, { id, name, arms, target, aim, stored: target });
-    const finite = (text) => (x) => (Number.isFinite(x) ? text(x) : Number.isNaN(x) ? "not measured" : "diverged");
-    const percent = finite((x) => decimals(x, 1));
-    this.charts = [
-      new Chart(this, { measure: "accuracy", title: "Test accuracy (%)", aimed: true, value: percent }),
-      new Chart(this, { measure: "loss", title: "Training loss", log: true, value: finite((x) => digits(x, 4)) }),
-    ];
+  /** The first of `measures` is what the runs are judged by; each has a name, a title, a factor and a unit. */
+  constructor({ id, name, arms, measures, target, aim }) {
+    Object.assign(this, { id, name, arms, measures, target, aim, stored: target, by: measures[0] });
+    this.metric = this.by.name; // the measure that is shown beside the loss
+    const loss = { measure: "loss", title: "Training loss", log: true, lower: true, value: told((x) => digits(x, 4)) };
+    this.charts = [new Chart(this, this.chosen()), new Chart(this, loss)];
     this.heard = h("p", { class: "heard", role: "status" });
     this.all = button("Show all", () => this.zoom(null));
     const counts = arms.map(({ runs }) => runs.length);
@@ -294,7 +302,18 @@ class Curves {
     return h("div", { class: "legend", role: "group", "aria-label": "Algorithms shown" }, ...this.buttons, ...quick);
   }
 
+  /** What the first chart shows. */
+  chosen() {
+    const { name, title, unit, lower } = this.measures.find((known) => known.name === this.metric);
+    const value = told((x) => (unit === "%" ? decimals(x, 1) : digits(x, 4)));
+    const errors = !unit && lower; // as a loss
+    return { measure: name, title, aimed: name === this.by.name, log: errors, lower, value };
+  }
+
   switches(several) {
+    const metrics = Object.fromEntries(this.measures.map(({ name, short }) => [name, short]));
+    this.metrics = choice("Metric", `metric-${this.id}`, metrics, (metric) => this.change(() => (this.metric = metric)));
+    this.metrics.hidden = this.measures.length < 2;
     this.axes = choice("Horizontal axis", `axis-${this.id}`, AXES, (axis) => {
       this.change(() => Object.assign(this, { axis, part: null, at: null }));
     });
@@ -304,15 +323,17 @@ class Curves {
     };
     this.logBox = check("log");
     this.seedsBox = check("seeds");
-    this.goal = h("input", { type: "number", min: 0, max: 100, step: "any", class: "goal", onchange: () => {
-      const found = share(this.goal.value);
+    const most = this.by.unit === "%" ? { max: 100 } : {};
+    this.goal = h("input", { type: "number", min: 0, ...most, step: "any", class: "goal", onchange: () => {
+      const found = this.aimedAt(this.goal.value);
       this.change(() => (this.target = found ?? this.target));
     } });
     this.back = button("", () => this.change(() => (this.target = this.stored)));
-    const files = button("csv", () => save(`${this.name}-curves.csv`, csv(curvesRows(this.shown()))));
-    return h("div", { class: "controls" }, this.axes, h("label", {}, this.logBox, "Logarithmic loss"),
+    const files = button("csv", () => save(`${this.name}-curves.csv`, csv(curvesRows(this.shown(), this.measures))));
+    const unit = this.by.unit ? ` (${this.by.unit})` : "";
+    return h("div", { class: "controls" }, this.axes, this.metrics, h("label", {}, this.logBox, "Logarithmic loss"),
       several ? h("label", {}, this.seedsBox, "Single seeds") : "",
-      h("span", { class: "aim" }, h("label", {}, "Target (%) ", this.goal), this.back), this.all,
+      h("span", { class: "aim" }, h("label", {}, `Target${unit} `, this.goal), this.back), this.all,
       fill(files, { "aria-label": "Curves as csv", class: "downloads" }, []));
   }
 
@@ -331,7 +352,8 @@ class Curves {
     const few = this.hidden.size > this.arms.length / 2 ? "shown" : "hidden"; // the shorter list
     for (const { label } of few === "shown" ? this.shown() : this.hidden) found.push([few, label]);
     if (few === "shown" && !this.shown().length) found.push(["shown", ""]);
-    if (this.target !== this.stored) found.push(["target", percentage(this.target)]);
+    if (this.metric !== this.by.name) found.push(["metric", this.metric]);
+    if (this.target !== this.stored) found.push(["target", aimed(this.target, this.by)]);
     if (this.seeds) found.push(["seeds", "each"]);
     if (!this.log) found.push(["loss", "linear"]);
     return found;
@@ -347,7 +369,9 @@ class Curves {
       return found ?? first;
     };
     this.axis = one("axis", "round", (text) => (Object.hasOwn(AXES, text) ? text : undefined));
-    this.target = one("target", this.stored, (text) => share(text) ?? undefined);
+    const known = (text) => (this.measures.some(({ name }) => name === text) ? text : undefined);
+    this.metric = one("metric", this.by.name, known);
+    this.target = one("target", this.stored, (text) => this.aimedAt(text) ?? undefined);
     this.seeds = one("seeds", false, (text) => (text === "each" ? true : undefined));
     this.log = one("loss", true, (text) => (text === "linear" ? false : undefined));
     const named = (key) => {
@@ -370,6 +394,13 @@ class Curves {
     this.at = null;
     this.draw();
     return wrong;
+  }
+
+  /** A target from words, or null: a percentage, or any number that is not negative. */
+  aimedAt(text) {
+    const found = String(text).trim() ? Number(text) : NaN;
+    const [most, factor] = this.by.unit === "%" ? [100, 100] : [Number.MAX_VALUE, 1];
+    return found >= 0 && found <= most ? Number(found.toPrecision(6)) / factor : null;
   }
 
   shown() {
@@ -439,7 +470,7 @@ class Curves {
 
   /** Find the places on the axis. */
   measure() {
-    this.xs = [...new Set(this.shown().flatMap((arm) => this.band(arm, "accuracy").xs))].sort(ascending);
+    this.xs = [...new Set(this.shown().flatMap((arm) => this.band(arm, this.by.name).xs))].sort(ascending);
   }
 
   /** Draw again; read the data again if they have changed. */
@@ -449,18 +480,19 @@ class Curves {
     this.all.disabled = !this.part;
     this.arms.forEach((arm, i) => this.buttons[i].setAttribute("aria-pressed", !this.hidden.has(arm)));
     for (const input of this.axes.querySelectorAll("input")) input.checked = input.value === this.axis;
+    for (const input of this.metrics.querySelectorAll("input")) input.checked = input.value === this.metric;
+    this.charts[0].show(this.chosen());
     this.logBox.checked = this.log;
     this.seedsBox.checked = this.seeds;
-    this.goal.value = percentage(this.target);
-    this.back.textContent = `Back to ${percentage(this.stored)} %`;
+    this.goal.value = aimed(this.target, this.by);
+    this.back.textContent = `Back to ${goal(this.stored, this.by)}`;
     this.back.hidden = this.target === this.stored;
     for (const chart of this.charts) chart.draw();
     this.aim(this.target);
   }
 }
 
-/** A share from a percentage in words, or null. */
-function share(text) {
-  const found = String(text).trim() ? Number(text) : NaN;
-  return found >= 0 && found <= 100 ? Number(found.toPrecision(6)) / 100 : null;
+/** How a value is written, if there is one. */
+function told(text) {
+  return (x) => (Number.isFinite(x) ? text(x) : Number.isNaN(x) ? "not measured" : "diverged");
 }

@@ -54,11 +54,11 @@ function holding(held, device) {
   if (device >= held.train.length) return [h("p", {}, "Samples and labels: the data have no such device.")];
   const [train, test] = [held.train[device], held.test[device]];
   const said = `Samples: ${whole(train)} to train on, ${whole(test)} to test on.`;
-  return [h("p", {}, said), labelBars(held.labels[device])];
+  return [h("p", {}, said), held.labels ? labelBars(held.labels[device]) : ""];
 }
 
-/** The panel of one device in one run. */
-function devicePanel(run, device, held, close) {
+/** The panel of one device in one run; `own` says what its own figure is, if that was recorded. */
+function devicePanel(run, device, { holdings: held, own }, close) {
   const records = run.unpacked().of(device).filter(({ t }) => t < run.rounds.length);
   const at = records.map((record) => ({ ...record, round: run.rounds[record.t] }));
   const counted = (word, test) => `${word} ${whole(records.filter(test).length)}`;
@@ -66,16 +66,19 @@ function devicePanel(run, device, held, close) {
     counted("lost", ({ flags }) => flags & LOST), counted("rejected", ({ flags }) => flags & REJECTED),
     counted("negated", ({ weight }) => weight < 0)];
   const end = run.rounds.at(-1) ?? 1;
-  const charts = [["Aggregation weight", "weight"], ["Gamma", "gamma"]].map(([title, key]) => {
-    return dots(title, at.map((record) => ({ round: record.round, value: record[key] })), end);
+  const figure = own ? [[own.title, "own", own.factor]] : [];
+  const measures = [...figure, ["Aggregation weight", "weight", 1], ["Gamma", "gamma", 1]];
+  const charts = measures.map(([title, key, factor]) => {
+    return dots(title, at.map((record) => ({ round: record.round, value: factor * record[key] })), end);
   });
   const number = (value) => (Number.isNaN(value) ? "" : digits(value, 3));
-  const rows = at.toReversed().slice(0, LISTED).map(({ round, weight, gamma, flags }) => {
+  const rows = at.toReversed().slice(0, LISTED).map(({ round, weight, gamma, own: value, flags }) => {
     const fate = [flags & LOST ? "lost" : "", flags & REJECTED ? "rejected" : "", weight < 0 ? "negated" : ""];
     return h("tr", {}, h("th", { scope: "row" }, whole(round)), h("td", {}, number(weight)), h("td", {}, number(gamma)),
-      h("td", {}, fate.filter((word) => word).join(", ")));
+      own ? h("td", {}, number(own.factor * value)) : "", h("td", {}, fate.filter((word) => word).join(", ")));
   });
-  const head = ["round", "weight", "gamma", ""].map((text) => h("th", { scope: "col" }, text));
+  const names = ["round", "weight", "gamma", ...(own ? [own.name.toLowerCase()] : []), ""];
+  const head = names.map((text) => h("th", { scope: "col" }, text));
   const said = at.length > LISTED ? `Its last ${LISTED} of ${whole(at.length)} rounds` : "Its rounds";
   const table = h("table", { class: "counts" }, h("caption", {}, said), h("thead", {}, h("tr", {}, ...head)),
     h("tbody", {}, ...rows));
@@ -85,5 +88,15 @@ function devicePanel(run, device, held, close) {
     h("div", { class: "charts" },
       h("div", {}, ...holding(held, device), at.length ? scrolling("Rounds of the device", table) : ""),
       h("div", {}, ...charts)),
-    h("p", { class: "hint" }, "Its own accuracy over the rounds was not recorded."));
+    h("p", { class: "hint" }, ...ownWords(own, at)));
+}
+
+/** What a reader should know of its own figure. */
+function ownWords(own, records) {
+  if (!own) {
+    const how = [h("code", {}, "--metrics fairness"), " with ", h("code", {}, "--records"), " for that."];
+    return ["Its own accuracy over the rounds was not recorded: use ", ...how];
+  }
+  if (!records.some((record) => Number.isFinite(record.own))) return ["It was not judged alone: it has no test samples."];
+  return ["Its own figure is that of the server's model on its test samples, after rounds in which it was chosen."];
 }

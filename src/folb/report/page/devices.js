@@ -32,7 +32,8 @@ class HeatMap {
   known = []; // the devices, each with a line
   lineOf = new Map();
 
-  constructor(pick) {
+  constructor(pick, measures, own) {
+    Object.assign(this, { measures, own });
     this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "heat map" });
     this.box = h("div", { class: "box", hidden: true });
     this.readout = h("p", { class: "value", role: "status" });
@@ -104,7 +105,7 @@ class HeatMap {
     if (Math.min(...this.size) > 4.5) this.marks(context);
     this.legend(palette, end);
     this.all.disabled = !this.part;
-    this.caption.textContent = `${MEASURES[this.measure]} by device and round: ${this.run.title}`;
+    this.caption.textContent = `${this.measures[this.measure]} by device and round: ${this.run.title}`;
     const how = "Arrow keys move from cell to cell, Enter shows its device, plus and minus zoom, Escape shows all.";
     canvas.setAttribute("aria-label", `${this.caption.textContent}. ${how} Counts are in the table below.`);
     this.point(this.cell);
@@ -227,7 +228,8 @@ class HeatMap {
     const image = new ImageData(SHADES, 1);
     new Uint32Array(image.data.buffer).set(shades);
     bar.getContext("2d").putImageData(image, 0, 0);
-    const ends = signed ? [`−${digits(end, 2)}, negated`, `${digits(end, 2)}`] : ["0, exact", digits(end, 2)];
+    const own = this.measure === "own" ? ["0", digits(this.own.factor * end, 3)] : ["0, exact", digits(end, 2)];
+    const ends = signed ? [`−${digits(end, 2)}, negated`, `${digits(end, 2)}`] : own;
     const patch = (name, text) => h("span", {}, h("i", { class: `patch ${name}`, "aria-hidden": "true" }), text);
     const patches = [patch("lost", "lost"), patch("rejected", "rejected"), patch("none", "not chosen")];
     this.key.replaceChildren(h("span", {}, ends[0], bar, ends[1]), ...patches);
@@ -266,7 +268,7 @@ class HeatMap {
 
   told(t, line) {
     const device = this.known[line];
-    const { start, devices, weights, gamma, flags } = this.records;
+    const { start, devices, weights, gamma, own, flags } = this.records;
     const where = `Round ${whole(this.run.rounds[t] ?? 0)}, device ${device}:`;
     for (let e = start[t]; e < start[t + 1]; e++) {
       if (devices[e] !== device) continue;
@@ -275,6 +277,9 @@ class HeatMap {
       if (flags[e] & REJECTED) words.push("rejected");
       if (!Number.isNaN(weights[e])) words.push(`weight ${digits(weights[e], 3)}${weights[e] < 0 ? ", negated" : ""}`);
       if (!Number.isNaN(gamma[e])) words.push(`gamma ${digits(gamma[e], 3)}`);
+      if (this.own && !Number.isNaN(own[e])) {
+        words.push(`${this.own.name.toLowerCase()} ${digits(this.own.factor * own[e], 3)}`);
+      }
       if (flags[e] >= 2 * TIMES) words.push(`drawn ${Math.floor(flags[e] / TIMES)} times`);
       return `${where} ${words.join(", ") || "chosen"}.`;
     }
@@ -332,10 +337,12 @@ class Devices {
 
   constructor(experiment) {
     this.experiment = experiment;
-    this.map = new HeatMap((device) => this.pick(device));
+    const { own } = experiment.about;
+    const measures = { ...MEASURES, ...(own ? { own: own.name } : {}) };
+    this.map = new HeatMap((device) => this.pick(device), measures, own);
     const runs = experiment.recorded().map((i) => h("option", { value: i }, experiment.runs[i].title));
     this.select = h("select", { onchange: () => this.choose(Number(this.select.value)) }, ...runs);
-    const measure = choice("Colour", `measure-${experiment.id}`, MEASURES, (name) => {
+    const measure = choice("Colour", `measure-${experiment.id}`, measures, (name) => {
       this.map.measure = name;
       this.map.draw();
     });
@@ -377,7 +384,7 @@ class Devices {
 
   single() {
     const shown = this.device !== null && this.counts.some(([device]) => device === this.device);
-    const panel = shown && devicePanel(this.run, this.device, this.experiment.about.holdings, () => this.pick(null));
+    const panel = shown && devicePanel(this.run, this.device, this.experiment.about, () => this.pick(null));
     const never = h("p", { class: "hint" }, `Device ${this.device} was not chosen in this run.`);
     const held = this.alone.contains(document.activeElement);
     this.alone.replaceChildren(panel || (this.device === null ? "" : never));

@@ -12,10 +12,11 @@ class Experiment {
    */
   constructor(id, about, prefix = "", ask = null) {
     Object.assign(this, { id, about, prefix, ask });
-    this.runs = about.runs.map((run) => new Run(run, about.name));
+    this.runs = about.runs.map((run) => new Run(run, about.name, about.measures));
     this.seeds = new Set(this.runs.map((run) => run.seed)).size;
     const arms = armsOf(this.runs, this.runs.map((run) => run.algorithm), this.runs.map((run) => run.style));
-    this.curves = new Curves({ id, name: about.name, arms, target: about.target, aim: () => this.tabulate() });
+    const { name, measures, target } = about;
+    this.curves = new Curves({ id, name, arms, measures, target, aim: () => this.tabulate() });
     address.add(prefix, this.curves);
     this.state = h("span", { class: "state" });
     this.progress = h("progress", { "aria-label": "Rounds done" });
@@ -93,7 +94,7 @@ class Experiment {
     const medians = `Values to the target, and held from, are medians over ${this.seeds} seeds; all others are means.`;
     const how = this.seeds > 1 ? medians : "One seed.";
     const soFar = about.state === "finished" ? "" : " The run is not finished.";
-    this.results.show(about.table, curves, how + HELD_FROM + soFar);
+    this.results.show(about.table, curves, how + heldFrom(curves.by) + soFar);
   }
 }
 
@@ -102,10 +103,13 @@ class Together {
   constructor(experiments, { labels, styles, table, target, unequal }) {
     const runs = experiments.flatMap((experiment) => experiment.runs);
     this.results = new Results("Results of all runs");
-    const said = `Values to the target, and held from, are medians over the seeds; all others are means.${HELD_FROM}`;
+    const measures = experiments.flatMap(({ about }) => about.measures);
+    const known = measures.filter(({ name }, i) => measures.findIndex((other) => other.name === name) === i);
+    const medians = "Values to the target, and held from, are medians over the seeds; all others are means.";
+    const said = medians + heldFrom(known[0]);
     const aim = () => this.results.show(table, this.curves, said);
     const arms = armsOf(runs, labels.flat(), styles.flat());
-    this.curves = new Curves({ id: "together", name: "runs", arms, target, aim });
+    this.curves = new Curves({ id: "together", name: "runs", arms, measures: known, target, aim });
     address.add("", this.curves);
     this.node = h("article", { id: "together", class: "together" },
       h("h2", {}, "Together"),
@@ -186,6 +190,10 @@ async function follow(source, show, status) {
     if (news && records === chosen) {
       const { about } = news;
       const changed = about.state !== experiment?.about.state || news.columns.some((own) => own.rounds.length);
+      if (experiment && about.identity !== experiment.about.identity && !news.fresh) {
+        cursor = ""; // it has a new metric: another page, from the beginning
+        continue;
+      }
       if (about.identity !== experiment?.about.identity) {
         address.parts = [];
         show((experiment = new Experiment(0, about, "", ask)));

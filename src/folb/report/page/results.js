@@ -45,23 +45,27 @@ const MOVING = {
   "s to ": (arrivals) => arrived(arrivals.map(({ seconds }) => seconds), (x) => fixed(x, 0)),
 };
 
-/** A stored table at another target. `arms` have labels, as rows do, and runs. */
-function moved({ headings, rows }, arms, target) {
+/** A stored table at another target of the measure `by`. `arms` have labels, as rows do, and runs. */
+function moved({ headings, rows }, arms, target, by) {
   const columns = headings.map((text) => Object.keys(MOVING).find((start) => text.startsWith(start)));
-  const named = (start) => `${start}${percentage(target)} %`;
+  const named = (start) => `${start}${goal(target, by)}`;
   const head = headings.map((text, i) => (columns[i]?.endsWith(" to ") ? named(columns[i]) : text));
   const body = rows.map((row) => {
-    const own = arms.find((arm) => arm.label === row[0])?.runs.filter((run) => run.share.length) ?? [];
+    const own = arms.find((arm) => arm.label === row[0])?.runs.filter((run) => run.judged.length) ?? [];
     const arrivals = own.map((run) => run.arrival(target));
     return row.map((text, i) => (columns[i] && arrivals.length ? MOVING[columns[i]](arrivals) : text));
   });
   return { headings: head, rows: body };
 }
 
-const percentage = (share) => general(100 * share);
+/** A target as people read it, without and with its unit. */
+const aimed = (target, by) => general((by.unit === "%" ? 100 : 1) * target);
+const goal = (target, by) => aimed(target, by) + (by.unit === "%" ? " %" : "");
 
-const HELD_FROM =
-  " Held from: the first round from which five evaluations in a row have a mean of at least the target.";
+const heldFrom = ({ lower }) => {
+  const how = lower ? "at most" : "at least";
+  return ` Held from: the first round from which five evaluations in a row have a mean of ${how} the target.`;
+};
 
 /** The table at the target of the curves, and a file with the numbers of each seed. */
 class Results {
@@ -80,7 +84,8 @@ class Results {
     this.curves = curves;
     this.files.hidden = !table.rows.length;
     if (!table.rows.length) return this.table.replaceChildren(h("p", {}, "No round has been evaluated yet."));
-    const { headings, rows } = curves.target === curves.stored ? table : moved(table, curves.arms, curves.target);
+    const { arms, target, stored, by } = curves;
+    const { headings, rows } = target === stored ? table : moved(table, arms, target, by);
     const cell = (text, i) => (i ? h("td", {}, text) : h("th", { scope: "row" }, text));
     this.table.replaceChildren(h("table", { class: "results" }, h("caption", {}, said),
       h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text)))),
@@ -94,24 +99,29 @@ const milliseconds = (x) => Math.round(1000 * x) / 1000;
 function resultsRows(arms, target) {
   const names = ["run", "algorithm", "seed", "target", "rounds_to_target", "held_from", "bytes_to_target",
     "seconds_to_target", "final", "best", "bytes_up", "bytes_down"];
-  const rows = arms.flatMap(({ label, runs }) => runs.filter((run) => run.share.length).map((run) => {
+  const rows = arms.flatMap(({ label, runs }) => runs.filter((run) => run.judged.length).map((run) => {
     const { rounds, held, mb, seconds } = run.arrival(target);
     const late = seconds === null ? null : milliseconds(seconds);
     const bytes = mb === null ? null : Math.round(1e6 * mb);
-    const best = run.share.includes(-Infinity) ? NaN : run.share.reduce((most, share) => Math.max(most, share));
-    return [run.directory, label, run.seed, target, rounds, held, bytes, late, run.share.at(-1), best, run.up,
+    const better = run.by.lower ? Math.min : Math.max;
+    const best = run.judged.every(Number.isFinite) ? run.judged.reduce((a, b) => better(a, b)) : NaN;
+    return [run.directory, label, run.seed, target, rounds, held, bytes, late, run.judged.at(-1), best, run.up,
       run.bytes - run.up];
   }));
   return [names, ...rows];
 }
 
-/** A row for each evaluated round; what was not measured is empty. */
-function curvesRows(arms) {
-  const names = ["run", "algorithm", "seed", "round", "test_accuracy", "train_loss", "bytes", "seconds"];
-  const rows = arms.flatMap(({ label, runs }) => runs.flatMap((run) => run.share.map((share, i) => {
-    const loss = Number.isNaN(run.loss[i]) ? null : run.loss[i];
+/** A row for each evaluated round, with `measures`; what was not measured is empty. */
+function curvesRows(arms, [by, ...others]) {
+  const judged = by.name === "accuracy" ? "test_accuracy" : by.name;
+  const more = others.map(({ name }) => name);
+  const names = ["run", "algorithm", "seed", "round", judged, "train_loss", "bytes", "seconds", ...more];
+  const known = (value) => (Number.isNaN(value) ? null : value);
+  const rows = arms.flatMap(({ label, runs }) => runs.flatMap((run) => run.judged.map((value, i) => {
     const { round, mb, seconds } = run.x;
-    return [run.directory, label, run.seed, round[i], share, loss, Math.round(1e6 * mb[i]), milliseconds(seconds[i])];
+    const metrics = others.map(({ name, factor }) => known(Math.fround((run.curves[name]?.[i] ?? NaN) / factor)));
+    return [run.directory, label, run.seed, round[i], known(value), known(run.curves.loss[i]),
+      Math.round(1e6 * mb[i]), milliseconds(seconds[i]), ...metrics];
   })));
   return [names, ...rows];
 }

@@ -5,10 +5,13 @@ const REJECTED = 2;
 const TIMES = 4;
 const HELD = 5; // as in folb.results.run: a target is held if the mean of so many evaluations is at least the target
 
-/** One algorithm with one seed; `x`, `share`, `accuracy` and `loss` have a value for each evaluated round. */
+/**
+ * One algorithm with one seed; `x`, `judged` and the `curves` have a value for each evaluated round. The first of
+ * `measures` is what it is judged by, and a target is for.
+ */
 class Run {
-  constructor({ algorithm, seed, style }, directory) {
-    Object.assign(this, { algorithm, seed, style, directory });
+  constructor({ algorithm, seed, style }, directory, measures) {
+    Object.assign(this, { algorithm, seed, style, directory, measures, by: measures[0] });
     this.clear();
   }
 
@@ -19,9 +22,9 @@ class Run {
   clear() {
     this.rounds = [];
     this.x = { round: [], mb: [], seconds: [] };
-    this.share = []; // test accuracy in single precision, as the simulator has it
-    this.accuracy = []; // in per cent
-    this.loss = [];
+    this.judged = []; // in single precision, as the simulator has it
+    this.curves = { loss: [] }; // as people read them: accuracies in per cent
+    for (const { name } of this.measures) this.curves[name] = [];
     this.bytes = 0;
     this.up = 0; // of these bytes
     this.seconds = 0;
@@ -30,7 +33,7 @@ class Run {
     this.records = null; // unpacked on first use
   }
 
-  append({ rounds, bytes, up, seconds, evaluated, accuracy, loss, records, trouble = [] }) {
+  append({ rounds, bytes, up, seconds, evaluated, judged, metrics = {}, loss, records, trouble = [] }) {
     this.trouble.push(...trouble);
     let next = 0;
     rounds.forEach((round, i) => {
@@ -42,10 +45,12 @@ class Run {
       this.x.round.push(round);
       this.x.mb.push(this.bytes / 1e6);
       this.x.seconds.push(this.seconds);
-      // a diverged value is worse than any other
-      this.share.push(accuracy[next] === null ? -Infinity : Math.fround(accuracy[next]));
-      this.accuracy.push(100 * this.share.at(-1));
-      this.loss.push(loss[next] === "unmeasured" ? NaN : loss[next] === null ? Infinity : Math.fround(loss[next]));
+      this.judged.push(single(judged[next], this.by.lower));
+      this.curves.loss.push(single(loss[next], true));
+      for (const { name, factor, lower } of this.measures) {
+        const own = name === this.by.name ? this.judged.at(-1) : single(metrics[name]?.[next], lower);
+        this.curves[name].push(factor * own);
+      }
       next++;
     });
     if (records) this.packed.push(records);
@@ -59,9 +64,10 @@ class Run {
   /** When the run reaches the target, and from which round it holds it; null where it never does. */
   arrival(target) {
     const aim = Math.fround(target);
-    const i = this.share.findIndex((share) => share >= aim);
-    const mean = (at) => Math.fround(this.share.slice(at, at + HELD).reduce((sum, share) => sum + share, 0) / HELD);
-    const held = this.share.findIndex((_, at) => at + HELD <= this.share.length && mean(at) >= aim);
+    const reaches = (value) => (this.by.lower ? value <= aim : value >= aim);
+    const i = this.judged.findIndex(reaches);
+    const mean = (at) => Math.fround(this.judged.slice(at, at + HELD).reduce((sum, value) => sum + value, 0) / HELD);
+    const held = this.judged.findIndex((_, at) => at + HELD <= this.judged.length && reaches(mean(at)));
     const there = (values, at) => (at < 0 ? null : values[at]);
     return {
       rounds: there(this.x.round, i),
@@ -72,13 +78,19 @@ class Run {
   }
 }
 
+/** A measured value in single precision; one that diverged is worse than any other, one that is missing is NaN. */
+function single(value, lower) {
+  if (value === undefined || value === "unmeasured") return NaN;
+  return value === null ? (lower ? Infinity : -Infinity) : Math.fround(value);
+}
+
 /**
  * Over the seeds of an algorithm, the least, median and greatest value at every x where a seed was evaluated.
  * A seed keeps its value until its next evaluation. The band ends where the first seed ends. Of very many places, as
  * by seconds, it has some.
  */
 function band(runs, axis, measure) {
-  const begun = runs.filter((run) => run.rounds.length && run.x[axis].length);
+  const begun = runs.filter((run) => run.rounds.length && run.x[axis].length && run.curves[measure]);
   const found = { xs: [], low: [], middle: [], high: [], seeds: begun.length };
   if (!begun.length) return found;
   const from = Math.max(...begun.map((run) => run.x[axis][0]));
@@ -92,7 +104,7 @@ function band(runs, axis, measure) {
   for (const x of found.xs) {
     const values = begun.map((run, i) => {
       while (run.x[axis][at[i] + 1] <= x) at[i]++;
-      return run[measure][at[i]];
+      return run.curves[measure][at[i]];
     });
     values.sort(ascending);
     found.low.push(values[0]);
@@ -110,6 +122,7 @@ class Records {
     this.devices = new Uint32Array(0);
     this.weights = new Float32Array(0);
     this.gamma = new Float32Array(0);
+    this.own = new Float32Array(0);
     this.flags = new Uint8Array(0);
   }
 
@@ -123,14 +136,15 @@ class Records {
       const piece = pieces[this.taken];
       const size = this.size;
       for (const count of unpack(piece.counts, Uint32Array)) this.start.push(this.size + count);
-      for (const name of ["devices", "weights", "gamma", "flags"]) {
+      for (const name of ["devices", "weights", "gamma", "own", "flags"]) {
         const Kind = this[name].constructor;
         if (this.size > this[name].length) {
           const larger = new Kind(Math.max(this.size, 2 * size)); // twice, so that many small pieces stay cheap
           larger.set(this[name].subarray(0, size));
           this[name] = larger;
         }
-        this[name].set(unpack(piece[name], Kind), size);
+        if (piece[name] === undefined) this[name].fill(NaN, size); // the own figures were not recorded
+        else this[name].set(unpack(piece[name], Kind), size);
       }
     }
     return this;
@@ -157,7 +171,7 @@ class Records {
     for (let t = 0; t + 1 < this.start.length; t++) {
       for (let e = this.start[t]; e < this.start[t + 1]; e++) {
         if (this.devices[e] !== device) continue;
-        found.push({ t, weight: this.weights[e], gamma: this.gamma[e], flags: this.flags[e] });
+        found.push({ t, weight: this.weights[e], gamma: this.gamma[e], own: this.own[e], flags: this.flags[e] });
       }
     }
     return found;
