@@ -80,6 +80,12 @@ class Run:
         return float(np.mean(self.test_accuracy[-HELD:], dtype=float)) if len(self.test_accuracy) else float("nan")
 
     @property
+    def epsilon(self) -> float | None:
+        """What the rounds have spent, if the run is private."""
+        spent = self.records.get("epsilon")
+        return None if spent is None or not len(spent) else float(spent[-1])
+
+    @property
     def drops(self) -> int:
         """How often test accuracy fell by more than 5 points from one evaluation to the next."""
         return int(np.sum(np.diff(self.test_accuracy) < -0.05))

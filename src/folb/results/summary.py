@@ -48,18 +48,19 @@ def table(
     """
     share = f"{100 * target:g} %"
     headings = ["algorithm", AFTER, f"rounds to {share}", "held from", f"MB to {share}", f"s to {share}"]
-    headings += ["final accuracy", "best", "MB up", "MB down", clock, DROPS, IDLE]
+    headings += ["final accuracy", "best", EPSILON, "MB up", "MB down", clock, DROPS, IDLE]
     rows = [_row(label, group, target) for label, group in labelled(runs).items()]
     unequal = rounds is not None and any(len(run.seconds) < rounds for run in runs)
     silent = {
         name for i, name in enumerate(headings) if name in (DROPS, IDLE) and not any(float(row[i]) for row in rows)
     }
     silent |= set() if unequal else {AFTER}
+    silent |= set() if any(run.epsilon is not None for run in runs) else {EPSILON}
     told = [i for i, name in enumerate(headings) if name not in silent]
     return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
 
 
-AFTER, DROPS, IDLE = "after", "drops > 5 points", "idle rounds"
+AFTER, DROPS, IDLE, EPSILON = "after", "drops > 5 points", "idle rounds", "epsilon"
 
 
 def after(counts: Sequence[int]) -> str:
@@ -81,6 +82,7 @@ def _row(label: str, group: Sequence[Run], target: float) -> list[str]:
         arrival([run.seconds_to(target) for run in group], ".0f"),
         f"{100 * mean(finals):.1f}{spread(finals)} %" + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
         f"{100 * mean(run.best for run in group):.1f} %",
+        "-" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
         f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
         f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
         f"{mean(float(run.seconds.sum()) for run in group):.0f}",
