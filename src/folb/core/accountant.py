@@ -28,6 +28,8 @@ from folb.typing import NDArray
 SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighbours differ
 NOISES = (1e-2, 1e4)  # a budget that needs another noise is an error
 DIGITS = 4  # of a noise that is found
+# orders for fixed draws: all that the accountant usually takes would take four times as long, and epsilon is 0.3 % less
+FEWER = (*range(2, 33), 40, 48, 64, 96, 128)
 
 
 class Rounds(NamedTuple):
@@ -101,7 +103,7 @@ def _renyi(scheme: str, K: int, N: int, noise: float) -> tuple[Any, NDArray]:
     gaussian = package.GaussianDpEvent(noise / SCHEMES[scheme])
     poisson = scheme == "poisson"
     accountant = package.rdp.RdpAccountant(
-        neighboring_relation=relations.REPLACE_SPECIAL if poisson else relations.REPLACE_ONE
+        None if poisson else FEWER, neighboring_relation=relations.REPLACE_SPECIAL if poisson else relations.REPLACE_ONE
     )
     with _quietly():
         accountant.compose(

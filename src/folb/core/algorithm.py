@@ -395,7 +395,16 @@ def compose(
     made = privacies.private(
         made,
         privacy,
-        robust=robust,
+        {
+            "sampling": sampling,
+            "memory": memory,
+            "robust": robust,
+            "attack": attack,
+            "concurrency": concurrency,
+            "over_selection": over_selection,
+            "compress_up": compress_up,
+            "compress_down": compress_down,
+        },
         epsilon=epsilon,
         delta=delta,
         noise=noise,

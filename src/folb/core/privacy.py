@@ -18,6 +18,7 @@ the server step, the step size and the average are given a round without replies
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,6 @@ from jax import Array
 from folb.core import accountant, randomness, rules, server_step, tree
 from folb.core.accountant import Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
-from folb.core.codec import Compression
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
@@ -110,11 +110,13 @@ class Released(NamedTuple):
 def private(
     algorithm: Algorithm,
     place: str | None,
-    *,
-    robust: str | None,
+    parts: Mapping[str, Any],
     **numbers: Any,
 ) -> Algorithm:
-    """The algorithm with privacy; None leaves it as it is. What cannot be private is refused, with the reason."""
+    """The algorithm with privacy; None leaves it as it is. What cannot be private is refused, with the reason.
+
+    `parts` has the settings of parts that may not be private, as they were given.
+    """
     given = {name: value for name, value in numbers.items() if value is not None}
     if place is None:
         for name, value in given.items():
@@ -125,15 +127,15 @@ def private(
         check_number(name, value, *RANGES[name])
     if "epsilon" not in given and "noise" not in given:
         raise InputError("epsilon", None, "should be a budget, or noise the noise of a round, with privacy")
+    _check_parts(parts, place)
     _check_rule(algorithm, place)
-    _check_parts(algorithm, place, robust)
-    scheme = _scheme(algorithm)
+    scheme = _scheme(algorithm, parts["sampling"])
     weighs = algorithm.gradient is not None
     lengths = _looks_at_lengths(algorithm)
     adapts = "clip_quantile" in given
     if "clip_gradient" in given and not weighs:
         raise InputError("clip_gradient", given["clip_gradient"], "is for FOLB, whose devices send gradients")
-    parts = (
+    summed = (
         "delta",
         *(("within",) if adapts else ()),
         *(("square",) if lengths else ()),
@@ -143,7 +145,7 @@ def private(
         place,
         scheme,
         algorithm.selection.expected,
-        parts,
+        summed,
         given.get("epsilon"),
         given.get("delta", DELTA),
         given.get("noise"),
@@ -151,7 +153,7 @@ def private(
         given.get("clip_gradient", 1.0),
         given.get("clip_quantile"),
     )
-    asked = tuple(BOUNDED[name] for name in parts if name in BOUNDED)
+    asked = tuple(BOUNDED[name] for name in summed if name in BOUNDED)
     return with_clip(replace(algorithm, privacy=made, uploads=(*algorithm.uploads, *asked)), ())
 
 
@@ -182,34 +184,37 @@ def _check_rule(algorithm: Algorithm, place: str) -> None:
         raise InputError("uploads", names, "should be none with privacy: it would go out without a bound")
 
 
-def _check_parts(algorithm: Algorithm, place: str, robust: str | None) -> None:
+REASONS = {
+    "memory": "what the server keeps of a device has no noise",
+    "robust": "one device can move a robust centre far",
+    "attack": "the liars of the simulator know the others' updates",
+    "concurrency": "devices that do not wait are not drawn anew in each round",
+    "over_selection": "who is fast would be in more rounds than by chance",
+}
+
+
+def _check_parts(parts: Mapping[str, Any], place: str) -> None:
     """Raise an `InputError` for a part that is not shown to be private."""
-    if algorithm.memory is not None:
-        raise InputError("memory", "of devices", "should be none with privacy: what it keeps of a device has no noise")
-    if robust is not None:
-        raise InputError("robust", robust, "should be none with privacy: one device can move a robust centre far")
-    if algorithm.attack is not None:
-        raise InputError(
-            "attack", "set", "should be none with privacy: liars of the simulator know the others' updates"
-        )
-    if algorithm.asynchrony is not None:
-        expected = "should be none with privacy: devices that do not wait are not drawn anew in each round"
-        raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
-    if algorithm.selection.wanted is not None:
-        expected = "should be none with privacy: who is fast would be in more rounds than by chance"
-        raise InputError("over_selection", "set", expected)
-    if place == "distributed" and algorithm.compression != Compression():
-        expected = "should be none with privacy=distributed: a codec would change the noise"
-        raise InputError("compress_up" if algorithm.compression.up else "compress_down", "set", expected)
+    reasons = {name: f"should be none with privacy: {reason}" for name, reason in REASONS.items()}
+    if place == "distributed":
+        codec = "should be none with privacy=distributed: a codec would change the noise"
+        reasons |= {"compress_up": codec, "compress_down": codec}
+    for name, expected in reasons.items():
+        if parts[name] is not None:
+            raise InputError(name, _called(parts[name]), expected)
 
 
-def _scheme(algorithm: Algorithm) -> str:
+def _called(part: Any) -> Any:
+    return part if isinstance(part, str | int | float) else "your own"
+
+
+def _scheme(algorithm: Algorithm, sampling: Any) -> str:
     how = algorithm.selection
     if how.sampling.expected is not None:
         return "poisson"
     if how.sampling != SAMPLINGS["uniform"]:
         expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
-        raise InputError("sampling", "other", expected)
+        raise InputError("sampling", _called(sampling), expected)
     if how.replacement:
         expected = "should be false with privacy, or sampling poisson: a device counts once in a round"
         raise InputError("replacement", True, expected)
@@ -307,23 +312,10 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     """The private update of a round of an algorithm `with_clip`. Every use of what devices sent is in here."""
     found = algorithm.privacy
     assert found is not None and round.noise is not None
-    there = round.times > 0
-    simulated = round.noise.devices is not None
-    delta = _clipped(found, "delta", round.delta, there, simulated)
-    total: dict[str, Any] = {}
+    there, g = round.times > 0, None
     if "gradient" in found.parts:
-        grad = _clipped(found, "gradient", round.grad, there, simulated)
-        g = tree.divided(_noisy(found, "gradient", _sum(grad), round), found.K)
-        weights = jnp.where(there, _weights(algorithm.rule, found, grad, g, round.gamma), 0.0)
-        delta = scaled(delta, weights)
-        total["importance"] = _noisy(found, "importance", jnp.sum(jnp.abs(weights)), round)
-    total["delta"] = _noisy(found, "delta", _sum(delta), round)
-    for name, least in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
-        if name in found.parts:
-            sent = jnp.nan_to_num(round.sent[name])
-            if found.place == "central" or simulated:
-                sent = jnp.clip(sent, 0.0, 1.0)
-            total[name] = _noisy(found, name, jnp.sum(jnp.where(there, sent - least, 0.0)), round)
+        g = tree.divided(_noisy(found, "gradient", gradient_sum(found, round), round), found.K)
+    total = {part: _noisy(found, part, known, round) for part, known in sums(algorithm, round, g).items()}
     size = jnp.maximum(total["importance"], LEAST * found.K) if "importance" in total else found.K
     update = Update(tree.divided(total["delta"], size), jnp.where(there, 1.0 / found.K, 0.0))
     square = None
@@ -338,12 +330,42 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     return Released(update, alone._replace(start=round.start, mean_square=square, update=update), clip)
 
 
-def _clipped(found: Privacy, part: str, stack: Params, there: Array, simulated: bool) -> Params:
+def gradient_sum(found: Privacy, round: Round) -> Params:
+    """The sum of the clipped gradients, before its noise."""
+    return _sum(_clipped(found, "gradient", round))
+
+
+def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]:
+    """The sum of each other part, before its noise; `g` is the mean gradient as it was released, in FOLB."""
+    found = algorithm.privacy
+    assert found is not None
+    there, delta, total = round.times > 0, _clipped(found, "delta", round), {}
+    if g is not None:
+        grad = _clipped(found, "gradient", round)
+        weights = jnp.where(there, _weights(algorithm.rule, found, grad, g, round.gamma), 0.0)
+        delta = scaled(delta, weights)
+        total["importance"] = jnp.sum(jnp.abs(weights))
+    total["delta"] = _sum(delta)
+    for name, middle in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
+        if name in found.parts:
+            sent = jnp.nan_to_num(round.sent[name])
+            if not _came_noisy(found, round):
+                sent = jnp.clip(sent, 0.0, 1.0)
+            total[name] = jnp.sum(jnp.where(there, sent - middle, 0.0))
+    return total
+
+
+def _came_noisy(found: Privacy, round: Round) -> bool:
+    """Whether the replies have their devices' noise already: those of real devices."""
+    return found.place == "distributed" and round.noise is not None and round.noise.devices is None
+
+
+def _clipped(found: Privacy, part: str, round: Round) -> Params:
     """Each entry shortened to the part's bound; one that is not finite, or did not come, is 0."""
-    most = found.bound(part, found.clip) * TIGHT
+    most, there = found.bound(part, found.clip) * TIGHT, round.times > 0
+    stack = round.delta if part == "delta" else round.grad
     own = polar(stack, there)
-    if found.place == "distributed" and not simulated:
-        # a real device has clipped and added noise: no more than that is taken from it
+    if _came_noisy(found, round):  # no more is taken of it than a clipped update with noise can have
         d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
         spread = found.deviation(part, found.clip) / math.sqrt(found.K)
         most = most + spread * (math.sqrt(d) + SURE)
