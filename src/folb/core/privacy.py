@@ -327,7 +327,9 @@ def release(algorithm: Algorithm, round: Round) -> Released:
         clip = jnp.float32(found.clip) * jnp.exp(-RATE * (jnp.clip(share, 0.0, 1.0) - found.quantile))
     blank: Any = None
     alone = Round(round.params, blank, blank, blank, blank, t=round.t, N=round.N, lr=round.lr, key=round.key)
-    return Released(update, alone._replace(start=round.start, mean_square=square, update=update), clip)
+    added = tree.size(round.params) * (found.deviation("delta", found.clip) / size) ** 2
+    seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=update)
+    return Released(update, seen, clip)
 
 
 def gradient_sum(found: Privacy, round: Round) -> Params:

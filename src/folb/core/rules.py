@@ -55,6 +55,7 @@ class Round(NamedTuple):
     update: Update | None = None  # what the rule made of the round: for server steps and memories
     noise: Any = None  # of a private round, before it is scaled
     mean_square: Array | None = None  # of the updates' lengths, if no single update may be seen
+    noise_square: Array | None = None  # how long the noise in the update is, on average, squared
 
 
 class Gradients(NamedTuple):

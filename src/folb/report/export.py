@@ -28,6 +28,7 @@ COLUMNS = {
     "rounds_to_target": "int32",  # these two are of the whole run, and the same in each of its rounds
     "held_from": "int32",
 }
+SPENT = {"epsilon": "float64"}  # only of private runs
 OF_DEVICES = {
     "devices": "int32",
     "times": "int32",
@@ -56,7 +57,7 @@ def to_parquet(stored: RunDirectory) -> bytes:
     except ImportError as error:
         raise InputError("format", "parquet", "needs pyarrow: pip install 'folb[parquet]'") from error
     names, rows = _rounds(stored)
-    types = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()} | {"note": arrow.string()}
+    types = {name: getattr(arrow, kind)() for name, kind in (COLUMNS | SPENT).items()} | {"note": arrow.string()}
     types |= {name: arrow.list_(getattr(arrow, kind)()) for name, kind in OF_DEVICES.items()}
     schema = arrow.schema([(name, types[name]) for name in names])
     content = io.BytesIO()
@@ -69,7 +70,7 @@ def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     """The columns, and the rounds run by run. A value that is not finite is nan; a missing value is None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
     note, target = stored.environment["note"], float(stored.experiment["target"])
-    recorded = [name for name in OF_DEVICES if lines and name in lines[0]]
+    recorded = [name for name in (*SPENT, *OF_DEVICES) if lines and name in lines[0]]
     names = [*COLUMNS, *recorded, *(["note"] if note else [])]
     runs = stored.environment["runs"]
     known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]

@@ -164,6 +164,8 @@ def _rounds(first: int, part: Run) -> Rounds:
     found: list[tuple[int, dict[str, float]]] = []
     for n in range(len(part.seconds)):
         values = {name: getattr(part, name)[n].item() for name in ("bytes_up", "bytes_down", "seconds")}
+        if "epsilon" in part.records:
+            values["epsilon"] = part.records["epsilon"][n].item()
         for at in np.flatnonzero(part.evaluated_rounds == first + n):
             values |= {name: getattr(part, name)[at].item() for name in ("test_accuracy", "train_loss")}
         found.append((first + n, values))
