@@ -192,8 +192,8 @@ def all_sums(name):
     algorithm = SUPPORTED[name]
     found = algorithm.privacy
 
-    def sums(delta, grad, numbers, g):
-        round = a_round(algorithm, delta, grad, numbers)
+    def sums(delta, grad, numbers, g, times):
+        round = a_round(algorithm, delta, grad, numbers)._replace(times=times)
         if algorithm.gradient is None:
             return privacy.sums(algorithm, round, None)
         seen = algorithm.gradient.view(round)
@@ -217,7 +217,7 @@ def stacks(width):
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_one_device_changes_the_sums_by_no_more_than_was_accounted_for(name):
-    """One device replaced: each part by two bounds. One that says nothing: by one bound. All parts by one, together."""
+    """One device replaced: each part by two bounds. One that says nothing: by one bound. All parts together alike."""
     sums, found = all_sums(name), SUPPORTED[name].privacy
     assert sum(map(found.share, found.parts)) == pytest.approx(1)
 
@@ -225,15 +225,14 @@ def test_one_device_changes_the_sums_by_no_more_than_was_accounted_for(name):
     @given(stacks(d), stacks(d), stacks(4), stacks(d), stacks(4), st.integers(0, K - 1))
     def check(delta, grad, numbers, other, other_numbers, k):
         g = np.float32([0.3, -0.2, 0.1, 0, 0.5, -0.1])
-        here = sums(delta, grad, numbers.T, g)
+        all_there, silent = np.ones(K, np.float32), np.ones(K, np.float32)
+        silent[k] = 0
+        here = sums(delta, grad, numbers.T, g, all_there)
         changed = [np.copy(value) for value in (delta, grad, numbers)]
-        silent = [np.copy(value) for value in (delta, grad, numbers)]
         for value, new in zip(changed, (other, other[:, ::-1], other_numbers), strict=True):
             value[k] = new[k]
-        for value, empty in zip(silent, (0, 0, 0), strict=True):
-            value[k] = empty
-        for neighbour, most in ((changed, 2.0), (silent, 2.0 if "within" in found.parts else 1.0)):
-            there = sums(neighbour[0], neighbour[1], neighbour[2].T, g)
+        replaced = sums(changed[0], changed[1], changed[2].T, g, all_there)
+        for there, most in ((replaced, 2.0), (sums(delta, grad, numbers.T, g, silent), 1.0)):
             total = 0.0
             for part in found.parts:
                 assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(here[part]))
@@ -252,7 +251,7 @@ def test_what_a_device_adds_is_within_its_bound_whatever_it_sends():
     sums = all_sums("folb")
     one = np.zeros((K, d), np.float32)
     one[2] = 1e30
-    alone = sums(one, one, np.zeros((4, K), np.float32), np.ones(d, np.float32))
+    alone = sums(one, one, np.zeros((4, K), np.float32), np.ones(d, np.float32), np.ones(K, np.float32))
     assert np.linalg.norm(alone["delta"]["w"]) <= 0.5 and np.linalg.norm(alone["gradient"]["w"]) <= 2.0
     assert np.linalg.norm(alone["delta"]["w"]) > 0.49
 

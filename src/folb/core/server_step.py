@@ -49,12 +49,10 @@ def plain(lr: Any = 1.0) -> ServerStep:
 def _extrapolate(
     memory: Any, round: Round, update: Update, *, lr: Array, eps: Array, eps_decay: Array
 ) -> tuple[Params, Any]:
-    left = eps * eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
     if round.mean_square is None:
         squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
-        total = jnp.sum(jnp.abs(update.weights) * squares)
-    else:
-        total = round.mean_square
+    left = eps * eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
+    total = jnp.sum(jnp.abs(update.weights) * squares) if round.mean_square is None else round.mean_square
     step = total / (2 * (tree.dot(update.delta, update.delta) + left))
     return tree.add(round.params, update.delta, lr * jnp.maximum(1.0, step)), memory
 
