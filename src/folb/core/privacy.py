@@ -33,7 +33,9 @@ from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
 from folb.core.selection import SAMPLINGS
+from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
+from folb.core.vector import shaped
 from folb.errors import InputError, check_number, choose
 from folb.typing import Params
 
@@ -293,6 +295,12 @@ def normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
     return jax.tree.unflatten(structure, drawn)
 
 
+def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
+    """The same for each of many devices: bits from two rounds of mixing, at a fifth of the cost."""
+    numbers = mixed(mixed(jnp.arange(tree.size(shapes), dtype=jnp.uint32) ^ words[0]) ^ words[1])
+    return shaped(math.sqrt(2) * jax.lax.erf_inv(2 * randomness.uniform(numbers) - 1), shapes)
+
+
 def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
     """The round with its noise by (seed, round, device); if it says whose replies these are, with that of devices."""
     found = algorithm.privacy
@@ -305,7 +313,7 @@ def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
         return round._replace(noise=Noise(server))
     # the first four words of a device are for its batches and its effort
     words = randomness.words(seed, round.t, round.device, 6)[:, 4:]
-    return round._replace(noise=Noise(server, jax.vmap(lambda own: normals(wanted, own))(words)))
+    return round._replace(noise=Noise(server, jax.vmap(lambda own: quick_normals(wanted, own))(words)))
 
 
 def release(algorithm: Algorithm, round: Round) -> Released:
