@@ -36,7 +36,7 @@ class Lines:
         if every < LONG:
             tell(f"compiling the program of {self.whole}")
 
-    def advance(self, rounds: int, run: int = 0) -> None:
+    def advance(self, rounds: int, run: int = 0, words: str = "") -> None:
         """So many more rounds of a run are done."""
         now = time.monotonic()
         self.done += rounds
@@ -52,9 +52,9 @@ class Lines:
         if now - self.told >= self.every and self.done < self.total:
             self.told = now
             rest = "" if left is None else f", about {clock(left)} left"
-            self.tell(f"{self.done} of {self.total} {self.about}{rest}")
+            self.tell(f"{self.done} of {self.total} {self.about}{words}{rest}")
         elif self.done >= self.total and now - self.began >= self.every:
-            self.tell(f"{self.whole} in {clock(now - self.began)}")
+            self.tell(f"{self.whole} in {clock(now - self.began)}{words}")
 
     def left(self, now: float) -> float | None:
         """The seconds that the rest will take; None while nobody knows."""

@@ -22,6 +22,7 @@ from folb.cli import (
     deployment,
     listing,
     new_files,
+    private,
     reproduce,
     runs,
     search,
@@ -43,6 +44,7 @@ EXAMPLES = """examples:
   folb arena --only 'synthetic_*' --contenders classic
   folb attack
   folb defend --only mnist-2 --rules median,krum --shares 0,20
+  folb privacy --devices 1000 --K 50 --rounds 100 --epsilon 8
   folb data info mnist --set partition=dirichlet --set alpha=0.1 --out mnist.png
 """
 
@@ -80,6 +82,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     arena.add(commands)
     attacks.add(commands)
     defend.add(commands)
+    private.add(commands)
     runs.add(commands)
     deployment.add(commands)
     listing.add(commands)

@@ -51,14 +51,18 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
     def tell(line: str) -> None:
         bar.console.print(f"folb: {line}", highlight=False, markup=False, soft_wrap=True)
 
+    def spent(part: Run) -> str:
+        """What the run that has just played has spent, if it is private."""
+        return "" if part.epsilon is None else f", epsilon {part.epsilon:.3g}"
+
     def end() -> None:
         if tasks:  # otherwise it would end a line that never began
             bar.stop()
 
     def observe(i: int, first: int, part: Run) -> None:
         if drawn:
-            bar.update(tasks[0], description=about, advance=len(part.seconds))
-        lines[0].advance(len(part.seconds), i)
+            bar.update(tasks[0], description=f"{about}{spent(part)}", advance=len(part.seconds))
+        lines[0].advance(len(part.seconds), i, spent(part))
         if stop.is_set():
             raise KeyboardInterrupt
 

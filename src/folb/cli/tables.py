@@ -155,8 +155,20 @@ def summary(planned: Plan) -> str:
         f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
         f"{experiment.rounds} rounds; {seeds} seed{'s' * (seeds > 1)}\n"
+        + "".join(f"{line}\n" for line in dict.fromkeys(_private(planned)))
         + (f"{planned.sampling} (--evaluate all: on everything)\n" if planned.sampling else "")
     )
+
+
+def _private(planned: Plan) -> Iterator[str]:
+    """What the private algorithms promise, a line for each kind."""
+    for algorithm, rounds in zip(planned.algorithms, planned.rounds, strict=True):
+        if (found := algorithm.privacy) is not None:
+            epsilon = found.rounds(planned.federation.N).epsilon(rounds, found.delta)
+            yield (
+                f"private ({found.place}, {found.scheme} draws): epsilon {epsilon:.3g} with delta {found.delta:g} "
+                f"after {rounds} rounds, noise {found.noise:g}"
+            )
 
 
 def _plain(*headings: str, left: Iterable[str]) -> Table:

@@ -18,6 +18,7 @@ from folb.core import average as averages
 from folb.core import drift, selection, tree
 from folb.core import liars as attacks
 from folb.core import local_step as local_steps
+from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
 from folb.core import staleness as staleness_of
 from folb.core import step_size as step_sizes
@@ -27,6 +28,7 @@ from folb.core.gradient import Source
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
+from folb.core.privacy import Privacy
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import AVERAGES, ServerStep, server_step
@@ -72,6 +74,7 @@ class Algorithm:
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     compression: Compression = field(default=Compression(), metadata={"static": True})  # of what crosses the wire
     attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
+    privacy: Privacy | None = None  # how it is differentially private; None: it is not
     root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
@@ -225,6 +228,22 @@ class Common(TypedDict, total=False):
     attackers: Annotated[
         float | None, "of attack: the share of devices that lie, those with the lowest numbers; by default 0.2"
     ]
+    privacy: Annotated[
+        Literal["central", "distributed"] | None,
+        "differential privacy of devices (docs/privacy.md): who adds the noise, the server or the devices",
+    ]
+    epsilon: Annotated[
+        float | None, "of privacy: the budget, which ends a run; without noise, all rounds together spend it"
+    ]
+    delta: Annotated[float | None, "of privacy: delta, less than 1 / N; by default 0.00001"]
+    noise: Annotated[
+        float | None, "of privacy: the standard deviation of a sum's noise, in clips; by default as epsilon needs it"
+    ]
+    clip: Annotated[float | None, "of privacy: the longest update, which longer ones are clipped to; by default 1"]
+    clip_quantile: Annotated[
+        float | None, "of privacy: adapt clip to this quantile of the updates' lengths; by default it stays"
+    ]
+    clip_gradient: Annotated[float | None, "of privacy, for FOLB: the longest gradient, or sketch of one; by default 1"]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -288,6 +307,13 @@ def compose(
     root: int | None = None,
     attack: str | None = None,
     attackers: Any = None,
+    privacy: str | None = None,
+    epsilon: Any = None,
+    delta: Any = None,
+    noise: Any = None,
+    clip: Any = None,
+    clip_quantile: Any = None,
+    clip_gradient: Any = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -344,6 +370,8 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
+    if chosen.expected is not None and over_selection is not None:
+        raise InputError("over_selection", over_selection, "should be None with sampling=poisson: any number may join")
     codecs = compression(compress_up, compress_down, keep, error_feedback)
     if second and gradient is not None and gradient.works and codecs.up is not None:
         raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
@@ -357,9 +385,10 @@ def compose(
         _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
+    slots = K if chosen.expected is None else selection.room(K)
     made = Algorithm(
         selection=selection.over_selected(
-            Selection(K, replacement, replace(chosen, keeps=None), second), over_selection
+            Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection
         ),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
@@ -392,6 +421,26 @@ def compose(
         root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
+    made = privacies.private(
+        made,
+        privacy,
+        {
+            "sampling": sampling,
+            "memory": memory,
+            "robust": robust,
+            "attack": attack,
+            "concurrency": concurrency,
+            "over_selection": over_selection,
+            "compress_up": compress_up,
+            "compress_down": compress_down,
+        },
+        epsilon=epsilon,
+        delta=delta,
+        noise=noise,
+        clip=clip,
+        clip_quantile=clip_quantile,
+        clip_gradient=clip_gradient,
+    )
     return robust_rules.robust(made, robust, liars, bucket)
 
 
@@ -406,7 +455,8 @@ def _check_asynchronous(
     if memory is not None:
         name = memory if isinstance(memory, str) else "your own"
         raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")
-    if chosen.survey is not None or chosen.memory or chosen.candidates is not None or chosen.first is not None:
+    needs_all = chosen.candidates is not None or chosen.first is not None or chosen.expected is not None
+    if chosen.survey is not None or chosen.memory or needs_all:
         expected = "should be uniform, samples or chances of your own with concurrency: devices are drawn one by one"
         raise InputError("sampling", sampling if isinstance(sampling, str) else "your own", expected)
 

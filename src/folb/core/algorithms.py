@@ -28,9 +28,10 @@ Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K
 
 
 Sampling = Annotated[
-    Literal["uniform", "samples", "power_of_choice", "remembered_loss", "oort", "clusters"],
-    "P_k: uniform, or a device's share of the samples; or the K of some candidates with the largest loss, as they say "
-    "now or said last; or by use and speed (oort); or one device of each of K clusters",
+    Literal["uniform", "samples", "poisson", "power_of_choice", "remembered_loss", "oort", "clusters"],
+    "P_k: uniform, or a device's share of the samples; or each device by itself with chance K/N (poisson); or the K of "
+    "some candidates with the largest loss, as they say now or said last; or by use and speed (oort); or one device of "
+    "each of K clusters",
 ]
 
 

@@ -48,6 +48,8 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
     check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
+    if algorithm.privacy is not None:
+        raise InputError("guarded", True, "should be false with privacy, which bounds every device by itself")
     if not (algorithm.sends("grad") or algorithm.gradient is not None) or is_guarded(algorithm):
         return algorithm
     if getattr(algorithm.server.apply, "keywords", {}).get("stretch") is not None:

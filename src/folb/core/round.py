@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core import randomness, tree
+from folb.core import privacy, randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import nobody_yet
 from folb.core.liars import told, told_gradients
@@ -43,6 +43,7 @@ class State(NamedTuple):
     clock: Any = ()  # when the next round begins, if the system model asks for that
     residual: Any = ()  # what the codec of the model left out, for the next model
     residuals: Any = ()  # what each device's codec left out, in the simulator: a real device keeps its own
+    clip: Any = ()  # of a private run, if it adapts
 
 
 def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
@@ -54,7 +55,7 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     average, plan = algorithm.average.init(params), algorithm.asynchrony
     queue = () if plan is None else nobody_yet(plan.concurrency, params)
     state = State(params, algorithm.server.init(params), shared, average, size, residual=residual, queue=queue)
-    return state, own
+    return state._replace(clip=privacy.first_clip(algorithm)), own
 
 
 def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
@@ -63,7 +64,8 @@ def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
 
 
 def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
-    """The algorithm with the step size that its devices get in round t, which begins with `state`."""
+    """The algorithm with the step size, and the clip, that its devices get in round t, which begins with `state`."""
+    algorithm = privacy.with_clip(algorithm, state.clip)
     if algorithm.step_size is None:
         return algorithm
     factor = factor_in(algorithm.step_size, state.step_size, t)
@@ -109,7 +111,7 @@ class Closed(NamedTuple):
 def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     """Aggregate a round of an algorithm `with_step_size`, and take the server's step.
 
-    A round without a usable reply changes neither the model nor any memory.
+    A round without a usable reply changes neither the model nor any memory, unless the algorithm is private.
     """
     remembers = algorithm.memory
     start = model_sent(algorithm, state, round.key) if round.start is None else round.start
@@ -129,10 +131,16 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     if algorithm.asynchrony is not None:
         round = algorithm.asynchrony.seen(round)
     seen = round if remembers is None else remembers.seen(round)
-    update = algorithm.rule(seen)
-    _check_update(update, state.params, algorithm.selection.K)
-    weighty = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
-    seen, round = seen._replace(update=update), round._replace(update=update)
+    clip: Any = ()
+    if algorithm.privacy is None:
+        update = algorithm.rule(seen)
+        _check_update(update, state.params, algorithm.selection.K)
+        weighty = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
+        seen = seen._replace(update=update)
+    else:
+        update, seen, clip = privacy.release(algorithm, round)
+        weighty = jnp.bool_(True)  # a round in which nobody came adds its noise, too
+    round = round._replace(update=update)
     if remembers is not None and remembers.correct is not None:
         corrected = remembers.correct(seen)
         tree.check_like("memory: what correct(round) returns", corrected, state.params)
@@ -148,7 +156,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
     residual = tree.sub(_model(algorithm, state), start) if jax.tree.leaves(state.residual) else ()
-    changed = State(params, memory, shared, average, size, residual=residual)
+    changed = State(params, memory, shared, average, size, residual=residual, clip=clip)
     # whoever plays the round keeps these
     others = {name: getattr(state, name) for name in ("devices", "residuals", "queue", "clock")}
     following = tree.where(weighty, changed, state._replace(**dict.fromkeys(others, ())))

@@ -53,6 +53,9 @@ class Round(NamedTuple):
     starts: Params | None = None  # the model that each device started from, stacked, if they may differ
     seconds: Array | None = None  # from the start of the round until each reply came
     update: Update | None = None  # what the rule made of the round: for server steps and memories
+    noise: Any = None  # of a private round, before it is scaled
+    mean_square: Array | None = None  # of the updates' lengths, if no single update may be seen
+    noise_square: Array | None = None  # how long the noise in the update is, on average, squared
 
 
 class Gradients(NamedTuple):

@@ -75,6 +75,7 @@ class Sampling:
     candidates: int | None = field(default=None, metadata={"static": True})
     first: First | None = None
     uploads: tuple[str, ...] = field(default=(), metadata={"static": True})  # what `keeps` needs in each round
+    expected: int | None = field(default=None, metadata={"static": True})  # how many join, if each does by itself
 
 
 class First(NamedTuple):
@@ -104,6 +105,11 @@ class Selection:
         return self.K if self.wanted is None else self.wanted
 
     @property
+    def expected(self) -> int:
+        """The devices of a round, or their expected number if each joins by itself."""
+        return self.K if self.sampling.expected is None else self.sampling.expected
+
+    @property
     def ahead(self) -> bool:
         """Whether the devices of a round can be drawn before earlier rounds are played."""
         return self.sampling.survey is None and not self.sampling.memory
@@ -111,7 +117,9 @@ class Selection:
     @property
     def distinct(self) -> bool:
         """Whether the K devices of a round must all be different."""
-        return not self.replacement or self.sampling.candidates is not None or self.sampling.first is not None
+        sampling = self.sampling
+        asked = sampling.candidates is not None or sampling.first is not None or sampling.expected is not None
+        return not self.replacement or asked
 
 
 MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would get too large
@@ -227,6 +235,36 @@ def _uniform(known: Known) -> Draw:
         lambda device: known.share[device] * N,
         another=partial(another_uniform, N=N),
     )
+
+
+def _poisson(known: Known, *, expected: int | Array) -> Draw:
+    """Each device joins by itself, with the chance K/N. If more join than there is room for, the round asks nobody.
+
+    A device that is offline joins, too, and is then not reached: who joins depends on nothing but luck.
+    """
+    N = len(known.size)
+
+    def devices(words: Array) -> Multiset:
+        joins = randomness.uniform(words) < expected / N
+        count = jnp.sum(joins)
+        device = jnp.nonzero(joins, size=known.K, fill_value=N - 1)[0].astype(jnp.int32)
+        there = (jnp.arange(known.K) < count) & (count <= known.K)
+        return Multiset(device, there.astype(jnp.float32))
+
+    return Draw(N, devices, lambda device: known.share[device] * N)
+
+
+FULL = 1e-5  # how often a round has no room for all who join
+
+
+def room(K: int) -> int:
+    """The slots of a round that K devices join on average."""
+    from scipy.special import pdtrc  # here, since it takes time to load and few algorithms need it
+
+    slots = K
+    while pdtrc(slots, K) > FULL:
+        slots += 1
+    return slots
 
 
 def _by_samples(known: Known) -> Draw:
@@ -384,6 +422,7 @@ def clustered(answers: Array, K: Any) -> Array:
 SAMPLINGS = {
     "uniform": Sampling(Partial(_uniform)),
     "samples": Sampling(Partial(_by_samples)),
+    "poisson": Sampling(Partial(_poisson, expected=0), expected=0),
     "direct": Sampling(Partial(_direct), survey=GRAD),
     "norm": Sampling(Partial(_by_norm), survey=NORM),
     "power_of_choice": Sampling(Partial(_power_of_choice), survey=LOSS, candidates=0),
@@ -425,6 +464,8 @@ def sampling(
         if found.candidates is None and candidates is not None:
             some = ", ".join(name for name, one in SAMPLINGS.items() if one.candidates is not None)
             raise InputError("candidates", candidates, f"is for sampling={some}; sampling is {wanted}")
+        if found.expected is not None:
+            return replace(found, weigh=Partial(_poisson, expected=K), expected=K)
         if found.candidates is None:
             return found
         if candidates is not None:

@@ -49,9 +49,11 @@ def plain(lr: Any = 1.0) -> ServerStep:
 def _extrapolate(
     memory: Any, round: Round, update: Update, *, lr: Array, eps: Array, eps_decay: Array
 ) -> tuple[Params, Any]:
-    squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
+    if round.mean_square is None:
+        squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
     left = eps * eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
-    step = jnp.sum(jnp.abs(update.weights) * squares) / (2 * (tree.dot(update.delta, update.delta) + left))
+    total = jnp.sum(jnp.abs(update.weights) * squares) if round.mean_square is None else round.mean_square
+    step = total / (2 * (tree.dot(update.delta, update.delta) + left))
     return tree.add(round.params, update.delta, lr * jnp.maximum(1.0, step)), memory
 
 
@@ -84,6 +86,9 @@ def _shortening(round: Round, update: Update) -> Array:
     bounds, so that nobody can stretch the step further.
     """
     a = jnp.abs(update.weights)
+    if round.mean_square is not None:
+        ratio = fraction(round.mean_square, tree.dot(update.delta, update.delta))
+        return jnp.clip(ratio, 1.0, jnp.maximum(1.0, fraction(jnp.float32(1), jnp.max(a))))
     p = fraction(a, jnp.sum(a))
     mean = tree.combine(p, round.delta)
     ratio = fraction(jnp.sum(jnp.where(p > 0, p * tree.norms(round.delta) ** 2, 0.0)), tree.dot(mean, mean))
@@ -210,6 +215,7 @@ def _towards(v: Array, square: Array, beta2: Array) -> Array:
     return v - (1 - beta2) * square * jnp.sign(v - square)
 
 
+LENGTHS = (_extrapolate, _accelerate)  # what looks at the lengths of single updates
 SERVERS: dict[str, Callable[..., ServerStep]] = {
     "plain": plain,
     "momentum": momentum,

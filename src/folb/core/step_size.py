@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,6 +47,18 @@ def between_rounds(before: Params, round: Round) -> Array:
     return jnp.where(jnp.isfinite(found), found, 0.0)
 
 
+def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Array]:
+    """The cosine between two mean updates without their noise, and how far it can be trusted: from 0 to 1.
+
+    `noise` is the squared length of the noise in each, on average. It makes updates longer, and adds nothing to their
+    product but luck, whose standard deviation is noise / sqrt(d).
+    """
+    luck = noise / math.sqrt(tree.size(now))
+    lengths = [jnp.maximum(tree.dot(a, a) - noise, luck) for a in (before, now)]
+    product = jnp.sqrt(lengths[0] * lengths[1])
+    return jnp.clip(tree.dot(before, now) / product, -1.0, 1.0), (product - luck) / (product + luck)
+
+
 def _direction(a: Params) -> Params:
     return scaled(a, fraction(jnp.float32(1), tree.norm(a)))
 
@@ -60,7 +73,11 @@ def _factor(memory: Agreed) -> Array:
 
 def _agree(memory: Agreed, round: Round, *, gain: Any, goal: Any) -> Agreed:
     assert round.update is not None
-    change = gain * (between_rounds(memory.before, round) - goal)
+    if round.noise_square is None:
+        change = gain * (between_rounds(memory.before, round) - goal)
+    else:
+        cosine, trust = _through_noise(memory.before, round.update.delta, round.noise_square)
+        change = trust * gain * (cosine - goal)
     began = tree.norm(memory.before) > 0
     most = jnp.log(jnp.float32(MOST))
     log = jnp.clip(memory.log + jnp.where(began, change, 0.0), -most, most)

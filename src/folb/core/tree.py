@@ -24,6 +24,11 @@ def sub(a: Params, b: Params) -> Params:
     return jax.tree.map(jnp.subtract, a, b)
 
 
+def divided(a: Params, by: Any) -> Params:
+    """a / by."""
+    return jax.tree.map(lambda u: u / by, a)
+
+
 def dot(a: Params, b: Params) -> Array:
     """<a, b> over all leaves."""
     parts = jax.tree.map(lambda u, v: jnp.vdot(u, v), a, b)

@@ -120,6 +120,7 @@ ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uplo
 TAKEN = (
     *(DELTA.name, "second", "step", "arrays", "task", "shift", "mean", "metrics", "round", "identity", "codec"),
     *("scaled_grad", "weighted", "importance", "hetero_weighted", "hetero_importance"),
+    *("privacy", "within", "square"),
 )
 
 UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS, sketch())}

@@ -55,7 +55,7 @@ class Start(NamedTuple):
     @property
     def rounds(self) -> int:
         """How many rounds all runs have together."""
-        return self.runs * self.plan.experiment.rounds
+        return len(self.plan.experiment.seeds) * sum(self.plan.rounds)
 
     @property
     def runs(self) -> int:
@@ -313,7 +313,8 @@ def finished(path: Path, planned: Plan) -> bool:
         return False
     with contextlib.suppress(OSError, ValueError):
         json.loads((path / store.RESULTS).read_bytes())
-        return all(len(run.seconds) == planned.experiment.rounds for run in store.read(path).runs())
+        wanted = [rounds for rounds in planned.rounds for _ in planned.experiment.seeds]
+        return [len(run.seconds) for run in store.read(path).runs()] == wanted
     return False
 
 

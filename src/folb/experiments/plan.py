@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 from jax.tree_util import Partial
 
 from folb import data
+from folb.core import privacy
 from folb.core.algorithm import Algorithm, Common, compose, named
 from folb.core.algorithms import ALGORITHMS
 from folb.core.trace import Trace
@@ -71,6 +72,11 @@ class Plan:
     evaluated: int | None = None  # how many samples of each side are evaluated; None: all
 
     @property
+    def rounds(self) -> list[int]:
+        """The rounds of each algorithm: fewer than the experiment's if a budget ends it."""
+        return [privacy.affordable(one, self.federation.N, self.experiment.rounds) for one in self.algorithms]
+
+    @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
         return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
@@ -115,6 +121,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
     streamed = streams(federation, stream)
     check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
+    variants = [privacy.calibrated(one, federation.N, experiment.rounds) for one in variants]
     with naming_own_files([experiment.model]):
         known = usual(federation, built_model)
     experiment = _judged(experiment, built_model, federation)

@@ -14,10 +14,11 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from folb.core.clipping import BOUNDED
 from folb.core.local_step import LOCAL_STEPS, LocalStep
 from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
-from folb.flower import encoded, local_work, protocol
+from folb.flower import encoded, local_work, protocol, share
 from folb.flower.protocol import Arrays, Task
 from folb.flower.sums import SUMS
 from folb.typing import NDArray
@@ -73,7 +74,7 @@ class Device:
 
     def _upload(self, name: str) -> Upload:
         own = {part.name: part for part in self.parts if isinstance(part, Upload)}
-        return _known("uploads", name, own | UPLOADS | SUMS | {DELTA.name: DELTA})
+        return _known("uploads", name, own | UPLOADS | SUMS | BOUNDED | {DELTA.name: DELTA})
 
     def step(self, name: str) -> LocalStep:
         """A local step by its name."""
@@ -185,7 +186,7 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
         )
         task = protocol.task(content.config_records[protocol.TASK])
         params = encoded.model(task, content.array_records[protocol.MODEL])
-        arrays, numbers = make(context).answer(task, params, shift, mean)
+        arrays, numbers = share.private(task, *make(context).answer(task, params, shift, mean))
         return _reply(message, encoded.encoded(task, arrays, context.state), numbers)
 
     @app.evaluate()

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import Message
 
+from folb.core import privacy, selection, vector
 from folb.core import round as core_round
-from folb.core import selection, vector
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.round import State
@@ -29,6 +29,7 @@ from folb.flower.protocol import Arrays, Task
 from folb.flower.replies import Encoded, Expected, Form, Refused, Reply, Shape, last_words
 from folb.flower.roster import Member
 from folb.measures import is_measure
+from folb.results.summary import short
 
 FEW = 3  # updates of which one liar could be the median
 
@@ -64,18 +65,20 @@ def plan(
     survey: Any,
     memory: Any,
     some: Any,
+    luck: Any,
     seed: Any,
     t: Any,
 ) -> Plan:
     """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw.
 
-    `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs.
+    `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs. `luck` is the seed of
+    the draw alone: devices learn what follows from `seed`.
     """
     how = algorithm.selection
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
     known = Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, survey, memory, some)
     draw = drawing(how, known)
-    first, second = core_round.sets(draw, how, seed, t)
+    first, second = core_round.sets(draw, how, luck, t)
 
     def managed(chosen: Multiset) -> Any:
         return core_round.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)
@@ -105,6 +108,7 @@ candidates = jax.jit(selection.candidates, static_argnums=1)
 
 
 close = jax.jit(core_round.close)
+with_noise = jax.jit(privacy.with_noise)
 shifts = jax.jit(core_round.shifts)
 
 
@@ -157,6 +161,7 @@ class Opened:
     aside: list[int] = field(default_factory=list)  # over-selected devices whose turn it was not
     shortened: list[tuple[int, str]] = field(default_factory=list)  # devices whose update was too long
     length: float = 0.0  # of a usual update in this round
+    epsilon: float | None = None  # that a private run has spent with this round
     abandoned: str = ""
     update: Update | None = None  # once it is closed, if the model changed
     began: float = field(default_factory=time.monotonic)
@@ -336,7 +341,9 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
         "lost_devices": lost,
         "rejected_devices": [k for k in rejected if k in drawn],
     }
-    if opened.algorithm.sends("gamma"):
+    if opened.epsilon is not None:
+        line["epsilon"] = short(opened.epsilon, 6)
+    elif opened.algorithm.sends("gamma"):  # a private round keeps none: it has no noise
         line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
     if opened.length:
         line["length"] = opened.length

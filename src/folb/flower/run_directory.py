@@ -37,6 +37,7 @@ from folb.store.round_lines import as_run
 CARRIER = "flower"
 ABOUT = "a run on Flower: the strategy was made with these settings"
 ONLY = 0  # the number of the only run in a directory
+ASKED = "privacy.json"  # how many rounds a private run has asked devices for
 
 log = logging.getLogger("flwr")
 
@@ -102,6 +103,18 @@ class RunRecord:
         self.lines: list[dict[str, Any]] = []
         self.devices: list[int] = []
         self._prepare()
+
+    @property
+    def asked(self) -> int:
+        """The rounds that a private run has asked devices for, the one that was interrupted included."""
+        file = self.path / ASKED
+        with contextlib.suppress(OSError, ValueError):
+            return max(self.done, int(json.loads(file.read_bytes())["rounds"]))
+        return self.done + file.exists()  # damaged: at least one more
+
+    def ask(self, rounds: int) -> None:
+        """Keep, before devices are asked, that this many rounds count."""
+        atomic.replace(self.path / ASKED, _json({"rounds": rounds}))
 
     @property
     def done(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -23,21 +24,22 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from folb.core import gaussian, privacy, vector
 from folb.core import round as core_round
 from folb.core import system as systems
-from folb.core import vector
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
 from folb.core.guard import bound, guard, is_guarded
+from folb.core.privacy import Noise
 from folb.core.robust import is_robust
 from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
-from folb.core.rules import Update
+from folb.core.rules import Round, Update
 from folb.core.system import System
 from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import SINGLE, InputError, check, check_whole, choose
 from folb.flower import protocol
 from folb.flower.mailbox import SLACK, Post
-from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts, through
+from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts, through, with_noise
 from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation, means
@@ -68,6 +70,8 @@ class FederatedStrategy(Strategy):
     answered, or a little later: a device whose reply was used waits its turn (`_enough`); by default it is the
     algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to that, and the
     record says so.
+    A private algorithm is accounted for with N = `min_available_nodes`: no round draws from fewer. Its draws and its
+    noise come from the operating system; with `replay` they follow from the seed, which is for reproduction alone.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
     `dataset`, `model`, `target` and `judged_by` are only for its report: the target is for the test accuracy, or for
     another metric of the evaluation, such as "f1" or "mse".
@@ -93,6 +97,7 @@ class FederatedStrategy(Strategy):
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 1,
         min_available_nodes: int = 2,
+        replay: bool = False,
         directory: str | Path | None = None,
         dataset: str = "flower",
         model: str = "deployed",
@@ -140,7 +145,13 @@ class FederatedStrategy(Strategy):
             raise InputError("attack", algorithm.name, "should be none on real devices: attacks are for the simulator")
         if algorithm.root is not None:
             raise InputError("robust", "fltrust", "should be another rule: a Flower server has no samples of its own")
-        self.algorithm = self._composed = guard(algorithm, cap) if guarded else algorithm
+        if not isinstance(replay, bool):
+            raise InputError("replay", replay, "should be True or False")
+        if algorithm.privacy is not None:
+            asked = {"fraction_train": fraction_train, "min_replies": min_replies, "over_selection": over_selection}
+            _check_private(algorithm, asked, fraction_evaluate, min_available_nodes)
+        self.algorithm = self._composed = guard(algorithm, cap) if guarded and algorithm.privacy is None else algorithm
+        self.replay, self.spent = replay, 0  # the rounds that a private run has asked devices for
         self.wants_guard = guarded
         self.seed, self.objective = int(seed), objective
         self.system = systems.uniform() if system is None else system
@@ -209,7 +220,9 @@ class FederatedStrategy(Strategy):
                 raise InputError(name, dict(config), expected)
         self.algorithm = core_round.over_rounds(self._composed, num_rounds)
         model = self._checked_model(initial_arrays)
+        self.algorithm = privacy.calibrated(self.algorithm, self.min_available_nodes, num_rounds)
         self.post, self.roster, self.lengths, self.used = Post(grid), Roster(self.wait), [], set()
+        self.spent = 0
         self.summary()
         state = self._begin(model)
         self._forms(model)  # an upload that cannot be sent is an error now, and not in the first round
@@ -229,7 +242,7 @@ class FederatedStrategy(Strategy):
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # a run of before has none in its identity
         with recording(self.directory, about, state, how) as record:
-            self.awaited = set(record.devices)
+            self.awaited, self.spent = set(record.devices), record.asked
             self.lengths = [line["length"] for line in record.lines if "length" in line]
             for line in record.lines:
                 there = [k for k, times in zip(line["devices"], line["times"], strict=True) if times]
@@ -254,6 +267,10 @@ class FederatedStrategy(Strategy):
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
             result.evaluate_metrics_serverapp[0] = found
         for t in range(done + 1, num_rounds + 1):
+            if self._is_spent(t):
+                break
+            if record is not None and self.algorithm.privacy is not None:
+                record.ask(self.spent)
             messages = list(self.configure_train(t, arrays, ConfigRecord(), grid))
             received = self.post.exchange(messages, self._round.left, self._enough)
             changed, numbers = self.aggregate_train(t, received)
@@ -284,6 +301,24 @@ class FederatedStrategy(Strategy):
             log.info("the run is in %s: folb show %s", path, shlex.quote(str(path)))
         result.arrays = self._kept(arrays)
         return result
+
+    def _is_spent(self, t: int) -> bool:
+        """Whether the budget of a private run does not allow round t. If it does, the round counts from now on.
+
+        A round that is asked again, since the run was interrupted in it, counts twice: its devices have answered twice.
+        """
+        found = self.algorithm.privacy
+        if found is None:
+            return False
+        self.spent += 1
+        if found.epsilon is None or self._epsilon() <= float(found.epsilon):
+            return False
+        log.info("the budget of epsilon %g is spent: the run ends before round %d", found.epsilon, t)
+        return True
+
+    def _epsilon(self) -> float:
+        """The epsilon of all rounds so far."""
+        return privacy.spent(self.algorithm, self.min_available_nodes, self.spent)
 
     def _begin(self, model: Arrays) -> State:
         """The state before the first round."""
@@ -337,6 +372,7 @@ class FederatedStrategy(Strategy):
         self.opened = opened = Opened(
             server_round, state, self.algorithm, members, until, start=start, noted=self._refusals()
         )
+        opened.epsilon = None if self.algorithm.privacy is None else self._epsilon()
         opened.N = len({member.identity for member in members} | set(self.remembered.met))
         opened.forms = self._forms(params)
         if len(members) < self.min_available_nodes:
@@ -353,6 +389,7 @@ class FederatedStrategy(Strategy):
         survey = None if opened.abandoned else self._survey(opened, arrays, asked)
         if opened.abandoned:
             return []
+        luck = seed if self.algorithm.privacy is None or self.replay else np.uint32(secrets.randbits(32))
         drawn = plan(
             opened.algorithm,
             self.system,
@@ -362,6 +399,7 @@ class FederatedStrategy(Strategy):
             survey,
             self._known(asked) if how.sampling.memory else None,
             some,
+            luck,
             seed,
             t,
         )
@@ -459,6 +497,8 @@ class FederatedStrategy(Strategy):
     @property
     def fewest(self) -> int:
         """The fewest distinct devices for a round that counts."""
+        if self.algorithm.privacy is not None:
+            return 0  # whether a private round is closed must not depend on what devices sent
         if self.min_replies is not None or not self._outvoted:
             return self.min_replies or 1
         return -(-min(len(self._round.drawn), self._round.wanted) // 2)
@@ -579,14 +619,29 @@ class FederatedStrategy(Strategy):
             batch=solver.batch,
             unit=solver.unit,
             step=solver.step.name,
-            numbers={**task.numbers, **steps},
+            numbers={
+                **task.numbers,
+                **steps,
+                **self._private(),
+            },
         )
+
+    def _private(self) -> dict[str, float]:
+        """What a device of a private run is told: the clip and, if it adds noise, its standard deviations."""
+        found = self._round.algorithm.privacy
+        if found is None:
+            return {}
+        told = {"clip": float(found.clip)}
+        if found.place == "distributed":
+            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(found.K) for part in found.parts}
+            told["replay"] = float(self.replay)
+        return {f"privacy.{name}": value for name, value in told.items()}
 
     def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
-        uploads = (DELTA, *self.algorithm.uploads)
+        uploads = (DELTA, *opened.algorithm.uploads)
         N = np.int32(max(opened.N, len(opened.members)))
         shift = shifts(opened.algorithm, opened.state, opened.own, drawn.steps, N)
         tasks, shifted = {}, {}
@@ -662,9 +717,9 @@ class FederatedStrategy(Strategy):
 
     def _closed(self, opened: Opened) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite. No update is much longer than a usual one."""
-        if length := opened.shorten(self.max_norm, self.lengths):
+        if self.algorithm.privacy is None and (length := opened.shorten(self.max_norm, self.lengths)):
             self.lengths.append(length)
-        round = opened.stacked()
+        round = self._noisy(opened, opened.stacked())
         closed: Closed = jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round))
         found = self._finite(opened, closed)
         if found[1] is not None:
@@ -672,6 +727,14 @@ class FederatedStrategy(Strategy):
             who = [opened.members[k].identity for k in opened.plan.first.device]
             self.remembered.update(who, list(np.asarray(round.times) > 0), closed.own)
         return found
+
+    def _noisy(self, opened: Opened, round: Round) -> Round:
+        """The round with the noise that the server adds, if the run is private."""
+        if opened.algorithm.privacy is None:
+            return round
+        if self.replay:
+            return with_noise(opened.algorithm, round, np.uint32(self.seed))
+        return round._replace(noise=Noise(gaussian.like(privacy.shapes(opened.algorithm, round))))
 
     def _finite(self, opened: Opened, closed: Closed) -> tuple[State, Update | None]:
         step = (closed.state.params, closed.state.memory, closed.state.average, closed.state.step_size)
@@ -689,6 +752,7 @@ class FederatedStrategy(Strategy):
         return MetricRecord(
             {
                 **({"lr": float(opened.algorithm.solver.lr)} if changing else {}),
+                **({} if opened.epsilon is None else {"epsilon": opened.epsilon}),
                 "asked": len(opened.asked),
                 "replied": len(opened.usable),
                 "refused": len(opened.noted),
@@ -740,6 +804,26 @@ class FederatedStrategy(Strategy):
                 self._round.refuse(None, f"node {reply.metadata.src_node_id}: its evaluation: {error}")
         in_order = [found[id] for id in asked if id in found]
         return MetricRecord({**means(in_order)}) if in_order else None
+
+
+def _check_private(
+    algorithm: Algorithm,
+    asked: Mapping[str, Any],
+    fraction_evaluate: float,
+    min_available_nodes: int,
+) -> None:
+    """Raise an `InputError` for what would send something of a device without noise, or is not accounted for."""
+    assert algorithm.privacy is not None
+    K = algorithm.privacy.K
+    for name, value in asked.items():
+        if value not in (None, 1):
+            raise InputError(name, value, f"should be None with privacy: every round has its K = {K}, and is closed")
+    if fraction_evaluate:
+        expected = "should be 0 with privacy: the devices' metrics would have no noise"
+        raise InputError("fraction_evaluate", fraction_evaluate, expected)
+    if min_available_nodes < K:
+        expected = f"should be at least K = {K} with privacy: epsilon is for so many devices"
+        raise InputError("min_available_nodes", min_available_nodes, expected)
 
 
 def used_of(before: Iterable[int], drawn: Iterable[int], there: Iterable[int]) -> set[int]:

@@ -28,6 +28,7 @@ COLUMNS = {
     "rounds_to_target": "int32",  # these two are of the whole run, and the same in each of its rounds
     "held_from": "int32",
 }
+SPENT = {"epsilon": "float64"}  # only of private runs
 OF_DEVICES = {
     "devices": "int32",
     "times": "int32",
@@ -61,7 +62,7 @@ def to_parquet(stored: RunDirectory) -> bytes:
     except ImportError as error:
         raise InputError("format", "parquet", "needs pyarrow: pip install 'folb[parquet]'") from error
     names, rows = _rounds(stored)
-    types = {name: getattr(arrow, kind)() for name, kind in COLUMNS.items()} | {"note": arrow.string()}
+    types = {name: getattr(arrow, kind)() for name, kind in (COLUMNS | SPENT).items()} | {"note": arrow.string()}
     types |= {name: arrow.list_(getattr(arrow, kind)()) for name, kind in OF_DEVICES.items()}
     metric = getattr(arrow, OF_METRICS)()
     schema = arrow.schema([(name, types.get(name, metric)) for name in names])
@@ -75,7 +76,7 @@ def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     """The columns, and the rounds run by run. A value that is not finite is nan; a missing value is None."""
     lines = sorted(stored.rounds()[0], key=lambda line: (line["run"], line["round"]))
     note, target = stored.environment["note"], float(stored.experiment["target"])
-    recorded = [name for name in OF_DEVICES if any(name in line for line in lines)]
+    recorded = [name for name in (*SPENT, *OF_DEVICES) if any(name in line for line in lines)]
     metrics = dict.fromkeys(name for line in lines for name in line.get("metrics", {}))
     names = [*COLUMNS, *metrics, *recorded, *(["note"] if note else [])]
     runs = stored.environment["runs"]

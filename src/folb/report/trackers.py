@@ -165,6 +165,8 @@ def _rounds(first: int, part: Run) -> Rounds:
     found: list[tuple[int, dict[str, float]]] = []
     for n in range(len(part.seconds)):
         values = {name: getattr(part, name)[n].item() for name in ("bytes_up", "bytes_down", "seconds")}
+        if "epsilon" in part.records:
+            values["epsilon"] = part.records["epsilon"][n].item()
         for at in np.flatnonzero(part.evaluated_rounds == first + n):
             accuracy = () if is_regression(part.judged_by) else ("test_accuracy",)
             values |= {name: getattr(part, name)[at].item() for name in (*accuracy, "train_loss")}

@@ -10,7 +10,7 @@ import numpy as np
 
 from folb.measures import ACCURACY, is_regression
 from folb.results.run import Run, held_from
-from folb.results.summary import finite, plain
+from folb.results.summary import finite, plain, short
 
 SOMETIMES = (
     "evaluate",
@@ -60,6 +60,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "final": finite([run.final])[0],
         "drops": run.drops,
         "idle_rounds": int((~run.updated).sum()),
+        **({} if run.epsilon is None else {"epsilon": short(run.epsilon, 6)}),
         "model_sha256": _digest(run.params),
     }
 

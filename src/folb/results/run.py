@@ -98,6 +98,12 @@ class Run:
         return float(np.mean(self.judged[-HELD:], dtype=float)) if len(self.judged) else float("nan")
 
     @property
+    def epsilon(self) -> float | None:
+        """What the rounds have spent, if the run is private."""
+        spent = self.records.get("epsilon")
+        return None if spent is None or not len(spent) else float(spent[-1])
+
+    @property
     def drops(self) -> int:
         """How often it fell by more than 5 points from one evaluation to the next; an error: rose by more than 5 %."""
         if self.measure.lower:

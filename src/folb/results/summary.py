@@ -53,18 +53,19 @@ def table(
     others = metrics(runs)
     headings = ["algorithm", AFTER, f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}"]
     headings += [f"final {known.short}", "best", *(other.short for other in others)]
-    headings += ["MB up", "MB down", clock, drops, IDLE]
+    headings += [EPSILON, "MB up", "MB down", clock, drops, IDLE]
     rows = [_row(label, group, target, others) for label, group in labelled(runs).items()]
     unequal = rounds is not None and any(len(run.seconds) < rounds for run in runs)
     silent = {
         name for i, name in enumerate(headings) if name in (drops, IDLE) and not any(float(row[i]) for row in rows)
     }
     silent |= set() if unequal else {AFTER}
+    silent |= set() if any(run.epsilon is not None for run in runs) else {EPSILON}
     told = [i for i, name in enumerate(headings) if name not in silent]
     return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
 
 
-AFTER, IDLE = "after", "idle rounds"
+AFTER, IDLE, EPSILON = "after", "idle rounds", "epsilon"
 
 
 def judged(runs: Sequence[Run]) -> Measure:
@@ -102,6 +103,7 @@ def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Measu
         _averaged(known, finals) + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
         known.text(mean(run.best for run in group)),
         *(_last(other, group) for other in others),
+        "-" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
         f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
         f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
         f"{mean(float(run.seconds.sum()) for run in group):.0f}",

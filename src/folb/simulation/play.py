@@ -13,6 +13,7 @@ from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY
 from folb.core.memory import empty, gathered, scattered, started
+from folb.core.privacy import with_noise
 from folb.core.round import (
     Chosen,
     Closed,
@@ -301,7 +302,7 @@ def _work_and_close(
         staleness=staleness,
         starts=None if staleness is None else here,
     )
-    closed = close(algorithm, state, round)
+    closed = close(algorithm, state, with_noise(algorithm, round, seed))
     weights = closed.update.weights
     if algorithm.asynchrony is not None and staleness is not None:
         weights = weights * algorithm.asynchrony.weights(staleness)  # of the updates as they came

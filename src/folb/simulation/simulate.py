@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from folb import atomic
+from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
@@ -71,6 +72,7 @@ class Job(NamedTuple):
     place: int
     algorithm: Algorithm
     seed: int
+    rounds: int  # that it plays: fewer than others if a budget ends it
 
 
 Observe = Callable[[int, int, Run], None]
@@ -136,7 +138,8 @@ def simulate(
         stream=stream,
     )
     if progress:
-        lines = Lines(rounds * sum(map(len, ready.batches)), to_stderr, costs=ready.costs)
+        total = sum(job.rounds for batch in ready.batches for job in batch)
+        lines = Lines(total, to_stderr, costs=ready.costs)
         watched = observe
         if look := ready.first_look():
             to_stderr(str(look))
@@ -156,7 +159,6 @@ class Simulation:
     problem: Problem
     federation: Federation
     batches: Sequence[list[Job]]
-    rounds: int
     every: int
     together: int = 1  # programs that play at the same time
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
@@ -175,18 +177,17 @@ class Simulation:
         def play(number: int, observe: Observe | None) -> dict[int, Run]:
             keep = None if checkpoints is None else (checkpoints, number)
             if self.together > 1:
-                compile_ahead(self.problem, self.batches[number], self.rounds, self.every)
+                compile_ahead(self.problem, self.batches[number], self.every)
 
             def prepare_next() -> None:
                 """Compile the next program while the rounds of this one are played."""
                 for following in self.batches[number + self.together : number + self.together + 1]:
-                    ahead.submit(compile_ahead, self.problem, following, self.rounds, self.every)
+                    ahead.submit(compile_ahead, self.problem, following, self.every)
 
             return _run_stacked(
                 self.problem,
                 self.federation,
                 self.batches[number],
-                self.rounds,
                 self.every,
                 observe,
                 keep,
@@ -225,7 +226,9 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
-    algorithms = [over_rounds(_bounded(algorithm, federation), rounds) for algorithm in algorithms]
+    algorithms = [
+        over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
+    ]
     evaluated = chosen(evaluate, federation, model)
     shared = problem(
         federation,
@@ -244,6 +247,9 @@ def simulation(
             if algorithm.selection.sampling.first is not None:
                 expected = "should be an algorithm that does not ask all devices at once: not all are online"
                 raise InputError("algorithms", algorithm.name, expected)
+            if algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
+                expected = "should be poisson with privacy, if not all devices are online"
+                raise InputError("sampling", "uniform", expected)
     if is_clocked(shared.system):
         for algorithm in algorithms:
             if algorithm.asynchrony is not None:
@@ -252,9 +258,11 @@ def simulation(
     _check_labels(federation, model)
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
+        allowed = privacy.affordable(algorithm, federation.N, rounds)
         for seed in seeds:
             place = sum(map(len, groups.values()))
-            groups.setdefault(jax.tree.structure(algorithm), []).append(Job(place, algorithm, seed))
+            alike = (jax.tree.structure(algorithm), allowed)
+            groups.setdefault(alike, []).append(Job(place, algorithm, seed, allowed))
     each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
@@ -264,10 +272,10 @@ def simulation(
         alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
         batches = [[job] for job in alone]
     for batch in batches:
-        check_shapes(shared, batch, rounds)
+        check_shapes(shared, batch)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # what takes longest begins first; checkpoints are named by this order
-    return Simulation(shared, federation, batches, rounds, evaluate_every, together, costs)
+    return Simulation(shared, federation, batches, evaluate_every, together, costs)
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -281,13 +289,13 @@ def _together(problem: Problem, programs: int, filled: float) -> int:
     return min(programs, cores()) if filled <= 1 else 1
 
 
-def check_shapes(problem: Problem, jobs: list[Job], rounds: int) -> None:
+def check_shapes(problem: Problem, jobs: list[Job]) -> None:
     """Raise an `InputError` if a round of these runs would. The round is traced, not run.
 
     A rule that returns a wrong shape is found before any other algorithm is run.
     """
     stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
     model, survey = _one_model(states), jobs[0].algorithm.selection.sampling.survey
     for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
         upload_shape(upload, model)
@@ -299,18 +307,18 @@ def _one_model(states: State) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
 
 
-def _remembered(jobs: list[Job], rounds: int) -> int:
+def _remembered(jobs: list[Job]) -> int:
     """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
     first = jobs[0].algorithm
-    return rounds if first.memory is not None or first.compression.remembers else ENDLESS
+    return jobs[0].rounds if first.memory is not None or first.compression.remembers else ENDLESS
 
 
-def compile_ahead(problem: Problem, jobs: list[Job], rounds: int, every: int) -> None:
+def compile_ahead(problem: Problem, jobs: list[Job], every: int) -> None:
     """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
     if problem.streamed or problem.mesh is not None:
         return
     stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs, rounds)), problem, stacked, seeds)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
     span = (np.int32(1), np.int32(2), np.int32(every))
     with LOWERING:
         lowered = advance.lower(problem, stacked, states, seeds, *span)
@@ -388,7 +396,7 @@ def check(
     for seed in seeds:
         check_whole("seeds", seed, 0, 2**32 - 1)
     for algorithm in algorithms:
-        K = algorithm.selection.K
+        K = algorithm.selection.expected
         if algorithm.asynchrony is not None:
             _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
         elif algorithm.selection.distinct and K > federation.N:
@@ -478,7 +486,6 @@ def _run_stacked(
     problem: Problem,
     federation: Federation,
     jobs: list[Job],
-    rounds: int,
     every: int,
     observe: Observe | None,
     kept: tuple[Path, int] | None,
@@ -489,7 +496,8 @@ def _run_stacked(
     while_playing() is called once, when the first rounds are played.
     """
     stacked, seeds = _stacked(jobs)
-    states = begin(problem, stacked, seeds, rounds=_remembered(jobs, rounds))
+    rounds = jobs[0].rounds
+    states = begin(problem, stacked, seeds, rounds=_remembered(jobs))
     inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as in `advance`: traced once
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
@@ -499,7 +507,8 @@ def _run_stacked(
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs."""
-        return {job.place: _run(problem, job, record, r, first, every, size[r]) for r, job in enumerate(jobs)}
+        N = federation.N
+        return {job.place: _run(problem, job, record, r, first, every, size[r], N) for r, job in enumerate(jobs)}
 
     def tell(first: int, record: Measured) -> None:
         if observe is None:
@@ -570,13 +579,19 @@ def _check_seconds(seconds: NDArray) -> None:
         raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
 
 
-def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, size: Sizes) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model; `size` is that of its messages."""
+def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, size: Sizes, N: int) -> Run:
+    """Run r of a stacked record that begins with round `first`, without its model; `size` is that of its messages.
+
+    N is the number of devices.
+    """
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
     up, down = traffic(size, info)
     rounds = np.arange(first, first + len(info.asked))
     evaluated = rounds % every == 0
+    more = {name: own.own if name == "own" else getattr(info, name) for name in problem.record}
+    if job.algorithm.privacy is not None:
+        more["epsilon"] = np.array([privacy.spent(job.algorithm, N, int(t)) for t in rounds])
     return Run(
         algorithm=job.algorithm.name,
         parameters=dict(job.algorithm.origin.settings),
@@ -591,7 +606,7 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
         times=info.times.astype(np.int32),
         lost=info.lost,
         updated=info.updated,
-        records={name: own.own if name == "own" else getattr(info, name) for name in problem.record},
+        records=more,
         metrics={name: own.metrics[name][evaluated] for name in measured(problem.metrics)},
         judged_by=problem.model.judged_by,
     )

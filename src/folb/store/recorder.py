@@ -84,6 +84,8 @@ def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
             records.pop("own", None)
         if (gained := records.pop("attack", None)) is not None:
             line["attack"] = _short(gained[n])
+        if (spent := records.pop("epsilon", None)) is not None:
+            line["epsilon"] = summary.short(float(spent[n]), 6)
         if records:
             line |= _of_devices(part, n, records)
         lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")

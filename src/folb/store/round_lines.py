@@ -55,6 +55,7 @@ SOMETIMES = {
         lambda value: isinstance(value, list) and len(value) == 3 and all(map(SINGLE.holds, value)),
         "should be three numbers",
     ),
+    "epsilon": number(0, LARGEST),
     "lost_devices": many(COUNT),
     "rejected_devices": many(COUNT),
     "refused": TROUBLE,
@@ -144,6 +145,9 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
 
     recorded: list[str] = [name for name in ("weights", "gamma", "attack") if lines and name in lines[0]]
     recorded += ["own"] if any("own" in line for line in lines) else []
+    records: dict[str, Any] = {name: per_device(name, np.float32) for name in recorded}
+    if lines and "epsilon" in lines[0]:
+        records["epsilon"] = column("epsilon", lines, float)
     devices, times = per_device("devices", np.int32), per_device("times", np.int32)
     lost = np.zeros(devices.shape, bool)
     for row, line in zip(lost, lines, strict=True):
@@ -164,7 +168,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         times=times,
         lost=lost,
         updated=column("updated", lines, bool),
-        records={name: per_device(name, np.float32) for name in recorded},
+        records=records,
         metrics={name: column(name, with_none(name, measured), np.float32) for name in names},
         judged_by=judged_by,
     )

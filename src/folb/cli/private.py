@@ -1,0 +1,63 @@
+"""`folb privacy`: epsilon for a noise, and the noise for an epsilon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """`folb privacy`."""
+    privacy = commands.add_parser("privacy", help="the noise for a budget of epsilon, or the epsilon of a noise")
+    privacy.add_argument("--devices", metavar="N", type=int, required=True, help="how many devices there are")
+    privacy.add_argument("--K", metavar="K", type=int, default=10, help="devices of a round (10)")
+    privacy.add_argument("--rounds", metavar="R", type=int, default=100, help="rounds (100)")
+    privacy.add_argument("--epsilon", metavar="E", type=float, help="the budget: it tells the noise")
+    privacy.add_argument("--noise", metavar="Z", type=float, help="the noise of a sum, in clips: it tells epsilon")
+    privacy.add_argument("--delta", metavar="D", type=float, default=1e-5, help="less than 1 / N (0.00001)")
+    privacy.add_argument(
+        "--sampling",
+        choices=("poisson", "uniform"),
+        default="poisson",
+        help="each device by itself with the chance K/N, or K of them without replacement (poisson)",
+    )
+    privacy.add_argument("--json", action="store_true", help="print JSON")
+    privacy.set_defaults(handle=_privacy)
+
+
+def _privacy(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.core import accountant
+    from folb.errors import InputError, check_number, check_whole
+
+    scheme = {"poisson": "poisson", "uniform": "fixed"}[options.sampling]
+    check_whole("K", options.K, 1)
+    check_whole("rounds", options.rounds, 1)
+    accountant.check_budget(options.epsilon, options.delta, options.K, options.devices)
+    noise = options.noise
+    if noise is not None:
+        check_number("noise", noise, lambda noise: noise > 0, "should be more than 0")
+    elif options.epsilon is None:
+        raise InputError("epsilon", None, "should be a budget, or --noise a noise: the other one is told")
+    else:
+        noise = accountant.noise_for(options.epsilon, options.delta, scheme, options.K, options.devices, options.rounds)
+    how = accountant.Rounds(scheme, options.K, options.devices, noise)
+    rounds = options.rounds
+    if options.epsilon is not None:
+        rounds = how.within(options.epsilon, options.delta, options.rounds)
+    found = {
+        "devices": options.devices,
+        "K": options.K,
+        "sampling": options.sampling,
+        "delta": options.delta,
+        "noise": noise,
+        "rounds": rounds,
+        "epsilon": round(how.epsilon(rounds, options.delta), 4),
+    }
+    if options.json:
+        print(json.dumps(found))
+        return
+    tables.say(f"noise {noise:g}: the sum of a round has noise of standard deviation {noise:g} times the clip")
+    ended = "" if rounds == options.rounds else f", and a round more would exceed {options.epsilon:g}"
+    tables.say(f"epsilon {found['epsilon']:g} after {rounds} rounds, with delta {options.delta:g}{ended}")

@@ -1,0 +1,417 @@
+"""Differential privacy of devices: what a round releases is a sum of bounded parts, with Gaussian noise.
+
+Each part that the server adds up has a bound on what one device can add, and noise in proportion to it:
+
+- delta: the updates, clipped to `clip`; in FOLB each times its weight, which is from -1 to 1;
+- within: how many updates were no longer than `clip`, less half of the devices, if the clip adapts to a quantile;
+- square: the squared lengths of the clipped updates, if the server's step looks at lengths;
+- gradient: in FOLB, the gradients or their sketches, clipped to `clip_gradient`;
+- importance: in FOLB, the absolute values of the weights.
+
+`noise` is the standard deviation of the noise in bounds of the whole. A part has a share of the whole, and noise of
+standard deviation noise bound / sqrt(share). The shares add up to 1, so all parts together are one Gaussian mechanism
+with `noise`, though a later part (FOLB's weights) may depend on an earlier one (the released gradient). Sums are
+divided by K, the expected number of devices, and never by how many came. Whatever follows sees the released sums alone:
+the server step, the step size and the average are given a round without replies (`Released.round`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from folb.core import accountant, randomness, rules, server_step, tree
+from folb.core.accountant import Rounds
+from folb.core.clipping import BOUNDED, SQUARE, WITHIN
+from folb.core.importance import as_printed, never_flipped
+from folb.core.polar import polar, scaled
+from folb.core.rules import Round, Update
+from folb.core.selection import SAMPLINGS
+from folb.core.shuffle import mixed
+from folb.core.upload import GAMMA, GRAD
+from folb.core.vector import shaped
+from folb.errors import InputError, check_number, choose
+from folb.typing import Params
+
+if TYPE_CHECKING:
+    from folb.core.algorithm import Algorithm
+
+PLACES = {
+    "central": "The server adds the noise to the sum.",
+    "distributed": "Each device adds its share of the noise to what it sends.",
+}
+SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  # of the whole; `delta` has the rest
+DELTA = 1e-5  # of (epsilon, delta), unless set
+RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
+TIGHT = 1 - 1e-6  # so that rounding does not lead beyond a bound
+LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
+SURE = 6.0  # standard deviations that the noise of a device does not exceed
+# what FOLB weighs by: its inner products, less a discount
+WEIGHED = {rules.folb: None, rules.folb_hetero: as_printed, rules.folb_never_flip: never_flipped}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Privacy:
+    """How an algorithm is private. What is None was not given."""
+
+    place: str = field(metadata={"static": True})  # of PLACES
+    scheme: str = field(metadata={"static": True})  # of accountant.SCHEMES
+    K: int = field(metadata={"static": True})  # devices of a round, or their expected number
+    parts: tuple[str, ...] = field(metadata={"static": True})
+    epsilon: Any  # the budget
+    delta: Any
+    noise: Any  # by `calibrated`, if it is None
+    clip: Any
+    clip_gradient: Any
+    quantile: Any
+
+    def share(self, part: str) -> float:
+        """The part's share of the whole."""
+        if part != "delta":
+            return SHARES[part]
+        return 1.0 - sum(SHARES[other] for other in self.parts if other != "delta")
+
+    def bound(self, part: str, clip: Any) -> Any:
+        """The largest norm of what one device adds to a sum."""
+        return {"delta": clip, "within": 0.5, "gradient": self.clip_gradient}.get(part, 1.0)
+
+    def deviation(self, part: str, clip: Any) -> Any:
+        """The standard deviation of the noise in a sum."""
+        return self.noise * self.bound(part, clip) / math.sqrt(self.share(part))
+
+    def rounds(self, N: int) -> Rounds:
+        """What the accountant is told, if there are N devices."""
+        return Rounds(self.scheme, self.K, N, float(self.noise))
+
+
+class Noise(NamedTuple):
+    """Standard normal numbers for each part: the server's, and those of each slot's device, stacked.
+
+    `devices` is None if the server adds all noise, or if replies came with their devices' noise.
+    """
+
+    server: dict[str, Any]
+    devices: dict[str, Any] | None = None
+
+
+class Released(NamedTuple):
+    """What a private round gives away: its update, a round without replies that knows it, and the next clip."""
+
+    update: Update
+    round: Round
+    clip: Any
+
+
+def private(
+    algorithm: Algorithm,
+    place: str | None,
+    parts: Mapping[str, Any],
+    **numbers: Any,
+) -> Algorithm:
+    """The algorithm with privacy; None leaves it as it is. What cannot be private is refused, with the reason.
+
+    `parts` has the settings of parts that may not be private, as they were given.
+    """
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if place is None:
+        for name, value in given.items():
+            raise InputError(name, value, "is for a private algorithm: set privacy=central or privacy=distributed")
+        return algorithm
+    choose("privacy", place, PLACES)
+    for name, value in given.items():
+        check_number(name, value, *RANGES[name])
+    if "epsilon" not in given and "noise" not in given:
+        raise InputError("epsilon", None, "should be a budget, or noise the noise of a round, with privacy")
+    _check_parts(parts, place)
+    _check_rule(algorithm, place)
+    scheme = _scheme(algorithm, parts["sampling"])
+    weighs = algorithm.gradient is not None
+    lengths = _looks_at_lengths(algorithm)
+    adapts = "clip_quantile" in given
+    if "clip_gradient" in given and not weighs:
+        raise InputError("clip_gradient", given["clip_gradient"], "is for FOLB, whose devices send gradients")
+    summed = (
+        "delta",
+        *(("within",) if adapts else ()),
+        *(("square",) if lengths else ()),
+        *(("gradient", "importance") if weighs else ()),
+    )
+    made = Privacy(
+        place,
+        scheme,
+        algorithm.selection.expected,
+        summed,
+        given.get("epsilon"),
+        given.get("delta", DELTA),
+        given.get("noise"),
+        given.get("clip", 1.0),
+        given.get("clip_gradient", 1.0),
+        given.get("clip_quantile"),
+    )
+    asked = tuple(BOUNDED[name] for name in summed if name in BOUNDED)
+    return with_clip(replace(algorithm, privacy=made, uploads=(*algorithm.uploads, *asked)), ())
+
+
+RANGES: dict[str, tuple[Any, str]] = {
+    "epsilon": (lambda value: value > 0, "should be more than 0"),
+    "delta": (lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1 / N"),
+    "noise": (lambda value: value > 0, "should be more than 0"),
+    "clip": (lambda value: value > 0, "should be more than 0"),
+    "clip_gradient": (lambda value: value > 0, "should be more than 0"),
+    "clip_quantile": (lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1"),
+}
+
+
+def _check_rule(algorithm: Algorithm, place: str) -> None:
+    found: Any = getattr(algorithm.rule, "func", algorithm.rule)
+    if found in (rules.samples, rules.fednova_by_samples):
+        expected = "should be simple with privacy: a device's number of samples would go out without a bound"
+        raise InputError("averaging", "samples", expected)
+    if found is not rules.mean and found not in WEIGHED:
+        reason = "its rule divides by what devices sent, or is not shown to be private"
+        raise InputError("algorithm", getattr(found, "__name__", "your own rule"), f"cannot be private: {reason}")
+    if found in WEIGHED and place == "distributed":
+        expected = "should be central: FOLB weighs a device by its gradient, which the server has to see"
+        raise InputError("privacy", place, expected)
+    extra = [one.name for one in algorithm.uploads if one.name not in (GRAD.name, GAMMA.name, "sketch")]
+    if extra or (algorithm.uploads and found is rules.mean):
+        names = ", ".join(extra or [one.name for one in algorithm.uploads])
+        raise InputError("uploads", names, "should be none with privacy: it would go out without a bound")
+
+
+REASONS = {
+    "memory": "what the server keeps of a device has no noise",
+    "robust": "one device can move a robust centre far",
+    "attack": "the liars of the simulator know the others' updates",
+    "concurrency": "devices that do not wait are not drawn anew in each round",
+    "over_selection": "who is fast would be in more rounds than by chance",
+}
+
+
+def _check_parts(parts: Mapping[str, Any], place: str) -> None:
+    """Raise an `InputError` for a part that is not shown to be private."""
+    reasons = {name: f"should be none with privacy: {reason}" for name, reason in REASONS.items()}
+    if place == "distributed":
+        codec = "should be none with privacy=distributed: a codec would change the noise"
+        reasons |= {"compress_up": codec, "compress_down": codec}
+    for name, expected in reasons.items():
+        if parts[name] is not None:
+            raise InputError(name, _called(parts[name]), expected)
+
+
+def _called(part: Any) -> Any:
+    return part if isinstance(part, str | int | float) else "your own"
+
+
+def _scheme(algorithm: Algorithm, sampling: Any) -> str:
+    how = algorithm.selection
+    if how.sampling.expected is not None:
+        return "poisson"
+    if how.sampling != SAMPLINGS["uniform"]:
+        expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
+        raise InputError("sampling", _called(sampling), expected)
+    if how.replacement:
+        expected = "should be false with privacy, or sampling poisson: a device counts once in a round"
+        raise InputError("replacement", True, expected)
+    return "fixed"
+
+
+def _looks_at_lengths(algorithm: Algorithm) -> bool:
+    """Whether the server's step needs the lengths of the updates."""
+    apply: Any = algorithm.server.apply
+    keywords = getattr(apply, "keywords", {})
+    return getattr(apply, "func", None) in server_step.LENGTHS and keywords.get("stretch", 0.0) is not None
+
+
+def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:
+    """The algorithm with the noise for its budget, if none was given. Its numbers are checked for N devices."""
+    found = algorithm.privacy
+    if found is None:
+        return algorithm
+    epsilon = None if found.epsilon is None else float(found.epsilon)
+    delta = float(found.delta)
+    accountant.check_budget(epsilon, delta, found.K, N)
+    if found.noise is not None or epsilon is None:
+        return algorithm
+    noise = accountant.noise_for(epsilon, delta, found.scheme, found.K, N, rounds)
+    return replace(algorithm, privacy=replace(found, noise=noise))
+
+
+def affordable(algorithm: Algorithm, N: int, rounds: int) -> int:
+    """How many of `rounds` rounds the budget of a calibrated algorithm allows."""
+    found = algorithm.privacy
+    if found is None or found.epsilon is None:
+        return rounds
+    allowed = found.rounds(N).within(float(found.epsilon), float(found.delta), rounds)
+    if allowed == 0:
+        first = found.rounds(N).epsilon(1, float(found.delta))
+        raise InputError("epsilon", found.epsilon, f"should be more: the first round spends {first:.3g}")
+    return allowed
+
+
+def spent(algorithm: Algorithm, N: int, rounds: int) -> float:
+    """The epsilon of so many rounds of a calibrated algorithm."""
+    assert algorithm.privacy is not None
+    return algorithm.privacy.rounds(N).epsilon(rounds, float(algorithm.privacy.delta))
+
+
+def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
+    """The algorithm whose devices are told the clip of the round after a state that has `clip`; () if it is fixed."""
+    if algorithm.privacy is None:
+        return algorithm
+    now = algorithm.privacy.clip if isinstance(clip, tuple) else clip
+    told = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
+    return replace(algorithm, privacy=replace(algorithm.privacy, clip=now), uploads=tuple(told))
+
+
+def first_clip(algorithm: Algorithm) -> Any:
+    """The clip that a run begins with, if it adapts."""
+    found = algorithm.privacy
+    return () if found is None or found.quantile is None else jnp.float32(found.clip)
+
+
+def shapes(algorithm: Algorithm, round: Round) -> dict[str, Any]:
+    """The shape of each part of a round's noise."""
+    assert algorithm.privacy is not None
+    number, grad = jax.ShapeDtypeStruct((), jnp.float32), None
+    if algorithm.gradient is not None:  # itself, or a sketch
+        stack = jax.eval_shape(algorithm.gradient.view, round).grad
+        grad = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack)
+    return {part: {"delta": round.params, "gradient": grad}.get(part, number) for part in algorithm.privacy.parts}
+
+
+def normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
+    """Standard normal numbers in these shapes, from two random words."""
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    leaves, structure = jax.tree.flatten(shapes)
+    drawn = [jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, drawn)
+
+
+def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
+    """The same for each of many devices: bits from two rounds of mixing, at a fifth of the cost."""
+    numbers = mixed(mixed(jnp.arange(tree.size(shapes), dtype=jnp.uint32) ^ words[0]) ^ words[1])
+    return shaped(math.sqrt(2) * jax.lax.erf_inv(2 * randomness.uniform(numbers) - 1), shapes)
+
+
+def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
+    """The round with its noise by (seed, round, device); if it says whose replies these are, with that of devices."""
+    found = algorithm.privacy
+    if found is None:
+        return round
+    assert round.t is not None
+    wanted = shapes(algorithm, round)
+    server = normals(wanted, randomness.words(seed, round.t, randomness.NOISE, 2))
+    if found.place == "central" or round.device is None:
+        return round._replace(noise=Noise(server))
+    # the first four words of a device are for its batches and its effort
+    words = randomness.words(seed, round.t, round.device, 6)[:, 4:]
+    return round._replace(noise=Noise(server, jax.vmap(lambda own: quick_normals(wanted, own))(words)))
+
+
+def release(algorithm: Algorithm, round: Round) -> Released:
+    """The private update of a round of an algorithm `with_clip`. Every use of what devices sent is in here."""
+    found = algorithm.privacy
+    assert found is not None and round.noise is not None
+    there, g = round.times > 0, None
+    if "gradient" in found.parts:
+        g = tree.divided(_noisy(found, "gradient", gradient_sum(found, round), round), found.K)
+    total = {part: _noisy(found, part, known, round) for part, known in sums(algorithm, round, g).items()}
+    size = jnp.maximum(total["importance"], LEAST * found.K) if "importance" in total else found.K
+    update = Update(tree.divided(total["delta"], size), jnp.where(there, 1.0 / found.K, 0.0))
+    square = None
+    if SQUARE.name in total:
+        square = jnp.maximum(total[SQUARE.name] / found.K, 0.0) * jnp.float32(found.clip) ** 2
+    clip: Any = ()
+    if WITHIN.name in total:
+        share = total[WITHIN.name] / found.K + 0.5
+        clip = jnp.float32(found.clip) * jnp.exp(-RATE * (jnp.clip(share, 0.0, 1.0) - found.quantile))
+    blank: Any = None
+    alone = Round(round.params, blank, blank, blank, blank, t=round.t, N=round.N, lr=round.lr, key=round.key)
+    added = tree.size(round.params) * (found.deviation("delta", found.clip) / size) ** 2
+    seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=update)
+    return Released(update, seen, clip)
+
+
+def gradient_sum(found: Privacy, round: Round) -> Params:
+    """The sum of the clipped gradients, before its noise."""
+    return _sum(_clipped(found, "gradient", round))
+
+
+def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]:
+    """The sum of each other part, before its noise; `g` is the mean gradient as it was released, in FOLB."""
+    found = algorithm.privacy
+    assert found is not None
+    there, delta, total = round.times > 0, _clipped(found, "delta", round), {}
+    if g is not None:
+        grad = _clipped(found, "gradient", round)
+        weights = jnp.where(there, _weights(algorithm.rule, found, grad, g, round.gamma), 0.0)
+        delta = scaled(delta, weights)
+        total["importance"] = jnp.sum(jnp.abs(weights))
+    total["delta"] = _sum(delta)
+    for name, middle in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
+        if name in found.parts:
+            sent = jnp.nan_to_num(round.sent[name])
+            if not _came_noisy(found, round):
+                sent = jnp.clip(sent, 0.0, 1.0)
+            total[name] = jnp.sum(jnp.where(there, sent - middle, 0.0))
+    return total
+
+
+def _came_noisy(found: Privacy, round: Round) -> bool:
+    """Whether the replies have their devices' noise already: those of real devices."""
+    return found.place == "distributed" and round.noise is not None and round.noise.devices is None
+
+
+def _clipped(found: Privacy, part: str, round: Round) -> Params:
+    """Each entry shortened to the part's bound; one that is not finite, or did not come, is 0."""
+    most, there = found.bound(part, found.clip) * TIGHT, round.times > 0
+    stack = round.delta if part == "delta" else round.grad
+    own = polar(stack, there)
+    if _came_noisy(found, round):  # no more is taken of it than a clipped update with noise can have
+        d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
+        spread = found.deviation(part, found.clip) / math.sqrt(found.K)
+        most = most + spread * (math.sqrt(d) + SURE)
+    length = jnp.where(there & jnp.isfinite(own.norm), jnp.minimum(own.norm, most), 0.0)
+    return scaled(own.direction, length)
+
+
+def _sum(stack: Params) -> Params:
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
+
+
+def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
+    """A sum with its noise. If devices add their shares, the server adds what those who did not come would have."""
+    assert round.noise is not None
+    deviation = found.deviation(part, found.clip)
+    noise = round.noise.server[part]
+    if found.place == "distributed":
+        count = jnp.sum(round.times > 0)
+        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(jnp.maximum(1.0 - count / found.K, 0.0)), noise)
+        if round.noise.devices is not None:
+            shares = tree.combine((round.times > 0) / math.sqrt(found.K), round.noise.devices[part])
+            noise = tree.add(noise, shares)
+    return tree.add(total, noise, deviation)
+
+
+def _weights(rule: Any, found: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
+    """FOLB's weight of each device, from -1 to 1: its importance, divided by the squared length of the mean gradient.
+
+    `g` is the released gradient. Its squared length is too large by that of its noise, which is known.
+    """
+    d = sum(leaf.size for leaf in jax.tree.leaves(g))
+    added = d * (found.deviation("gradient", found.clip) / found.K) ** 2
+    square = jnp.maximum(tree.dot(g, g) - added, added * math.sqrt(2 / d))
+    how = WEIGHED[getattr(rule, "func", rule)]
+    inner = tree.dots(grad, g)
+    if how is not None:
+        assert gamma is not None
+        inner = how(inner, rule.keywords["psi"] * jnp.clip(jnp.nan_to_num(gamma), 0.0, 1.0) * square)
+    return jnp.clip(jnp.nan_to_num(inner / square), -1.0, 1.0)

@@ -1,0 +1,461 @@
+"""Differential privacy: the accountant, the sums before their noise, the noise, and runs that spend a budget."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.tree_util import Partial
+
+pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
+
+from folb import algorithms, compose, execute, models, rules, simulate
+from folb.cli.main import main
+from folb.core import accountant, gaussian, privacy, randomness
+from folb.core.accountant import Rounds, noise_for
+from folb.core.round import begin, close, with_step_size
+from folb.core.rules import Round
+from folb.core.selection import Known, drawing, room
+from folb.data.synthetic import synthetic
+from folb.errors import InputError
+from folb.results import summary
+from folb.results.document import document
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+K, d, m = 4, 6, 3
+NUMBERS = {"privacy": "central", "noise": 1.0, "clip": 0.5, "K": K}
+POISSON = NUMBERS | {"sampling": "poisson"}
+
+
+# the accountant ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("N", "batch", "noise", "epochs", "delta", "epsilon"),
+    [
+        (60_000, 150, 1.3, 15, 1e-5, 0.7242234),  # compute_dp_sgd_privacy_test.py of TensorFlow Privacy
+        (100_000, 100, 1.0, 30, 1e-7, 1.4154988),
+        (100, 4, 1.5, 90, 1e-5, 7.3291112),  # accountants_test.py of Opacus
+    ],
+)
+def test_epsilon_is_as_published(N, batch, noise, epochs, delta, epsilon):
+    found = Rounds("poisson", batch, N, noise).epsilon(epochs * N // batch, delta)
+    assert found == pytest.approx(epsilon, rel=0.01)
+
+
+def test_the_noise_is_as_published():
+    assert noise_for(8.0, 1e-5, "poisson", 4, 100, 90 * 25) == pytest.approx(1.416, rel=0.01)  # of Opacus, too
+
+
+def test_all_devices_in_a_fixed_draw_are_a_plain_gaussian_mechanism():
+    # the RDP of a Gaussian is order / (2 z^2), and the sum of neighbours differs by two clips
+    fixed, poisson = Rounds("fixed", 50, 50, 4.0), Rounds("poisson", 50, 50, 2.0)
+    assert fixed.epsilon(10, 1e-3) == pytest.approx(poisson.epsilon(10, 1e-3), rel=0.005)
+    # Balle and Wang's exact value for one round: RDP is above it, by less than a fifth
+    from scipy.stats import norm
+
+    def exact(epsilon, s=0.5):
+        return norm.cdf(s / 2 - epsilon / s) - np.exp(epsilon) * norm.cdf(-s / 2 - epsilon / s)
+
+    bound = fixed.epsilon(1, 1e-3)
+    assert exact(bound) <= 1e-3 <= exact(0.8 * bound)
+
+
+def test_the_noise_for_a_budget_spends_it_and_no_more():
+    for scheme in ("poisson", "fixed"):
+        noise = noise_for(4.0, 1e-5, scheme, 20, 1000, 50)
+        spent = Rounds(scheme, 20, 1000, noise).epsilon(50, 1e-5)
+        assert 3.96 < spent <= 4.0
+        assert Rounds(scheme, 20, 1000, noise).within(4.0, 1e-5, 80) in (50, 51)
+    assert noise_for(4.0, 1e-5, "fixed", 20, 1000, 50) > noise_for(4.0, 1e-5, "poisson", 20, 1000, 50)
+
+
+def test_epsilon_grows_with_rounds_and_shrinks_with_noise():
+    found = [Rounds("poisson", 10, 100, noise).epsilon(rounds, 1e-4) for noise in (1, 2) for rounds in (1, 10, 100)]
+    assert found[:3] == sorted(found[:3]) and all(a > b for a, b in zip(found[:3], found[3:], strict=True))
+    assert Rounds("poisson", 10, 100, 1.0).epsilon(0, 1e-4) == 0
+
+
+def test_without_an_accountant_a_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InputError, match=r"pip install 'folb\[privacy\]'"):
+        Rounds("poisson", 10, 12345, 1.0).epsilon(7, 1e-6)
+
+
+# what is refused -----------------------------------------------------------------------------------------------------
+
+OWN = {"privacy": "central", "noise": 1.0, "sampling": "poisson"}
+REFUSED = {
+    "epsilon = 0": lambda: algorithms.fedavg(privacy="central", epsilon=0, sampling="poisson"),
+    "epsilon = None": lambda: algorithms.fedavg(privacy="central", sampling="poisson"),
+    "epsilon = 8: is for a private": lambda: algorithms.fedavg(epsilon=8),
+    "clip = 0": lambda: algorithms.fedavg(**OWN, clip=0),
+    "noise = 0": lambda: algorithms.fedavg(**OWN | {"noise": 0}),
+    "delta = 1": lambda: algorithms.fedavg(**OWN, delta=1),
+    "clip_quantile = 1": lambda: algorithms.fedavg(**OWN, clip_quantile=1),
+    "clip_gradient = 1": lambda: algorithms.fedavg(**OWN, clip_gradient=1),
+    "privacy = 'local'": lambda: algorithms.fedavg(**OWN | {"privacy": "local"}),
+    "replacement = True": lambda: algorithms.fedavg(**OWN | {"sampling": "uniform"}),
+    "sampling = 'samples'": lambda: algorithms.accord(privacy="central", noise=1.0),
+    "uploads = 'loss'": lambda: algorithms.fedavg(**OWN | {"sampling": "oort"}),
+    "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"sampling": "clusters"}),
+    "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, averaging="samples"),
+    "algorithm = 'fednova'": lambda: algorithms.fednova(**OWN),
+    "algorithm = 'folb_two_set'": lambda: algorithms.folb_two_set(privacy="central", noise=1.0, replacement=False),
+    "algorithm = 'signed'": lambda: algorithms.fednu_direct(rule="signed", privacy="central", noise=1.0),
+    "sampling = 'direct'": lambda: algorithms.fednu_direct(privacy="central", noise=1.0),
+    "memory = 'scaffold'": lambda: algorithms.scaffold(**OWN),
+    "concurrency = 10": lambda: algorithms.fedbuff(privacy="central", noise=1.0),
+    "over_selection = 1.5": lambda: algorithms.fedavg(**NUMBERS, replacement=False, over_selection=1.5),
+    "robust = 'median'": lambda: algorithms.fedavg(**OWN, robust="median"),
+    "attack = 'flipped'": lambda: algorithms.fedavg(**OWN, attack="flipped"),
+    "guarded = True": lambda: algorithms.folb(**OWN, guarded=True),
+    "privacy = 'distributed'": lambda: algorithms.folb(**OWN | {"privacy": "distributed"}),
+    "compress_up = 'int8'": lambda: algorithms.fedavg(**OWN | {"privacy": "distributed"}, compress_up="int8"),
+    "uploads = 'norm'": lambda: compose(Partial(rules.mean), uploads=["norm"], **OWN),
+    "algorithm = 'my_rule'": lambda: compose(my_rule, **OWN),
+}
+
+
+def my_rule(round):
+    return rules.mean(round)
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_is_not_shown_to_be_private_is_refused_in_a_line(says):
+    with pytest.raises(InputError) as error:
+        REFUSED[says]()
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "N", "says"),
+    [
+        ({"epsilon": 8.0, "delta": 0.1}, 30, "delta = 0.1: should be less than 1 / N"),
+        ({"epsilon": 8.0, "K": 40}, 30, "K = 40: should be at most the 30 devices"),
+        ({"epsilon": 1e-6}, 30, "epsilon = 1e-06: should be larger"),
+        ({"epsilon": 0.5, "noise": 0.5}, 30, "epsilon = 0.5: should be more: the first round spends"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(numbers, N, says):
+    with pytest.raises(InputError, match=says):
+        found = privacy.calibrated(algorithms.fedavg(privacy="central", sampling="poisson", **numbers), N, 10)
+        privacy.affordable(found, N, 10)
+
+
+# the sums before their noise -----------------------------------------------------------------------------------------
+
+SUPPORTED = {
+    "fedavg": algorithms.fedavg(**POISSON, clip_quantile=0.5),
+    "fedexp": algorithms.fedprox(**NUMBERS, replacement=False, server="fedexp"),
+    "accord": algorithms.accord(**POISSON, clip_quantile=0.3),
+    "distributed": algorithms.accord(**POISSON | {"privacy": "distributed"}, clip_quantile=0.3),
+    "folb": algorithms.folb(**POISSON, clip_gradient=2.0),
+    "sketch": algorithms.folb(**POISSON, gradient="sketch", sketch=m, bits=8, clip_quantile=0.5),
+    "proxy": algorithms.folb(**POISSON, gradient="proxy"),
+    "folb_hetero": algorithms.folb_hetero(**POISSON, psi=3.0),
+    "folb_never_flip": algorithms.folb_never_flip(**POISSON, psi=3.0, server="lookahead", stretch=0.5),
+}
+
+
+def a_round(algorithm, delta, grad, numbers, slots=K):
+    """A round of `slots` devices of a model of d numbers; `numbers` are what they say besides, whatever that is."""
+    sent = {"within": numbers[0], "square": numbers[1]}
+    if algorithm.gradient is not None and algorithm.gradient.upload is not None:
+        sent["sketch"] = {"codes": jnp.abs(grad[:, :m]).astype(jnp.uint8), "scale": numbers[2][:, None]}
+    return Round(
+        params={"w": jnp.zeros(d)},
+        times=jnp.ones(slots),
+        size=jnp.ones(slots),
+        correction=jnp.ones(slots),
+        delta={"w": delta},
+        grad={"w": grad},
+        gamma=numbers[3],
+        sent=sent,
+        t=jnp.int32(1),
+        N=jnp.int32(10),
+        steps=jnp.ones(slots),
+        lr=jnp.float32(0.1),
+        key=jnp.zeros(2, jnp.uint32),
+    )
+
+
+def all_sums(name):
+    """A compiled function of what devices sent, and of a released gradient: all sums before their noise."""
+    algorithm = SUPPORTED[name]
+    found = algorithm.privacy
+
+    def sums(delta, grad, numbers, g, times):
+        round = a_round(algorithm, delta, grad, numbers)._replace(times=times)
+        if algorithm.gradient is None:
+            return privacy.sums(algorithm, round, None)
+        seen = algorithm.gradient.view(round)
+        released = g[:m] if name == "sketch" else {"w": g}
+        return privacy.sums(algorithm, seen, released) | {"gradient": privacy.gradient_sum(found, seen)}
+
+    return jax.jit(sums)
+
+
+ANY = st.one_of(
+    st.floats(width=32, allow_nan=True, allow_infinity=True),
+    st.sampled_from([0.0, 1e-38, -1e38, 1e20, 0.3, -0.5, 255.0]),
+)
+
+
+def stacks(width):
+    return st.lists(ANY, min_size=K * width, max_size=K * width).map(
+        lambda values: np.array(values, np.float32).reshape(K, width)
+    )
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_one_device_changes_the_sums_by_no_more_than_was_accounted_for(name):
+    """One device replaced: each part by two bounds. One that says nothing: by one bound. All parts together alike."""
+    sums, found = all_sums(name), SUPPORTED[name].privacy
+    assert sum(map(found.share, found.parts)) == pytest.approx(1)
+
+    @settings(max_examples=30, deadline=None, derandomize=True)
+    @given(stacks(d), stacks(d), stacks(4), stacks(d), stacks(4), st.integers(0, K - 1))
+    def check(delta, grad, numbers, other, other_numbers, k):
+        g = np.float32([0.3, -0.2, 0.1, 0, 0.5, -0.1])
+        all_there, silent = np.ones(K, np.float32), np.ones(K, np.float32)
+        silent[k] = 0
+        here = sums(delta, grad, numbers.T, g, all_there)
+        changed = [np.copy(value) for value in (delta, grad, numbers)]
+        for value, new in zip(changed, (other, other[:, ::-1], other_numbers), strict=True):
+            value[k] = new[k]
+        replaced = sums(changed[0], changed[1], changed[2].T, g, all_there)
+        for there, most in ((replaced, 2.0), (sums(delta, grad, numbers.T, g, silent), 1.0)):
+            total = 0.0
+            for part in found.parts:
+                assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(here[part]))
+                difference = jax.tree.map(lambda a, b: np.subtract(a, b, dtype=float), here[part], there[part])
+                length = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(difference)))
+                bound = float(found.bound(part, found.clip))
+                assert length <= most * bound * (1 + 1e-5)
+                total += found.share(part) * (length / bound) ** 2
+            # in standard deviations of the noise: what the accountant is told
+            assert total <= most**2 * (1 + 1e-4)
+
+    check()
+
+
+def test_what_a_device_adds_is_within_its_bound_whatever_it_sends():
+    sums = all_sums("folb")
+    one = np.zeros((K, d), np.float32)
+    one[2] = 1e30
+    alone = sums(one, one, np.zeros((4, K), np.float32), np.ones(d, np.float32), np.ones(K, np.float32))
+    assert np.linalg.norm(alone["delta"]["w"]) <= 0.5 and np.linalg.norm(alone["gradient"]["w"]) <= 2.0
+    assert np.linalg.norm(alone["delta"]["w"]) > 0.49
+
+
+# the noise -----------------------------------------------------------------------------------------------------------
+
+DRAWS = 10_000
+
+
+def measured(algorithm, count):
+    """The standard deviation of each sum's noise over 10,000 rounds to which `count` devices reply with nothing."""
+    found = algorithm.privacy
+    slots = max(K, count)
+    zeros = jnp.zeros((slots, d)), jnp.zeros((slots, d)), jnp.zeros((4, slots))
+    times = (jnp.arange(slots) < count).astype(jnp.float32)
+
+    def noises(t):
+        round = a_round(algorithm, *zeros, slots)._replace(t=t, times=times, device=jnp.arange(slots))
+        round = privacy.with_noise(algorithm, round, 7)
+        nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape), privacy.shapes(algorithm, round))
+        return {part: privacy._noisy(found, part, nothing[part], round) for part in found.parts}
+
+    drawn = jax.jit(jax.vmap(noises))(jnp.arange(1, DRAWS + 1))
+    return {part: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(own)]) for part, own in drawn.items()}
+
+
+@pytest.mark.parametrize(("name", "count"), [("sketch", K), ("distributed", K), ("distributed", 1), ("distributed", 6)])
+def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count):
+    algorithm = SUPPORTED[name]
+    # more devices than expected add more; if fewer come, the server adds what is missing
+    more = np.sqrt(max(1.0, count / K)) if name == "distributed" else 1.0
+    for part, values in measured(algorithm, count).items():
+        assumed = float(algorithm.privacy.deviation(part, algorithm.privacy.clip))
+        assert np.std(values) == pytest.approx(more * assumed, rel=0.02), part
+        assert abs(np.mean(values)) < 0.05 * assumed
+    share = algorithm.privacy.share("delta")
+    assert algorithm.privacy.deviation("delta", 0.5) == pytest.approx(1.0 * 0.5 / np.sqrt(share))
+
+
+def test_the_system_s_noise_is_normal_and_never_the_same():
+    shapes = {"delta": {"w": np.zeros((DRAWS // 10, 10))}, "square": np.float32(0)}
+    first, second = gaussian.like(shapes), gaussian.like(shapes)
+    w = first["delta"]["w"]
+    assert w.shape == (DRAWS // 10, 10) and w.dtype == np.float32 and np.shape(first["square"]) == ()
+    assert np.std(w) == pytest.approx(1, rel=0.02) and abs(np.mean(w)) < 0.05
+    assert np.mean(np.abs(w) > 1.96) == pytest.approx(0.05, abs=0.01)
+    assert not np.array_equal(w, second["delta"]["w"])
+    again = [gaussian.like(shapes, (1, 2, 3))["delta"]["w"] for _ in range(2)]
+    assert np.array_equal(*again) and np.std(again[0]) == pytest.approx(1, rel=0.02)
+    assert not np.array_equal(again[0], gaussian.like(shapes, (1, 2, 4))["delta"]["w"])
+
+
+# a round -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_private_mean_divides_by_the_expected_number_and_hides_the_rest():
+    algorithm = SUPPORTED["fedavg"]
+    state, _ = begin(algorithm, {"w": jnp.zeros(d)})
+    assert float(state.clip) == 0.5
+    algorithm = with_step_size(algorithm, state)
+    silent = replace(algorithm, privacy=replace(algorithm.privacy, noise=0.0))
+    delta = np.zeros((K, d), np.float32)
+    delta[0, 0], delta[1, 1], delta[2, 2], delta[3] = 0.2, 3.0, np.nan, 5.0
+    round = a_round(silent, delta, delta, np.float32([[1, 0, 0, 1], [0] * 4, [0] * 4, [0] * 4]))
+    round = round._replace(times=jnp.float32([1, 1, 1, 0]))  # the last did not come
+    closed = jax.jit(close)(silent, state, privacy.with_noise(silent, round, 0))
+    np.testing.assert_allclose(closed.update.delta["w"], [0.2 / K, 0.5 / K, 0, 0, 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(closed.update.weights, [0.25, 0.25, 0.25, 0])
+    # 1 of 3 was within the clip: (1 - 3/2) / K + 1/2 of them
+    share = (1 - 1.5) / K + 0.5
+    assert float(closed.state.clip) == pytest.approx(0.5 * np.exp(-0.2 * (share - 0.5)))
+    seen = privacy.release(silent, privacy.with_noise(silent, round, 0)).round
+    assert seen.delta is None and seen.grad is None and seen.times is None and seen.sent == {} and seen.gamma is None
+
+
+def test_private_folb_without_noise_weighs_by_its_inner_products():
+    algorithm = SUPPORTED["folb"]
+    silent = replace(algorithm, privacy=replace(algorithm.privacy, noise=0.0, clip=1e3, clip_gradient=1e3))
+    rng = np.random.default_rng(0)
+    grad = (rng.normal(size=(K, d)) + 2).astype(np.float32)
+    delta = (-0.1 * grad + 0.01 * rng.normal(size=(K, d))).astype(np.float32)
+    round = a_round(silent, delta, grad, np.zeros((4, K), np.float32))
+    found = privacy.release(silent, privacy.with_noise(silent, round, 0))
+    g = grad.mean(axis=0)
+    weights = np.clip(grad @ g / (g @ g), -1, 1)
+    np.testing.assert_allclose(found.update.delta["w"], weights @ delta / np.abs(weights).sum(), rtol=1e-4)
+    as_published = rules.folb(round).delta["w"]  # there, no weight is clipped
+    assert np.dot(as_published, found.update.delta["w"]) > 0.99 * np.linalg.norm(as_published) * np.linalg.norm(
+        found.update.delta["w"]
+    )
+
+
+def test_poisson_draws_each_device_by_itself():
+    N, K = 40, 8
+    how = algorithms.fedavg(sampling="poisson", K=K).selection
+    assert (how.K, how.expected) == (room(K), K) and room(K) > 2 * K
+
+    def drawn(t, how=how):
+        known = Known(t, how.K, True, jnp.arange(N), jnp.ones(N, jnp.int32), jnp.full(N, 1 / N))
+        draw = drawing(how, known)
+        return draw.devices(randomness.words(3, t, randomness.SERVER, draw.words))
+
+    device, times = jax.jit(jax.vmap(drawn))(jnp.arange(1, 2001))
+    count = np.sum(times, axis=1)
+    assert np.mean(count) == pytest.approx(K, rel=0.03)
+    assert np.var(count) == pytest.approx(K * (1 - K / N), rel=0.1)
+    joined = np.bincount(np.asarray(device)[np.asarray(times) > 0], minlength=N) / 2000
+    assert np.all(np.abs(joined - K / N) < 0.04)
+    assert all(len(set(row[t > 0])) == np.sum(t) for row, t in zip(np.asarray(device), np.asarray(times), strict=True))
+    few = replace(how, K=2)  # no room for most draws: then nobody is asked
+    assert set(np.unique(np.sum(jax.vmap(lambda t: drawn(t, few))(jnp.arange(1, 200)).times, axis=1))) <= {0, 1, 2}
+
+
+# runs ----------------------------------------------------------------------------------------------------------------
+
+RUN = {"privacy": "central", "sampling": "poisson", "K": 4, "lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return synthetic(devices=12, sizes=[20] * 12)
+
+
+@pytest.fixture(scope="module")
+def runs(federation):
+    model = models.logistic(federation.shape, federation.classes)
+    contenders = [
+        algorithms.fedavg(**RUN, epsilon=20.0),
+        algorithms.fedavg(**RUN, noise=1.0),
+        algorithms.fedavg(**RUN, noise=1.0, epsilon=5.5),
+    ]
+    return simulate(federation, model, contenders, rounds=6, seeds=2)
+
+
+def test_epsilon_is_recorded_every_round_and_a_budget_ends_the_run(runs):
+    by_budget, by_noise, ended = runs[::2]
+    assert len(by_budget.seconds) == len(by_noise.seconds) == 6
+    assert 19.5 < by_budget.epsilon <= 20
+    expected = [Rounds("poisson", 4, 12, 1.0).epsilon(t, 1e-5) for t in range(1, 7)]
+    np.testing.assert_allclose(by_noise.records["epsilon"], expected)
+    assert 0 < len(ended.seconds) < 6 and ended.epsilon <= 5.5 < expected[len(ended.seconds)]
+    np.testing.assert_array_equal(ended.test_accuracy, by_noise.test_accuracy[: len(ended.seconds)])
+    assert by_noise.updated.all() and np.isfinite(by_noise.train_loss).all()
+    headings, rows = summary.table(runs, 0.7)
+    column = headings.index("epsilon")
+    assert [row[column] for row in rows] == [f"{run.epsilon:.3g}" for run in (by_budget, by_noise, ended)]
+    experiment = {"dataset": "x", "model": "m", "system": "s", "objective": "o", "rounds": 6, "target": 0.7, "set": {}}
+    assert document(experiment, "", [ended])["runs"][0]["epsilon"] == pytest.approx(ended.epsilon, rel=1e-5)
+
+
+def test_runs_of_one_seed_are_equal_and_their_noise_follows_from_it(runs):
+    assert not np.array_equal(runs[2].params["weight"], runs[3].params["weight"])
+    assert not np.array_equal(runs[2].params["weight"], runs[0].params["weight"])
+
+
+EXPERIMENT = {
+    "dataset": "synthetic_1_1",
+    "algorithms": ["fedavg"],
+    "rounds": 4,
+    "seeds": 1,
+    "set": RUN | {"noise": 2.0, "epsilon": 1.9, "devices": 12},
+}
+
+
+def test_a_run_directory_has_what_was_spent_and_an_interrupted_run_goes_on_with_it(tmp_path):
+    def stop(i, first, part):
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        execute(EXPERIMENT, directory=tmp_path / "run", observe=stop)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert lines and "epsilon" in lines[0]
+    stored = execute(EXPERIMENT, directory=tmp_path / "run")
+    spent = [line["epsilon"] for line in stored.rounds()[0]]
+    allowed = Rounds("poisson", 4, 12, 2.0).within(1.9, 1e-5, 4)
+    assert 1 < allowed < 4 and len(spent) == allowed
+    assert spent[0] == lines[0]["epsilon"] and spent == sorted(spent) and spent[-1] <= 1.9
+    assert stored.runs()[0].epsilon == spent[-1]
+    again = []
+    execute(EXPERIMENT, directory=tmp_path / "run", on_start=lambda start: again.append(start.finished))
+    assert again == [True]  # though it has fewer rounds than the experiment
+
+
+def test_the_command_tells_noise_and_epsilon(capsys):
+    assert main(["privacy", "--devices", "1000", "--K", "50", "--noise", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == pytest.approx(Rounds("poisson", 50, 1000, 1.0).epsilon(100, 1e-5), abs=1e-4)
+    assert main(["privacy", "--devices", "1000", "--K", "50", "--epsilon", "8"]) == 0
+    assert "noise 0.74:" in capsys.readouterr().out
+    for wrong, says in (
+        (["--epsilon", "0"], "epsilon = 0.0"),
+        (["--epsilon", "1", "--delta", "0.01"], "delta = 0.01"),
+        (["--epsilon", "1", "--K", "2000"], "K = 2000"),
+        ([], "epsilon = None"),
+    ):
+        assert main(["privacy", "--devices", "1000", *wrong]) == 2
+        said = capsys.readouterr().err
+        assert says in said and said.count("\n") == 1
+
+
+def test_a_device_loads_no_jax_for_its_noise():
+    code = "import folb.flower.share, sys; assert 'jax' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_accountant_schemes_are_those_that_a_private_algorithm_can_have():
+    assert {one.privacy.scheme for one in SUPPORTED.values()} == set(accountant.SCHEMES)
