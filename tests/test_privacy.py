@@ -311,7 +311,7 @@ def test_a_private_mean_divides_by_the_expected_number_and_hides_the_rest():
     algorithm = SUPPORTED["fedavg"]
     state, _ = begin(algorithm, {"w": jnp.zeros(d)})
     assert float(state.clip) == 0.5
-    algorithm = with_step_size(algorithm, state)
+    algorithm = with_step_size(algorithm, state, 1)
     silent = replace(algorithm, privacy=replace(algorithm.privacy, noise=0.0))
     delta = np.zeros((K, d), np.float32)
     delta[0, 0], delta[1, 1], delta[2, 2], delta[3] = 0.2, 3.0, np.nan, 5.0
