@@ -204,22 +204,10 @@ def write_archive(path):
 def test_a_comparison_and_its_model(store, tmp_path, undrawn, model):
     """What is kept predicts what was reported, with the names of the classes. Without --model it is the ResNet."""
     write_ten(store / "cifar10", n=20)
-    command = [
-        "compare",
-        "cifar10",
-        "--algorithms",
-        "fedavg",
-        "--rounds",
-        "1",
-        "--seeds",
-        "1",
-        "--set",
-        "devices=3",
-        "--set",
-        "K=2",
-    ]
-    more = ["--set", "width=2"] if model == "resnet" else ["--model", model]
-    assert main([*command, *more, "--out", str(tmp_path / "run")]) == 0
+    given = {"algorithms": "fedavg", "rounds": 1, "seeds": 1, "out": tmp_path / "run"}
+    command = ["compare", "cifar10", *(f"--{name}={value}" for name, value in given.items())]
+    more = "--set=width=2" if model == "resnet" else f"--model={model}"
+    assert main([*command, "--set=devices=3", "--set=K=2", more]) == 0
     document = json.loads((tmp_path / "run" / "results.json").read_text())
     assert document["model"] == model and document["runs"][0]["parameters"]["lr"] == 0.05
     kept = folb.load_model(tmp_path / "run")
