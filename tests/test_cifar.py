@@ -9,7 +9,7 @@ import pytest
 
 import folb
 from folb.cli.main import main
-from folb.data import fetch, load
+from folb.data import defaults, fetch, load
 from folb.data.cifar import cifar10, cifar100
 from folb.errors import InputError
 
@@ -200,15 +200,22 @@ def write_archive(path):
         packed.add(path.parent / "unpacked", "cifar-10-batches-bin")
 
 
-def test_a_comparison_and_its_model(store, tmp_path, undrawn, capsys):
-    """The default model, on a sample; what is kept predicts what was reported."""
+@pytest.mark.parametrize("model", ["logistic", pytest.param("resnet", marks=pytest.mark.slow)])
+def test_a_comparison_and_its_model(store, tmp_path, undrawn, model):
+    """What is kept predicts what was reported, with the names of the classes. Without --model it is the ResNet."""
     write_ten(store / "cifar10", n=20)
-    command = "compare cifar10 --algorithms fedavg --rounds 1 --seeds 1 --set devices=3 --set width=2 --set K=2"
-    assert main([*command.split(), "--out", str(tmp_path / "run")]) == 0
+    given = {"algorithms": "fedavg", "rounds": 1, "seeds": 1, "out": tmp_path / "run"}
+    command = ["compare", "cifar10", *(f"--{name}={value}" for name, value in given.items())]
+    more = "--set=width=2" if model == "resnet" else f"--model={model}"
+    assert main([*command, "--set=devices=3", "--set=K=2", more]) == 0
     document = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert document["model"] == "resnet" and document["runs"][0]["parameters"]["lr"] == 0.05
+    assert document["model"] == model and document["runs"][0]["parameters"]["lr"] == 0.05
     kept = folb.load_model(tmp_path / "run")
     federation = load("cifar10", devices=3)
     found = kept.predict(federation.expand(federation.table, federation.test.x))
     assert np.mean(found == federation.test.y) == pytest.approx(document["runs"][0]["test_accuracy"][-1])
-    assert kept.classes == tuple(NAMES) and kept.name == "resnet"
+    assert kept.classes == tuple(NAMES) and kept.name == model
+
+
+def test_what_goes_with_cifar_by_default():
+    assert defaults("cifar10") == defaults("CIFAR100") == ("resnet", 0.05, 0.01)

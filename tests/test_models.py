@@ -68,6 +68,9 @@ def test_a_sample_does_not_depend_on_its_batch(name):
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet" else name for name in TINY]
+)
 def test_one_round_of_each(name):
     _, classes, _ = TINY[name]
     x, y = samples(name, 24)
