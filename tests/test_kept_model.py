@@ -305,6 +305,11 @@ def test_no_model_is_for_good(tmp_path, capsys, monkeypatch):
     assert "model.npz" in capsys.readouterr().out and folb.load_model(out[1]).algorithm == "fedavg"
     assert main(["compare", *TINY, "--again", "--no-model", *out]) == 0
     assert not (tmp_path / "run" / "model.npz").exists()
+    with monkeypatch.context() as patch:  # or once it was resumed without it
+        patch.setattr(execute, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        assert main(["compare", *TINY, "--again", *out]) == 130
+        assert main(["resume", out[1], "--no-model"]) == 130
+    assert main(["resume", out[1]]) == 0 and not (tmp_path / "run" / "model.npz").exists()
 
 
 def test_a_large_one_is_announced(tmp_path, capsys, monkeypatch):
