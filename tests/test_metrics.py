@@ -414,6 +414,8 @@ def test_an_error_is_better_if_it_is_lower():
 
 def test_a_model_may_be_judged_by_another_metric():
     run = made([0.1, 0.6, 0.7], "f1")
+    headings, _ = summary.table([run], 0.6)
+    assert headings[1] == "rounds to 60 %" and "final F1" in headings and "accuracy" in headings
     assert (run.rounds_to(0.6), run.best, run.measure.text(run.final)) == (2, pytest.approx(0.7), "70.0 %")
     assert measure("own_variance").text(0.01) == "100 points²" and measure("own_variance", "mse").text(0.01) == "0.01"
 
