@@ -744,6 +744,31 @@ def test_a_loss_that_nobody_measured_has_not_diverged(federation, model, tmp_pat
     assert column["loss"] == [None if said else payload.UNMEASURED] * 2
 
 
+def test_metrics_of_an_evaluation_are_recorded(federation, model, tmp_path):
+    """Those that have folb's names; a target may be for one of them, and lower may be better."""
+    strategy = quick(algorithms.fedavg(K=3), directory=tmp_path / "mine", judged_by="mse", target=1.5)
+
+    def evaluate(t, record):
+        return MetricRecord({"mse": 3.0 / max(t, 1), "mae": 1e300, "beauty": 1.0})
+
+    strategy.start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=evaluate)
+    stored = directory.read(tmp_path / "mine")
+    (run,) = stored.runs()
+    assert run.metrics["mse"].tolist() == [3.0, 1.5] and np.isnan(run.metrics["mae"]).all() and len(run.metrics) == 2
+    assert (run.judged_by, run.rounds_to(1.5), run.best, stored.experiment["target"]) == ("mse", 2, 1.5, 1.5)
+    shown = payload.view([stored])["experiments"][0]
+    assert [known["name"] for known in shown["measures"]] == ["mse", "mae"] and shown["columns"][0]["judged"] == [
+        3,
+        1.5,
+    ]
+    for wrong, said in (
+        ({"judged_by": "beauty"}, "judged_by = 'beauty'"),
+        ({"target": 1.5}, "more than 0 and at most 1"),
+    ):
+        with pytest.raises(InputError, match=said):
+            quick(algorithms.fedavg(K=3), **wrong)
+
+
 def test_a_guarded_algorithm_of_one_s_own(federation, model):
     @algorithms.named
     def mine(*, lr=0.01):

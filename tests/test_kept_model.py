@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from folb import InputError, data, models
 from folb.cli import running
 from folb.cli.main import main
 from folb.experiments import execute
+from folb.flower.protocol import flat
 from folb.store import directory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -305,6 +307,27 @@ def test_no_model_is_for_good(tmp_path, capsys, monkeypatch):
     assert "model.npz" in capsys.readouterr().out and folb.load_model(out[1]).algorithm == "fedavg"
     assert main(["compare", *TINY, "--again", "--no-model", *out]) == 0
     assert not (tmp_path / "run" / "model.npz").exists()
+    with monkeypatch.context() as patch:  # or once it was resumed without it
+        patch.setattr(execute, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        assert main(["compare", *TINY, "--again", *out]) == 130
+        assert main(["resume", out[1], "--no-model"]) == 130
+    assert main(["resume", out[1]]) == 0 and not (tmp_path / "run" / "model.npz").exists()
+
+
+def test_the_arrays_of_a_flower_app(tmp_path, federation):
+    """They have no description, so the model is given."""
+    model = models.mlp(federation.shape, federation.classes, first=3, second=2)
+    params = model.init(jax.random.key(1))
+    np.savez(tmp_path / "model.npz", **flat(params))
+    kept = folb.load_model(tmp_path / "model.npz", model=model)
+    assert np.array_equal(kept.predict(federation.test.x), model.predict(params, federation.test.x))
+    assert repr(kept) == "KeptModel(Model(mlp): arrays alone)" and kept.shape is None
+    with pytest.raises(InputError, match=r"shape of x = \(2, 7\): should be samples that the model takes"):
+        kept.predict(np.zeros((2, 7), np.float32))
+    with pytest.raises(InputError, match=r"about.*is missing.*give the model"):
+        folb.load_model(tmp_path / "model.npz")
+    with pytest.raises(InputError, match=r"bias"):
+        folb.load_model(tmp_path / "model.npz", model=models.logistic(federation.shape, federation.classes))
 
 
 def test_a_large_one_is_announced(tmp_path, capsys, monkeypatch):

@@ -20,6 +20,7 @@ from folb.report.export import to_csv, to_latex, to_parquet
 from folb.report.payload import view
 from folb.results import summary
 from folb.results.run import Run
+from folb.simulation.sample import sampled, words
 from folb.store import directory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -47,6 +48,13 @@ def federation():
 def whole(tmp_path_factory):
     """A run with metrics."""
     return folb.execute(FIELDS, directory=tmp_path_factory.mktemp("metrics") / "run")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The same run without metrics."""
+    fields = FIELDS | {"metrics": [], "records": False}
+    return folb.execute(fields, directory=tmp_path_factory.mktemp("plain") / "run")
 
 
 def lines(stored):
@@ -180,15 +188,14 @@ def test_a_run_measures_what_its_models_do(whole, federation):
         assert run.final == pytest.approx(np.mean(kept.predict(test.x) == test.y))
 
 
-def test_metrics_change_nothing_else(whole, federation):
+def test_metrics_change_nothing_else(whole, plain):
     """The rounds are the same; what was not asked for is neither measured nor recorded nor part of the identity."""
-    model = models.logistic(federation.shape, federation.classes)
-    plain = simulate(federation, model, algorithms.fedavg(K=2, lr=0.1), rounds=8, seeds=[3, 5])
-    for run, own in zip(plain, whole.runs(), strict=True):
-        assert run.metrics == {} and "metrics" not in repr(run)
+    for run, own in zip(plain.runs(), whole.runs(), strict=True):
+        assert run.metrics == {} and not run.records
         np.testing.assert_array_equal(run.test_accuracy, own.test_accuracy)
         np.testing.assert_allclose(run.train_loss, own.train_loss, rtol=1e-5)
-        np.testing.assert_array_equal(run.devices[run.times > 0], own.devices[own.times > 0])
+        np.testing.assert_array_equal(run.bytes_up, own.bytes_up)
+    assert not any("metrics" in line for line in lines(plain))
     without = plan(folb.Experiment(**FIELDS | {"metrics": []}))
     assert "metrics" not in folb.experiments.experiment.to_toml(without.experiment)
     assert without.identity != whole.environment["identity"]
@@ -265,10 +272,9 @@ def test_metrics_as_a_frame(whole):
     assert frame["f1"].isna().tolist() == [False] * 16 + [True] * 8
 
 
-def test_metrics_beside_a_run_without_them(whole, tmp_path):
+def test_metrics_beside_a_run_without_them(whole, plain):
     """An overlay has every metric that one of the runs has."""
-    other = folb.execute(FIELDS | {"metrics": [], "records": False}, directory=tmp_path / "other")
-    shown = view([whole, other])
+    shown = view([whole, plain])
     assert [[known["name"] for known in one["measures"]] for one in shown["experiments"]] == [
         ["accuracy", *NAMES],
         ["accuracy"],
@@ -277,6 +283,16 @@ def test_metrics_beside_a_run_without_them(whole, tmp_path):
     at = headings.index("worst decile")
     assert [row[at] == "–" for row in rows] == [False, True]
     assert shown["experiments"][0]["own"] and shown["experiments"][1]["own"] is None
+
+
+def test_the_error_of_a_sample_is_said(federation):
+    """Metrics are of the same sample as the accuracy: of few samples of a device its own accuracy is uncertain."""
+    told = words(federation, 8, fairness=True)
+    few = sampled(federation, 8).test.size
+    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in told and "so the variance is larger" in told
+    assert "devices" not in words(federation, 8) and words(federation, None, fairness=True) == ""
+    numbers = words(federation, 8, "mse")
+    assert numbers.startswith("mean squared error on 8 of ") and "points" not in numbers
 
 
 # bad input
@@ -398,6 +414,8 @@ def test_an_error_is_better_if_it_is_lower():
 
 def test_a_model_may_be_judged_by_another_metric():
     run = made([0.1, 0.6, 0.7], "f1")
+    headings, _ = summary.table([run], 0.6)
+    assert headings[1] == "rounds to 60 %" and "final F1" in headings and "accuracy" in headings
     assert (run.rounds_to(0.6), run.best, run.measure.text(run.final)) == (2, pytest.approx(0.7), "70.0 %")
     assert measure("own_variance").text(0.01) == "100 points²" and measure("own_variance", "mse").text(0.01) == "0.01"
 
@@ -429,8 +447,7 @@ def test_a_regression_from_the_command_line(houses, tmp_path, capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     stored = folb.read(tmp_path / "run")
-    for words in ("MSE", "MAE", "0.5", "devices'"):  # headings are broken into lines
-        assert words in printed
+    assert all(word in printed for word in ("MSE", "MAE", "0.5", "devices'"))  # headings are broken into lines
     federation = data.load(houses, **TABLE)
     model = models.linear(federation.shape, federation.classes)
     found = simulate(federation, model, algorithms.fedavg(K=3, lr=0.1), rounds=12, seeds=2)

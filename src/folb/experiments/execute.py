@@ -361,8 +361,8 @@ def prepare(
     if there is None or again or changed:
         store.set_aside(path)
         naming.write(path, naming.named(now | called, given or {}))
-    elif given:
-        naming.write(path, naming.named(there, given))
+    elif given or there.get("keep_model", True) != keep_model:
+        naming.write(path, naming.named(there | {"keep_model": keep_model}, given or {}))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
     for written in (store.MODEL, store.RESULTS):  # they are damaged, or of a process that was killed at its end
         (path / written).unlink(missing_ok=True)

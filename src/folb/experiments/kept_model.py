@@ -34,7 +34,9 @@ AGAIN = "a run from the start keeps it (--again, and not --no-model)"
 class KeptModel:
     """A model that a run ended with.
 
-    `params` are its parameters. `classes` are the names of the classes, or their numbers if the data has no names.
+    `params` are its parameters. `classes` are the names of the classes, or their numbers if the data has no names. A
+    file that has a model's arrays alone, as of a Flower app, says neither these nor the `shape` of a sample: they are
+    empty, and None.
     """
 
     params: Params
@@ -42,10 +44,12 @@ class KeptModel:
     name: str
     algorithm: str
     seed: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     classes: Sequence[Any]
 
     def __repr__(self) -> str:
+        if self.shape is None:
+            return f"KeptModel({self.name}: arrays alone)"
         kind = "numbers to predict" if is_regression(self.model.judged_by) else f"{len(self.classes)} classes"
         about = f"samples of shape {self.shape}, {kind}"
         return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: {about})"
@@ -90,12 +94,22 @@ class KeptModel:
             raise InputError("x", x, "should be an array with rows of equal length") from None
         if x.dtype.kind not in "biuf":
             raise InputError("x", str(x.dtype), "should be numbers")
-        if x.ndim == 0 or x.shape[1:] != self.shape:
+        if x.ndim == 0 or (self.shape is not None and x.shape[1:] != self.shape):
             raise InputError("shape of x", x.shape, f"should be samples first, each of shape {self.shape}")
+        if self.shape is None:
+            self._check_taken(x)
         codes = self.model.codes
         if codes is not None and not (x.dtype.kind in "iu" and np.all((x >= 0) & (x < codes))):
             raise InputError("x", str(x.dtype), f"should be whole numbers from 0 to {codes - 1}, which the model takes")
         return x
+
+    def _check_taken(self, x: NDArray) -> None:
+        """Raise an `InputError` if the model cannot take such samples, where the file does not say their shape."""
+        try:
+            jax.eval_shape(self.model.predict, self.params, x)
+        except (TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError("shape of x", x.shape, f"should be samples that the model takes: {reason}") from error
 
 
 def load_model(
@@ -111,9 +125,13 @@ def load_model(
     model.npz.
     `algorithm` is a label of the table, or an algorithm's name. It and `seed` may be left out if there is only one.
     `model` stands in for the model that the file names, such as one of your own whose file is gone. By default a model
-    from a file of your own is loaded from that file, which is executed.
+    from a file of your own is loaded from that file, which is executed. A file that has a model's arrays alone, under
+    the names that they have on Flower, needs it.
     """
     path = _file(run)
+    if model is not None and not model_file.is_described(path):
+        like = jax.eval_shape(model.init, jax.random.key(0))
+        return KeptModel(model_file.read_model(path, None, like), model, str(model), "", 0, None, ())
     about = model_file.read_about(path)
     number = _chosen(path, about["runs"], algorithm, seed)
     shape, classes = tuple(about["shape"]), about["classes"]

@@ -169,14 +169,15 @@ def _address(kind: str, name: str) -> str:
 
 def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
     found = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read"}
-    found |= {"progress": "", "differs": "", "started": ""}
+    found |= {"progress": "", "differs": "", "started": "", "called": "", "tags": ""}
     try:
         stored = directory.read(path)
         about = described(stored)
         if about["state"] == "running":  # of all others together there may be too much to read
             found["progress"] = following.progress(stored)
         started = f"{stored.started[:16]} UTC"
-        return found | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
+        called = {"called": stored.given_name, "tags": ", ".join(stored.tags)}
+        return found | called | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
     except InputError:
         return found
 

@@ -89,7 +89,8 @@ class Columns:
     def add(self, line: dict[str, Any], records: bool) -> None:
         """Take a line of rounds.jsonl, with its values of devices only if `records`."""
         if is_evaluated(line):
-            found = line.get("metrics", {}) | {ACCURACY: line.get("test_accuracy", UNMEASURED)}
+            accuracy = {ACCURACY: line["test_accuracy"]} if "test_accuracy" in line else {}
+            found = accuracy | line.get("metrics", {})
             for name in found:
                 self.metrics.setdefault(name, [UNMEASURED] * len(self.evaluated))
             for name, values in self.metrics.items():
@@ -120,7 +121,7 @@ class Columns:
         """The columns, JSON-ready. The values of devices are packed."""
         names = ("rounds", "bytes", "up", "seconds", "evaluated", "judged", "loss")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        metrics = {name: own for name, own in self.metrics.items() if name not in (ACCURACY, self.judged_by)}
+        metrics = {name: own for name, own in self.metrics.items() if name != self.judged_by}
         found |= {"metrics": metrics} if metrics else {}
         found["trouble"] = self.trouble[-TROUBLE:]
         if records:
@@ -197,9 +198,10 @@ def described(stored: RunDirectory) -> dict[str, Any]:
 
 def measures(stored: RunDirectory, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What the page can show beside the training loss: what the runs are judged by comes first."""
-    asked = measured(tuple(stored.experiment.get("metrics", ())))
-    others = dict.fromkeys([*asked, *(name for run in runs for name in run.metrics)])
     judged = stored.measure
+    asked = measured(tuple(stored.experiment.get("metrics", ())))
+    always = () if is_regression(judged.name) else (ACCURACY,)
+    others = dict.fromkeys([*always, *asked, *(name for run in runs for name in run.metrics)])
     return list(map(_shown, [judged, *(measure(name, judged.name) for name in others if name != judged.name)]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from folb.errors import InputError
-from folb.measures import ACCURACY, Measure, measure
+from folb.measures import ACCURACY, Measure, is_regression, measure
 from folb.results.effects import interval
 from folb.results.run import Run
 
@@ -79,7 +79,8 @@ def judged(runs: Sequence[Run]) -> Measure:
 def metrics(runs: Sequence[Run]) -> list[Measure]:
     """What else was measured in any of the runs."""
     by = judged(runs).name
-    return [measure(name, by) for name in dict.fromkeys(name for run in runs for name in run.metrics) if name != by]
+    found = dict.fromkeys(name for run in runs for name in (*([] if is_regression(by) else [ACCURACY]), *run.metrics))
+    return [measure(name, by) for name in found if name != by]
 
 
 def after(counts: Sequence[int]) -> str:
@@ -125,7 +126,8 @@ def _averaged(known: Measure, values: Sequence[float]) -> str:
 
 def _last(known: Measure, group: Sequence[Run]) -> str:
     """A metric in the last evaluated round; a dash if it was not measured."""
-    values = [float(run.metrics[known.name][-1]) for run in group if len(run.metrics.get(known.name, ()))]
+    curves = [run.test_accuracy if known.name == ACCURACY else run.metrics.get(known.name) for run in group]
+    values = [float(curve[-1]) for curve in curves if curve is not None and len(curve)]
     return _averaged(known, values) if values else "–"
 
 

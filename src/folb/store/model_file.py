@@ -57,11 +57,19 @@ def nbytes(like: Params) -> int:
     return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(like))
 
 
+def is_described(path: Path) -> bool:
+    """Whether a file says what its models are; a file of a model's arrays alone, as of a Flower app, does not."""
+    return ABOUT in npz.arrays(path, (), optional=(ABOUT,))
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """What a file says about its models, checked."""
     text = npz.arrays(path, (), optional=(ABOUT,)).get(ABOUT)
     if text is None:
-        raise InputError(str(path), ABOUT, "is missing: it is not a model file of `folb compare`, `run` or `execute`")
+        expected = (
+            "is missing: it is not a model file of `folb compare`, `run` or `execute`; if it has a model's arrays,"
+        )
+        raise InputError(str(path), ABOUT, f"{expected} as of a Flower app, give the model: load_model(..., model=...)")
     try:
         about = json.loads(str(text))
         json.dumps(about, ensure_ascii=False).encode()  # fails if a text cannot be printed
@@ -79,10 +87,10 @@ def read_about(path: Path) -> dict[str, Any]:
     return about
 
 
-def read_model(path: Path, run: int, like: Params) -> Params:
-    """The model of run number `run`; `like` has its structure, its shapes and its types."""
+def read_model(path: Path, run: int | None, like: Params) -> Params:
+    """The model of run number `run`, or the only one of a file; `like` has its structure, its shapes and its types."""
     wanted = leaves(like)
-    found = npz.arrays(path, [f"{run}/{name}" for name in wanted])
+    found = npz.arrays(path, [name if run is None else f"{run}/{name}" for name in wanted])
     for place, leaf in zip(found, wanted.values(), strict=True):
         array = found[place]
         if array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(leaf.dtype).itemsize:

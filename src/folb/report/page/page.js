@@ -139,10 +139,12 @@ function theme(redraw) {
 function list(runs) {
   if (!runs.length) return h("p", {}, "There are no runs here yet.");
   const headings = ["run", "experiment", "state", "differs in", "started"];
-  const row = ({ name, href, title, state, progress, differs, started }) => {
+  const row = ({ name, href, title, state, progress, differs, started, called, tags }) => {
     const shown = h("span", { class: `state ${state}` }, state + (progress ? `, ${progress}` : ""));
     const cells = [h("td", {}, title), h("td", {}, shown), h("td", { class: "differs-in" }, differs), h("td", {}, started)];
-    return h("tr", {}, h("th", { scope: "row" }, h("a", { href }, name)), ...cells);
+    const words = [called && `“${called}”`, tags && `(${tags})`].filter((word) => word).join(" ");
+    const own = words ? h("span", { class: "apart" }, words) : "";
+    return h("tr", {}, h("th", { scope: "row" }, h("a", { href }, name), " ", own), ...cells);
   };
   const head = h("thead", {}, h("tr", {}, ...headings.map((text) => h("th", { scope: "col" }, text))));
   return scrolling("Runs", h("table", { class: "runs" }, head, h("tbody", {}, ...runs.map(row))));
