@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples test-docs check docs docs-serve bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-stream clean
+.PHONY: demo test test-slow test-examples test-docs check docs docs-serve bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-privacy bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -58,6 +58,9 @@ bench-asynchronous: .venv/.run  ## rounds that do not wait against rounds that d
 
 bench-metrics: .venv/.run  ## what metrics beside the accuracy cost, if every round is evaluated
 	$(BIN)/python benchmarks/metrics.py
+
+bench-privacy: .venv/.test  ## private rounds against plain ones, with the same device work
+	$(BIN)/python benchmarks/privacy.py cost
 
 bench-stream: .venv/.run  ## the same run with its samples on the accelerator, and streamed from the host
 	$(BIN)/python benchmarks/stream.py

@@ -18,6 +18,7 @@ pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 from folb import algorithms, compose, execute, models, rules, simulate
 from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness
+from folb.core import step_size as step_sizes
 from folb.core.accountant import Rounds, noise_for
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
@@ -342,6 +343,31 @@ def test_private_folb_without_noise_weighs_by_its_inner_products():
     assert np.dot(as_published, found.update.delta["w"]) > 0.99 * np.linalg.norm(as_published) * np.linalg.norm(
         found.update.delta["w"]
     )
+
+
+def test_the_agreement_of_rounds_is_seen_through_their_noise():
+    rng, width = np.random.default_rng(0), 10_000
+
+    def agreed(length, cosine, deviation):
+        """The change of log lr by two updates of this length and cosine, with noise, if goal is 0 and gain is 1."""
+        step = step_sizes.agreement(gain=1.0, goal=0.0)
+        first, second = np.zeros(width, np.float32), np.zeros(width, np.float32)
+        first[0], second[:2] = length, [length * cosine, length * np.sqrt(1 - cosine**2)]
+        memory = step.init({"w": jnp.zeros(width)})
+        for update in (first, second):
+            noisy = {"w": jnp.asarray(update + deviation * rng.normal(size=width).astype(np.float32))}
+            seen = Round(None, None, None, None, None, update=rules.Update(noisy, None))
+            memory = step.update(memory, seen._replace(noise_square=jnp.float32(width * deviation**2)))
+        return float(memory.log)
+
+    # noise three times as long as the updates: the plain cosine would be a tenth of the true one
+    assert agreed(1.0, 0.9, 0.03) == pytest.approx(0.9 * (1 - 0.09) / (1 + 0.09), abs=0.2)
+    assert agreed(1.0, -0.9, 0.01) == pytest.approx(-0.9, abs=0.1)
+    assert abs(agreed(0.01, 0.9, 0.05)) < 0.3  # the noise hides it: the step size nearly stays
+
+
+def test_a_codec_goes_with_noise_of_the_server():
+    assert algorithms.fedavg(**OWN, compress_up="int8").privacy is not None
 
 
 def test_poisson_draws_each_device_by_itself():
