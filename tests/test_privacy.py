@@ -99,6 +99,7 @@ REFUSED = {
     "epsilon = 8: is for a private": lambda: algorithms.fedavg(epsilon=8),
     "clip = 0": lambda: algorithms.fedavg(**OWN, clip=0),
     "noise = 0": lambda: algorithms.fedavg(**OWN | {"noise": 0}),
+    "noise = 1e-30": lambda: algorithms.fedavg(**OWN | {"noise": 1e-30}),
     "delta = 1": lambda: algorithms.fedavg(**OWN, delta=1),
     "clip_quantile = 1": lambda: algorithms.fedavg(**OWN, clip_quantile=1),
     "clip_gradient = 1": lambda: algorithms.fedavg(**OWN, clip_gradient=1),

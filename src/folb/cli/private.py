@@ -37,7 +37,7 @@ def _privacy(options: argparse.Namespace) -> None:
     accountant.check_budget(options.epsilon, options.delta, options.K, options.devices)
     noise = options.noise
     if noise is not None:
-        check_number("noise", noise, lambda noise: noise > 0, "should be more than 0")
+        check_number("noise", noise, *accountant.NOISE)
     elif options.epsilon is None:
         raise InputError("epsilon", None, "should be a budget, or --noise a noise: the other one is told")
     else:
@@ -60,4 +60,5 @@ def _privacy(options: argparse.Namespace) -> None:
         return
     tables.say(f"noise {noise:g}: the sum of a round has noise of standard deviation {noise:g} times the clip")
     ended = "" if rounds == options.rounds else f", and a round more would exceed {options.epsilon:g}"
-    tables.say(f"epsilon {found['epsilon']:g} after {rounds} rounds, with delta {options.delta:g}{ended}")
+    count = f"{rounds} round{'s' * (rounds != 1)}"
+    tables.say(f"epsilon {found['epsilon']:g} after {count}, with delta {options.delta:g}{ended}")

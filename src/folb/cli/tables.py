@@ -167,7 +167,7 @@ def _private(planned: Plan) -> Iterator[str]:
             epsilon = found.rounds(planned.federation.N).epsilon(rounds, found.delta)
             yield (
                 f"private ({found.place}, {found.scheme} draws): epsilon {epsilon:.3g} with delta {found.delta:g} "
-                f"after {rounds} rounds, noise {found.noise:g}"
+                f"after {rounds} round{'s' * (rounds != 1)}, noise {found.noise:g}"
             )
 
 

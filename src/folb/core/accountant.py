@@ -28,6 +28,8 @@ from folb.typing import NDArray
 SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighbours differ
 NOISES = (1e-2, 1e4)  # a budget that needs another noise is an error
 DIGITS = 4  # of a noise that is found
+# a noise that is given: with much less, epsilon is no finite number, and rounds with such a number are not read
+NOISE = (lambda noise: noise >= 1e-6, "should be at least 0.000001")
 # orders for fixed draws: all that the accountant usually takes would take four times as long, and epsilon is 0.3 % less
 FEWER = (*range(2, 33), 40, 48, 64, 96, 128)
 
@@ -78,7 +80,7 @@ def noise_for(epsilon: float, delta: float, scheme: str, K: int, N: int, rounds:
 def check_budget(epsilon: float | None, delta: float, K: int, N: int) -> None:
     """Raise an `InputError` for a budget, or a number of devices, that makes no sense."""
     if epsilon is not None:
-        check("epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0")
+        check("epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0, and finite")
     check("delta", delta, lambda value: 0 < value < 1, "should be more than 0 and less than 1 / N")
     check_whole("devices", N, 1)
     if K > N:

@@ -162,7 +162,7 @@ def private(
 RANGES: dict[str, tuple[Any, str]] = {
     "epsilon": (lambda value: value > 0, "should be more than 0"),
     "delta": (lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1 / N"),
-    "noise": (lambda value: value > 0, "should be more than 0"),
+    "noise": accountant.NOISE,
     "clip": (lambda value: value > 0, "should be more than 0"),
     "clip_gradient": (lambda value: value > 0, "should be more than 0"),
     "clip_quantile": (lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1"),
