@@ -700,13 +700,21 @@ MISTAKES = {
         lambda: algorithms.fedavg(step_gain=1.0),
         "step_gain = 1.0: is for step_size=agreement",
     ),
-    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be agreement"),
+    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of agreement"),
     "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),
     "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
     "few candidates": (lambda: algorithms.fedavg(sampling="power_of_choice", K=5, candidates=4), "candidates = 4"),
     "candidates of nobody": (
         lambda: algorithms.fedavg(candidates=4),
         "is for sampling=power_of_choice, remembered_loss",
+    ),
+    "1 in 32 bits": (
+        lambda: algorithms.fedavg(local_step="adam", local_beta2=1 - 1e-9),
+        "local_beta2 = 0.999999999: should be at least 0 and less than 1, in 32 bits",
+    ),
+    "0 in 32 bits": (
+        lambda: algorithms.fedavg(local_step="adam", local_eps=1e-46),
+        "should be more than 0, in 32 bits",
     ),
     "beta of sgd": (lambda: algorithms.fedavg(local_beta=0.9), "local_beta = 0.9: is for local_step=momentum"),
     "sketch and gradient": (

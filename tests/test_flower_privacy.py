@@ -115,6 +115,19 @@ def test_a_device_that_does_not_clip_is_bounded_by_the_server(place):
     assert 0.45 < np.linalg.norm(honest) <= 0.5 * 1.02
 
 
+@pytest.mark.parametrize("place", ["central", "distributed"])
+def test_a_length_that_a_device_makes_up_is_bounded_by_the_server(place):
+    def boasting(partition, message, reply):
+        for record in reply.content.metric_records.values():
+            if "square" in record:
+                record["square"] = 1e6
+        return reply
+
+    algorithm = algorithms.fedavg(**OWN | {"privacy": place, "noise": 1e-3}, server="fedexp")
+    model, _ = played(algorithm, grid_of(tamper=boasting), width=4, rounds=2, replay=True)
+    assert np.linalg.norm(model) < 1  # the step of fedexp is in proportion to the mean of what devices say
+
+
 def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     federation = synthetic(devices=N, sizes=[20, 30, 12, 25, 16, 40])
     model = models.logistic(federation.shape, federation.classes)

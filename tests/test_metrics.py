@@ -355,14 +355,16 @@ def test_numbers_to_predict_are_checked(tmp_path, capsys):
         Federation.from_arrays("d", np.ones((2, 1)), np.array([1.0, np.nan]), np.zeros(2), regression=True)
     with pytest.raises(InputError, match=r"whole number from 0 to .*set regression=true"):
         Federation.from_arrays("d", np.ones((2, 1)), np.array([1.0, 0.5]), np.zeros(2))
-    (tmp_path / "a.csv").write_text("device,x,label\na,1,high\na,2,low\n")
-    with pytest.raises(InputError, match="label = 'high': should be a number to predict"):
+    (tmp_path / "a.csv").write_text("device,x,label\na,1,0.5\na,2,low\n")
+    with pytest.raises(InputError, match="label = 'low': should be a number to predict"):
         data.load(tmp_path / "a.csv", regression=True)
     federation = small(regression=True)
     with pytest.raises(InputError, match="attack = 'labels': changes classes"):
         simulate(federation, models.linear(federation.shape, 1), algorithms.fedavg(K=1, attack="labels"), rounds=1)
     with pytest.raises(InputError, match=r"target = 1\.5: should be more than 0 and at most 1"):
         plan(folb.Experiment(**FIELDS | {"target": 1.5}))
+    with pytest.raises(InputError, match=r"target = 1e\+39: should be more than 0, and finite in 32 bits"):
+        folb.Experiment(**FIELDS | {"target": 1e39})  # its own file would not be read
 
 
 # lower is better
@@ -403,6 +405,7 @@ def test_an_error_is_better_if_it_is_lower():
     assert summary.told_apart([*slow, *fast], 3).startswith("Fewest rounds to 3: a.")
     told = summary.told_apart([*slow, *fast], 2)
     assert told == "None reaches 2 with most seeds. The best MSE is 3: a higher target (--target) says more."
+    assert "No MSE is a finite number" in summary.told_apart([made([math.nan, math.nan])], 2)
     headings, rows = summary.table([*slow, *fast], 3)
     assert headings[1:3] == ["rounds to 3", "held from"] and "final MSE" in headings
     assert [row[1] for row in rows] == ["7", "2"]

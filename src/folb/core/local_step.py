@@ -121,10 +121,11 @@ LOCAL_STEPS: dict[str, LocalStep] = {
     "adam": LocalStep(adam, _no_moments, {"beta": 0.9, "beta2": 0.999, "eps": 1e-8}),
 }
 UNEVEN = (delta_sgd, adam)  # their steps are not lr times a mean of gradients
+NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
-    "beta2": (lambda beta2: (beta2 >= 0) & (beta2 < 1), "should be at least 0 and less than 1"),
-    "eps": (lambda eps: eps > 0, "should be more than 0"),
+    "beta": (lambda beta: (beta >= 0) & (beta < NEAR_ONE), "should be at least 0 and less than 1, in 32 bits"),
+    "beta2": (lambda beta2: (beta2 >= 0) & (beta2 < NEAR_ONE), "should be at least 0 and less than 1, in 32 bits"),
+    "eps": (lambda eps: eps >= NEAR_ZERO, "should be more than 0, in 32 bits"),
     "gamma": (lambda gamma: gamma > 0, "should be more than 0"),
     "delta": (lambda delta: delta >= 0, "should be at least 0"),
 }

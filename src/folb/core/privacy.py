@@ -358,9 +358,9 @@ def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]
     total["delta"] = _sum(delta)
     for name, middle in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
         if name in found.parts:
-            sent = jnp.nan_to_num(round.sent[name])
-            if not _came_noisy(found, round):
-                sent = jnp.clip(sent, 0.0, 1.0)
+            spread = found.deviation(name, found.clip) / math.sqrt(found.K)
+            beyond = SURE * spread if _came_noisy(found, round) else 0.0
+            sent = jnp.clip(jnp.nan_to_num(round.sent[name]), -beyond, 1.0 + beyond)
             total[name] = jnp.sum(jnp.where(there, sent - middle, 0.0))
     return total
 

@@ -50,7 +50,8 @@ def load(
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
     y, names = _classes(f"{path}: {label}", columns[label])
     if regression and names is not None:
-        raise InputError(f"{path}: {label}", names[0], "should be a number to predict, or leave out regression")
+        wrong = next(name for name in names if not _is_number(name))
+        raise InputError(f"{path}: {label}", wrong, "should be a number to predict, or leave out regression")
     classes = None if names is None else max(len(names), 2)
     named = _text(f"{path}: {device}", columns[device])
     federation = Federation.from_arrays(
@@ -168,6 +169,14 @@ def _classes(field: str, labels: NDArray) -> tuple[NDArray, tuple[str, ...] | No
     except ValueError:
         names, y = np.unique(labels, return_inverse=True)
         return y, tuple(names.tolist())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        np.float64(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _marks(path: Path, name: str, values: NDArray) -> NDArray:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from folb import data
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check_number, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
 from folb.measures import checked
@@ -79,8 +79,7 @@ class Experiment:
         if self.evaluate_every > self.rounds:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
         object.__setattr__(self, "target", read("target", float, self.target))
-        if self.target <= 0:
-            raise InputError("target", self.target, "should be more than 0")
+        check_number("target", self.target, lambda target: target > 0, "should be more than 0")
         choose("objective", self.objective, ("uniform", "samples"))
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
         object.__setattr__(self, "seeds", _seeds(self.seeds))

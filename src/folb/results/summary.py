@@ -166,9 +166,11 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     first = [label for label in medians if medians[label] == min(medians.values())]
     if math.isinf(medians[first[0]]):
         bests = [run.best for run in runs if not math.isnan(run.best)]
-        best = (min if known.lower else max)(bests, default=0.0)
-        reached, other = f"The best {known.short} is {known.text(best)}", "higher" if known.lower else "lower"
-        return f"None reaches {known.goal(target)} with most seeds. {reached}: a {other} target (--target) says more."
+        none = f"None reaches {known.goal(target)} with most seeds."
+        if not bests:
+            return f"{none} No {known.short} is a finite number: a smaller step size (--set lr=...) may help."
+        best, other = (min(bests), "higher") if known.lower else (max(bests), "lower")
+        return f"{none} The best {known.short} is {known.text(best)}: a {other} target (--target) says more."
     if all(len(run.evaluated_rounds) > 1 and run.rounds_to(target) == run.evaluated_rounds[0] for run in runs):
         least = (max if known.lower else min)(run.best for run in runs)
         bound, other = ("at most", "lower") if known.lower else ("at least", "higher")
