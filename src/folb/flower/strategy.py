@@ -221,6 +221,7 @@ class FederatedStrategy(Strategy):
         self.algorithm = core_round.over_rounds(self._composed, num_rounds)
         model = self._checked_model(initial_arrays)
         self.algorithm = privacy.calibrated(self.algorithm, self.min_available_nodes, num_rounds)
+        privacy.affordable(self.algorithm, self.min_available_nodes, 1)  # a budget for no round at all is an error
         self.post, self.roster, self.lengths, self.used = Post(grid), Roster(self.wait), [], set()
         self.spent = 0
         self.summary()
