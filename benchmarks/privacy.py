@@ -152,7 +152,11 @@ def _flower(there: Any, model: Any, noise: float, seed: int) -> float:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     random.seed(seed)
     np.random.seed(seed)
-    x, y, start, size = there.train.x, there.train.y, there.train.start, there.train.size
+    x, seen = (
+        np.asarray(there.expand(there.table, side.x), np.float32).reshape(len(side.y), -1)
+        for side in (there.train, there.test)
+    )
+    y, start, size = there.train.y, there.train.start, there.train.size
     luck = np.random.default_rng(seed)
 
     def app(k: int) -> ClientApp:
@@ -164,7 +168,7 @@ def _flower(there: Any, model: Any, noise: float, seed: int) -> float:
             w = {name: array.numpy().copy() for name, array in message.content.array_records["arrays"].items()}
             for _ in range(int(FLOWER["steps"])):
                 some = luck.choice(rows, min(int(FLOWER["batch"]), len(rows)), replace=False)
-                features = x[some].reshape(len(some), -1)
+                features = x[some]
                 z = features @ w["weight"] + w["bias"]
                 p = np.exp(z - z.max(axis=1, keepdims=True))
                 p /= p.sum(axis=1, keepdims=True)
@@ -189,8 +193,7 @@ def _flower(there: Any, model: Any, noise: float, seed: int) -> float:
         InProcessGrid([app(k) for k in range(N)], seed=seed), first, num_rounds=int(FLOWER["rounds"])
     )
     w = {name: array.numpy() for name, array in result.arrays.items()}
-    scores = there.test.x.reshape(len(there.test.y), -1) @ w["weight"] + w["bias"]
-    return float(np.mean(scores.argmax(axis=1) == there.test.y))
+    return float(np.mean((seen @ w["weight"] + w["bias"]).argmax(axis=1) == there.test.y))
 
 
 GOAL, TURNS = 1.2, 5
