@@ -37,7 +37,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     "mnist": {"title": "MNIST, 1,000 devices", "settings": {}, "K": 50, "rounds": 40, "work": 10, "lr": 0.03},
     "femnist": {
         **{"title": "FEMNIST, 367 devices", "settings": {"devices": 367}},
-        **{"K": 50, "rounds": 30, "work": 5, "lr": 0.03},
+        **{"K": 50, "rounds": 30, "work": 5, "lr": 0.01},
     },
 }
 TITLES = {"fedavg": "FedAvg", "accord": "accord", "folb": "FOLB, sketch"}
@@ -76,7 +76,8 @@ def study(out: Path, wanted: list[str]) -> None:
             groups = [runs[i * SEEDS : (i + 1) * SEEDS] for i in range(len(contenders))]
             found[key] = {
                 "N": there.N,
-                **{name: about[name] for name in ("K", "rounds", "work", "lr")},
+                **{key: about[key] for key in ("K", "rounds", "work")},
+                "lr": None if name == "accord" else about["lr"],  # it sets its own
                 "delta": DELTA,
                 "accuracy": {
                     "none" if group[0].epsilon is None else f"{epsilon:g}": [round(run.final, 4) for run in group]
