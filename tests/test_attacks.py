@@ -173,6 +173,7 @@ def test_honest_liars_change_nothing(small):
     np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_guarded_folb_learns_beside_liars_that_know_the_guard():
     """Three of thirty took it to 2 % before a gradient no longer vouched for its own device."""
     federation = synthetic(1, 1, devices=30, sizes=40)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from nightly import nightly
 
 from folb import system
 from folb.core import randomness
@@ -450,15 +451,13 @@ FURTHER = {  # each of these checks compiles a program of its own
 # The paper's algorithms by themselves, a guarded one, a memory, a sketch, and one with every number of a server step.
 # The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
 ALWAYS = {
-    *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
-    *("own scaffold", "feddyn", "folb, guarded, fedexp", "folb, sketch, guarded"),
-    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two", "fedavg, top_k, int8 down"),
+    *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero"),
+    *("feddyn", "folb, guarded, fedexp", "folb, sketch, guarded"),
+    *("scaffold, option 1, yogi, ema", "fedavg, top_k, int8 down"),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
-)
+@pytest.mark.parametrize("name", nightly(TABLE, lambda name: name not in ALWAYS))
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
     case, programs = TABLE[name], program.advance._cache_size()
@@ -485,7 +484,7 @@ def test_conforms(name):
 # Memory
 
 
-@pytest.mark.parametrize("name", ["fednu_direct", "fednu_norm", "folb_hetero"])
+@pytest.mark.parametrize("name", nightly(["fednu_direct", "fednu_norm", "folb_hetero"], lambda name: "fednu" in name))
 def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     """From 10 to 160 devices with the same data, a round needs less than one more gradient, not 150.
 

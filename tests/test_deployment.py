@@ -303,6 +303,7 @@ def demo_of_one_node(path):
         yield running
 
 
+@pytest.mark.slow
 @needs_flower
 def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
     with demo_of_one_node(tmp_path) as running:

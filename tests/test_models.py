@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nightly import nightly
 
 from folb import InputError, algorithms, models, simulate, system
 from folb.core import tree
@@ -68,9 +69,7 @@ def test_a_sample_does_not_depend_on_its_batch(name):
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet" else name for name in TINY]
-)
+@pytest.mark.parametrize("name", nightly(TINY, lambda name: name in ("resnet", "lenet")))
 def test_one_round_of_each(name):
     _, classes, _ = TINY[name]
     x, y = samples(name, 24)
