@@ -628,12 +628,12 @@ class FederatedStrategy(Strategy):
 
     def _private(self) -> dict[str, float]:
         """What a device of a private run is told: the clip and, if it adds noise, its standard deviations."""
-        found = self._round.algorithm.privacy
+        found, slots = self._round.algorithm.privacy, self._round.algorithm.selection.K
         if found is None:
             return {}
         told = {"clip": float(found.clip)}
         if found.place == "distributed":
-            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(found.K) for part in found.parts}
+            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(slots) for part in found.parts}
             told["replay"] = float(self.replay)
         return {f"privacy.{name}": value for name, value in told.items()}
 
