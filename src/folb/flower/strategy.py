@@ -241,6 +241,8 @@ class FederatedStrategy(Strategy):
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # a run of before has none in its identity
+        if self.algorithm.privacy is not None:  # epsilon is for so many devices in all rounds
+            how += f" {self.min_available_nodes}"
         with recording(self.directory, about, state, how) as record:
             self.awaited, self.spent = set(record.devices), record.asked
             self.lengths = [line["length"] for line in record.lines if "length" in line]
@@ -389,7 +391,9 @@ class FederatedStrategy(Strategy):
         survey = None if opened.abandoned else self._survey(opened, arrays, asked)
         if opened.abandoned:
             return []
-        luck = seed if self.algorithm.privacy is None or self.replay else np.uint32(secrets.randbits(32))
+        luck = seed, t
+        if self.algorithm.privacy is not None and not self.replay:
+            luck = np.uint32(secrets.randbits(32)), np.uint32(secrets.randbits(32))
         drawn = plan(
             opened.algorithm,
             self.system,
