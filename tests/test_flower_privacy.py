@@ -190,6 +190,11 @@ def test_what_would_go_out_without_noise_is_refused(settings, says):
         strategy(algorithms.fedavg(**OWN), **settings)
 
 
+def test_a_share_of_the_devices_is_not_for_draws_that_each_device_joins_by_itself():
+    with pytest.raises(InputError, match="should be None with sampling=poisson"):
+        strategy(algorithms.fedavg(sampling="poisson"), fraction_train=0.5)
+
+
 def test_sums_alone_are_refused():
     with pytest.raises(InputError, match="privacy = 'central'"):
         TwoPhaseStrategy(algorithms.folb(**OWN), min_available_nodes=N)

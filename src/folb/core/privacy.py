@@ -32,7 +32,7 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
-from folb.core.selection import SAMPLINGS
+from folb.core.selection import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped
@@ -212,7 +212,7 @@ def _called(part: Any) -> Any:
 
 def _scheme(algorithm: Algorithm, sampling: Any) -> str:
     how = algorithm.selection
-    if how.sampling.expected is not None:
+    if is_poisson(how.sampling):
         return "poisson"
     if how.sampling != SAMPLINGS["uniform"]:
         expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"

@@ -140,6 +140,9 @@ class FederatedStrategy(Strategy):
             check_whole(name, number, 1)
         if fraction_train is None and min_train_nodes != 1:
             raise InputError("min_train_nodes", min_train_nodes, "needs fraction_train; without it K devices train")
+        if fraction_train is not None and algorithm.selection.sampling.expected is not None:
+            expected = "should be None with sampling=poisson, whose K says how many join on average"
+            raise InputError("fraction_train", fraction_train, expected)
         _check_number("cap", cap, lambda value: 1 <= value < math.inf, "at least 1")
         if algorithm.attack is not None:
             raise InputError("attack", algorithm.name, "should be none on real devices: attacks are for the simulator")
