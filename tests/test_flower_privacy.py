@@ -10,6 +10,7 @@ pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
 import jax
 from inprocess import InProcessGrid
+from test_flower import apps
 
 from folb import algorithms, models, simulate, system
 from folb.core.accountant import Rounds
@@ -119,19 +120,6 @@ def test_a_device_that_does_not_clip_is_bounded_by_the_server(place):
 def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     federation = synthetic(devices=N, sizes=[20, 30, 12, 25, 16, 40])
     model = models.logistic(federation.shape, federation.classes)
-
-    def gradient(params, x, y):
-        z = x @ params["weight"] + params["bias"]
-        p = np.exp(z - z.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        p[np.arange(len(y)), y] -= 1
-        p /= np.float32(len(y))
-        return {"weight": x.T @ p, "bias": p.sum(axis=0)}
-
-    def app(k):
-        rows = slice(federation.train.start[k], federation.train.start[k] + federation.train.size[k])
-        return client_app(lambda context: Device(federation.train.x[rows], federation.train.y[rows], gradient))
-
     algorithm = algorithms.folb(
         privacy="central", noise=0.5, sampling="poisson", K=3, gradient="sketch", sketch=16, clip_quantile=0.5, lr=0.05
     )
@@ -139,7 +127,7 @@ def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     [run] = simulate(federation, model, algorithm, rounds=3, system=work, evaluate_every=3)
     start = model.init(jax.random.key(0))
     made = strategy(algorithm, replay=True, system=work)
-    found = made.start(InProcessGrid([app(k) for k in range(N)]), arrays(start), num_rounds=3).arrays
+    found = made.start(InProcessGrid(apps(federation)), arrays(start), num_rounds=3).arrays
     for name, value in found.items():
         np.testing.assert_allclose(value.numpy(), np.asarray(run.params[name]), atol=2e-5)
 
