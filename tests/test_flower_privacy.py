@@ -166,6 +166,7 @@ def test_what_was_asked_counts_though_the_run_is_interrupted(tmp_path):
     ("settings", "says"),
     [
         ({"fraction_train": 0.5}, "fraction_train = 0.5"),
+        ({"fraction_train": 1.0}, "fraction_train = 1.0"),
         ({"fraction_evaluate": 0.5}, "fraction_evaluate = 0.5"),
         ({"min_replies": 2}, "min_replies = 2"),
         ({"over_selection": 1.5}, "over_selection = 1.5"),

@@ -823,7 +823,7 @@ def _check_private(
     assert algorithm.privacy is not None
     K = algorithm.privacy.K
     for name, value in asked.items():
-        if value not in (None, 1):
+        if value is not None and (name == "fraction_train" or value != 1):  # a share of 1 is all devices, and not K
             raise InputError(name, value, f"should be None with privacy: every round has its K = {K}, and is closed")
     if fraction_evaluate:
         expected = "should be 0 with privacy: the devices' metrics would have no noise"
