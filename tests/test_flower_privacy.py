@@ -1,6 +1,7 @@
 """Private runs on the in-process grid: the noise that devices and server add, what they are bounded by, what counts."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from inprocess import InProcessGrid
 from test_flower import apps
 
 from folb import algorithms, models, simulate, system
-from folb.core.accountant import Rounds
+from folb.core import privacy
+from folb.core.accountant import Rounds, noise_for
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, protocol, share
@@ -76,6 +78,16 @@ def test_if_devices_do_not_answer_the_server_adds_their_share():
     model, made = played(algorithms.fedavg(**OWN | {"privacy": "distributed"}), grid_of(tamper=silent))
     assert np.std(model) == pytest.approx(2.0 * 0.5 / 4, rel=0.02)
     assert not made.opened.abandoned  # a private round is always closed
+
+
+def test_the_noise_for_a_budget_is_told(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    made = strategy(algorithms.fedavg(privacy="central", sampling="poisson", K=4, epsilon=8.0))
+    made.algorithm = privacy.calibrated(made.algorithm, N, 3)
+    with caplog.at_level(logging.INFO, "flwr"):
+        made.summary()
+    noise = noise_for(8.0, 1e-5, "poisson", 4, N, 3)
+    assert f"private (central, poisson draws from 6 devices or more): noise {noise}, delta 1e-05" in caplog.text
 
 
 def test_a_device_s_share_of_the_noise_is_as_asked():

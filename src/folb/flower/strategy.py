@@ -192,6 +192,9 @@ class FederatedStrategy(Strategy):
         settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
         log.info("%s with %s", algorithm.name, settings)
         log.info("rounds of at most %g s, and at least %s replies", self.deadline, self.min_replies or self._usual)
+        if (found := algorithm.privacy) is not None:
+            told = (found.place, found.scheme, self.min_available_nodes, found.noise, found.delta)
+            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
         if self.wants_guard and not is_guarded(algorithm):
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
@@ -517,6 +520,8 @@ class FederatedStrategy(Strategy):
 
     @property
     def _usual(self) -> str:
+        if self.algorithm.privacy is not None:
+            return "0"
         return "half of the" if self._outvoted else "1"
 
     def _survey(self, opened: Opened, arrays: ArrayRecord, members: Sequence[Member]) -> NDArray | None:
