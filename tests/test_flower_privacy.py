@@ -169,6 +169,10 @@ def test_what_was_asked_counts_though_the_run_is_interrupted(tmp_path):
     assert all("length" not in line and "gamma" not in line for line in lines)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["runs"][0]["epsilon"] == pytest.approx(spent[3], rel=1e-5)
+    for damaged in ("{}", "[4]", "{"):  # at least one more than is recorded: still no round is left
+        (tmp_path / "run" / "privacy.json").write_text(damaged)
+        _, made = played(algorithm, grid, rounds=9, width=3, directory=tmp_path / "run")
+        assert made.opened is None
     # the rounds so far were drawn from N devices: what they spent is not that of a draw from others
     with pytest.raises(InputError, match="holds another run"):
         played(algorithm, grid, rounds=9, width=3, directory=tmp_path / "run", min_available_nodes=N - 1)
