@@ -32,7 +32,7 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
-from folb.core.selection import SAMPLINGS
+from folb.core.selection import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped
@@ -212,7 +212,7 @@ def _called(part: Any) -> Any:
 
 def _scheme(algorithm: Algorithm, sampling: Any) -> str:
     how = algorithm.selection
-    if how.sampling.expected is not None:
+    if is_poisson(how.sampling):
         return "poisson"
     if how.sampling != SAMPLINGS["uniform"]:
         expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
@@ -377,7 +377,7 @@ def _clipped(found: Privacy, part: str, round: Round) -> Params:
     own = polar(stack, there)
     if _came_noisy(found, round):  # no more is taken of it than a clipped update with noise can have
         d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
-        spread = found.deviation(part, found.clip) / math.sqrt(found.K)
+        spread = found.deviation(part, found.clip) / math.sqrt(len(round.times))
         most = most + spread * (math.sqrt(d) + SURE)
     length = jnp.where(there & jnp.isfinite(own.norm), jnp.minimum(own.norm, most), 0.0)
     return scaled(own.direction, length)
@@ -388,15 +388,19 @@ def _sum(stack: Params) -> Params:
 
 
 def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
-    """A sum with its noise. If devices add their shares, the server adds what those who did not come would have."""
+    """A sum with its noise. If devices add their shares, the server adds those of the slots whose device did not come.
+
+    So the noise is the same however many came: otherwise its length would tell their number, and amplification by
+    sampling needs that nobody learns it.
+    """
     assert round.noise is not None
     deviation = found.deviation(part, found.clip)
     noise = round.noise.server[part]
     if found.place == "distributed":
-        count = jnp.sum(round.times > 0)
-        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(jnp.maximum(1.0 - count / found.K, 0.0)), noise)
+        there, slots = round.times > 0, len(round.times)
+        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(1.0 - jnp.sum(there) / slots), noise)
         if round.noise.devices is not None:
-            shares = tree.combine((round.times > 0) / math.sqrt(found.K), round.noise.devices[part])
+            shares = tree.combine(there / math.sqrt(slots), round.noise.devices[part])
             noise = tree.add(noise, shares)
     return tree.add(total, noise, deviation)
 
