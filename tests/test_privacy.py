@@ -427,7 +427,8 @@ def test_epsilon_is_recorded_every_round_and_a_budget_ends_the_run(runs):
     column = headings.index("epsilon")
     assert [row[column] for row in rows] == [f"{run.epsilon:.3g}" for run in (by_budget, by_noise, ended)]
     experiment = {"dataset": "x", "model": "m", "system": "s", "objective": "o", "rounds": 6, "target": 0.7, "set": {}}
-    assert document(experiment, "", [ended])["runs"][0]["epsilon"] == pytest.approx(ended.epsilon, rel=1e-5)
+    [written] = document(experiment, "", [ended])["runs"]
+    assert written["epsilon"] == pytest.approx(ended.epsilon, rel=1e-5) and written["delta"] == 1e-5
 
 
 def test_a_budget_that_ends_before_the_first_evaluation_is_refused(federation):

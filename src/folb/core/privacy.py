@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import accountant, randomness, rules, server_step, tree
-from folb.core.accountant import Rounds
+from folb.core.accountant import DELTA, Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
@@ -47,7 +47,6 @@ PLACES = {
     "distributed": "Each device adds its share of the noise to what it sends.",
 }
 SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  # of the whole; `delta` has the rest
-DELTA = 1e-5  # of (epsilon, delta), unless set
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding does not lead beyond a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
@@ -320,12 +319,13 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     """The private update of a round of an algorithm `with_clip`. Every use of what devices sent is in here."""
     found = algorithm.privacy
     assert found is not None and round.noise is not None
-    there, g = round.times > 0, None
+    g = None
     if "gradient" in found.parts:
         g = tree.divided(_noisy(found, "gradient", gradient_sum(found, round), round), found.K)
     total = {part: _noisy(found, part, known, round) for part, known in sums(algorithm, round, g).items()}
     size = jnp.maximum(total["importance"], LEAST * found.K) if "importance" in total else found.K
-    update = Update(tree.divided(total["delta"], size), jnp.where(there, 1.0 / found.K, 0.0))
+    update = Update(tree.divided(total["delta"], size), jnp.where(round.times > 0, 1.0 / found.K, 0.0))
+    blind = update._replace(weights=jnp.full(len(round.times), 1.0 / found.K))  # they do not tell who came
     square = None
     if SQUARE.name in total:
         square = jnp.maximum(total[SQUARE.name] / found.K, 0.0) * jnp.float32(found.clip) ** 2
@@ -336,7 +336,7 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     blank: Any = None
     alone = Round(round.params, blank, blank, blank, blank, t=round.t, N=round.N, lr=round.lr, key=round.key)
     added = tree.size(round.params) * (found.deviation("delta", found.clip) / size) ** 2
-    seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=update)
+    seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=blind)
     return Released(update, seen, clip)
 
 
