@@ -192,7 +192,6 @@ ALWAYS = {
     "sign",
     "both, with feedback",
     "two sets",
-    "guarded",
 }
 
 

@@ -703,7 +703,7 @@ MISTAKES = {
         lambda: algorithms.fedavg(step_gain=1.0),
         "step_gain = 1.0: is for step_size=agreement",
     ),
-    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be agreement"),
+    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of agreement"),
     "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),
     "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
     "few candidates": (lambda: algorithms.fedavg(sampling="power_of_choice", K=5, candidates=4), "candidates = 4"),
