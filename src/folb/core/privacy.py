@@ -47,7 +47,6 @@ PLACES = {
     "distributed": "Each device adds its share of the noise to what it sends.",
 }
 SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  # of the whole; `delta` has the rest
-DELTA = 1e-5  # of (epsilon, delta), unless set
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding does not lead beyond a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
@@ -128,7 +127,7 @@ def private(
     for name, value in given.items():
         check_number(name, value, *RANGES[name])
     if "epsilon" not in given and "noise" not in given:
-        raise InputError("epsilon", None, "should be a budget, or noise the noise of a round, with privacy")
+        raise InputError("epsilon", None, "should be the budget, such as 8; or set noise, such as noise=1")
     _check_parts(parts, place)
     _check_rule(algorithm, place)
     scheme = _scheme(algorithm, parts["sampling"])
@@ -149,7 +148,7 @@ def private(
         algorithm.selection.expected,
         summed,
         given.get("epsilon"),
-        given.get("delta", DELTA),
+        given.get("delta", accountant.DELTA),
         given.get("noise"),
         given.get("clip", 1.0),
         given.get("clip_gradient", 1.0),
@@ -218,7 +217,9 @@ def _scheme(algorithm: Algorithm, sampling: Any) -> str:
         expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
         raise InputError("sampling", _called(sampling), expected)
     if how.replacement:
-        expected = "should be false with privacy, or sampling poisson: a device counts once in a round"
+        expected = (
+            "is not private, since a device may count twice in a round: set sampling=poisson, or replacement=false"
+        )
         raise InputError("replacement", True, expected)
     return "fixed"
 
