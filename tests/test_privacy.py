@@ -16,6 +16,7 @@ from jax.tree_util import Partial
 pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
 from folb import algorithms, compose, execute, models, rules, simulate
+from folb.cli import tables
 from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness
 from folb.core import step_size as step_sizes
@@ -25,6 +26,7 @@ from folb.core.rules import Round
 from folb.core.selection import Known, Sampling, drawing, room
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
+from folb.report.payload import described
 from folb.results import summary
 from folb.results.document import document
 
@@ -465,9 +467,12 @@ def test_a_run_directory_has_what_was_spent_and_an_interrupted_run_goes_on_with_
     assert 1 < allowed < 4 and len(spent) == allowed
     assert spent[0] == lines[0]["epsilon"] and spent == sorted(spent) and spent[-1] <= 1.9
     assert stored.runs()[0].epsilon == spent[-1]
+    assert ["privacy", "central, delta 1e-05"] in described(stored)["facts"]
     again = []
-    execute(EXPERIMENT, directory=tmp_path / "run", on_start=lambda start: again.append(start.finished))
-    assert again == [True]  # though it has fewer rounds than the experiment
+    execute(EXPERIMENT, directory=tmp_path / "run", on_start=again.append)
+    assert again[0].finished  # though it has fewer rounds than the experiment
+    ended = f"after {allowed} rounds, with delta 1e-05, and a round more would exceed 1.9"
+    assert ended in tables.summary(again[0].plan)
 
 
 def test_the_command_tells_noise_and_epsilon(capsys):

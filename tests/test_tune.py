@@ -176,7 +176,7 @@ def test_the_winner_has_the_best_values_and_all_else_as_it_was():
         ),
         (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
         (["--algorithm", "flob", "--mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
-        (["--algorithm", "folb", "--nu", "1,2"], "unrecognized arguments: --nu 1,2"),
+        (["--algorithm", "folb", "--nu", "1,2"], "unrecognized arguments: --nu 1,2 (see folb tune --help)"),
         (["--mu", "1,2"], "required: --algorithm"),
     ],
 )

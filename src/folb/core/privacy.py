@@ -127,7 +127,7 @@ def private(
     for name, value in given.items():
         check_number(name, value, *RANGES[name])
     if "epsilon" not in given and "noise" not in given:
-        raise InputError("epsilon", None, "should be a budget, or noise the noise of a round, with privacy")
+        raise InputError("epsilon", None, "should be the budget, such as 8; or set noise, such as noise=1")
     _check_parts(parts, place)
     _check_rule(algorithm, place)
     scheme = _scheme(algorithm, parts["sampling"])
@@ -148,7 +148,7 @@ def private(
         algorithm.selection.expected,
         summed,
         given.get("epsilon"),
-        given.get("delta", DELTA),
+        given.get("delta", accountant.DELTA),
         given.get("noise"),
         given.get("clip", 1.0),
         given.get("clip_gradient", 1.0),
@@ -217,7 +217,9 @@ def _scheme(algorithm: Algorithm, sampling: Any) -> str:
         expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
         raise InputError("sampling", _called(sampling), expected)
     if how.replacement:
-        expected = "should be false with privacy, or sampling poisson: a device counts once in a round"
+        expected = (
+            "is not private, since a device may count twice in a round: set sampling=poisson, or replacement=false"
+        )
         raise InputError("replacement", True, expected)
     return "fixed"
 
