@@ -27,7 +27,6 @@ from folb.typing import NDArray
 
 DELTA = 1e-5  # of (epsilon, delta), unless set
 SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighbours differ
-DELTA = 1e-5  # of (epsilon, delta), unless set
 NOISES = (1e-2, 1e4)  # a budget that needs another noise is an error
 DIGITS = 4  # of a noise that is found
 # orders for fixed draws: all that the accountant usually takes would take four times as long, and epsilon is 0.3 % less

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import accountant, randomness, rules, server_step, tree
-from folb.core.accountant import DELTA, Rounds
+from folb.core.accountant import Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
