@@ -59,10 +59,11 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    *("deployment", "store", "family", "conformance", "flower", "slots", "parallel", "network", "compression"),
-    *("cli", "attacks", "models", "stream", "device_trace", "browser", "documents", "theory", "reproduce"),
-    *("asynchronous", "selection", "guard", "flower_replies", "tune", "robust", "system", "hostile", "execute"),
-    *("rules", "arena", "damage", "trackers", "threads", "device", "step_size", "checkpoint", "watch"),
+    *("deployment", "store", "family", "flower", "conformance", "browser", "network", "slots", "parallel"),
+    *("compression", "cli", "attacks", "models", "documents", "privacy", "device_trace", "theory", "asynchronous"),
+    *("stream", "reproduce", "flower_replies", "sample", "robust", "selection", "metrics", "kept_model", "guard"),
+    *("tune", "execute", "arena", "system", "architecture", "damage", "hostile", "flower_privacy", "step_size"),
+    *("rules", "shuffle", "terminal", "threads", "defence", "flower_hostile", "starting", "device", "trackers"),
 )
 
 

@@ -218,4 +218,4 @@ def test_a_comparison_and_its_model(store, tmp_path, undrawn, model):
 
 
 def test_what_goes_with_cifar_by_default():
-    assert defaults("cifar10") == defaults("CIFAR100") == ("resnet", 0.05, 0.01)
+    assert defaults("cifar10") == ("resnet", 0.05, 0.01, 0.5) and defaults("CIFAR100") == ("resnet", 0.05, 0.01, 0.2)

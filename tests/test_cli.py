@@ -137,7 +137,7 @@ def test_list_names_everything_with_settings_and_equations(capsys):
 
 
 def test_list_shows_one_kind_or_one_name(capsys):
-    assert "psi" in folb(capsys, "list", "folb_hetero")[1] and "psi" not in folb(capsys, "list", "fedavg")[1]
+    assert " psi " in folb(capsys, "list", "folb_hetero")[1] and " psi " not in folb(capsys, "list", "fedavg")[1]
     parts = folb(capsys, "list", "parts")[1]
     for word in ("power_of_choice", "delta_sgd", "fedvarp", "sketch", "lookahead", "Reddi et al., 2021", "hinge"):
         assert word in parts

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -191,12 +192,11 @@ ALWAYS = {
     "sign",
     "both, with feedback",
     "two sets",
-    "guarded",
 }
 
 
 def often(cases):
-    return [case if case in ALWAYS else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+    return nightly(cases, lambda case: case not in ALWAYS)
 
 
 @pytest.mark.parametrize("case", often(LOOPS))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from nightly import nightly
 
 from folb import system
 from folb.core import randomness
@@ -30,6 +31,7 @@ from folb.simulation import simulate as simulator
 FEDERATION = synthetic(devices=6, sizes=[20, 31, 45, 150, 12, 60])
 N, K, ROUNDS, SEEDS = FEDERATION.N, 8, 4, (3, 4)
 SYSTEM = system.uniform(high=4, dropout=0.5)
+RECORDS = [name for name in problems.RECORDS if name != "own"]  # of the rounds; that one is of their evaluation
 
 
 @jax.jit  # one program, where every operation would be one by itself
@@ -162,7 +164,7 @@ def test_the_table_is_complete():
 
 def simulate(algorithms, seeds=SEEDS, chosen=SYSTEM, **options):
     return simulator.simulate(
-        FEDERATION, NESTED, algorithms, rounds=ROUNDS, seeds=seeds, system=chosen, record=problems.RECORDS, **options
+        FEDERATION, NESTED, algorithms, rounds=ROUNDS, seeds=seeds, system=chosen, record=RECORDS, **options
     )
 
 
@@ -360,7 +362,7 @@ def stacked(case):
 
 def check_a_round_can_be_replayed_alone(case, runs):
     """Rounds 1 and 2, then round 3 alone: the same bits as in the run, whose rounds came in other chunks."""
-    problem = problems.problem(FEDERATION, NESTED, system=SYSTEM, record=problems.RECORDS)
+    problem = problems.problem(FEDERATION, NESTED, system=SYSTEM, record=RECORDS)
     algorithms, seeds = stacked(case)
 
     def advance(states, first, last):
@@ -387,7 +389,7 @@ def _at(records, t):
 
 def play_alone(model, algorithm, seed):
     """All rounds of one run through `play`, compiled for itself: what each recorded, and the last parameters."""
-    problem = problems.problem(FEDERATION, model, system=SYSTEM, record=problems.RECORDS)
+    problem = problems.problem(FEDERATION, model, system=SYSTEM, record=RECORDS)
     play = jax.jit(rounds.play)
     state, infos = rounds.start(problem, algorithm, seed), []
     for t in range(1, ROUNDS + 1):
@@ -449,15 +451,12 @@ FURTHER = {  # each of these checks compiles a program of its own
 # The paper's algorithms by themselves, a guarded one, a memory, a sketch, and one with every number of a server step.
 # The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
 ALWAYS = {
-    *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
-    *("own scaffold", "feddyn", "folb, guarded, fedexp", "folb, sketch, guarded"),
-    *("scaffold, option 1, yogi, ema", "fedavg, momentum, last two", "fedavg, top_k, int8 down"),
+    *("fedavg", "fedprox", "fednu_direct", "fednu_norm", "folb", "folb_two_set", "folb_hetero"),
+    *("scaffold, option 1, yogi, ema", "folb, guarded, fedexp", "folb, sketch, guarded", "fedavg, top_k, int8 down"),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
-)
+@pytest.mark.parametrize("name", nightly(TABLE, lambda name: name not in ALWAYS))
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
     case, programs = TABLE[name], program.advance._cache_size()
@@ -484,7 +483,7 @@ def test_conforms(name):
 # Memory
 
 
-@pytest.mark.parametrize("name", ["fednu_direct", "fednu_norm", "folb_hetero"])
+@pytest.mark.parametrize("name", nightly(["fednu_direct", "fednu_norm", "folb_hetero"], lambda name: "fednu" in name))
 def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     """From 10 to 160 devices with the same data, a round needs less than one more gradient, not 150.
 

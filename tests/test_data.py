@@ -365,7 +365,10 @@ def test_any_alpha_and_beta_has_a_name():
     [
         ("sinthetic_iid", "did you mean 'synthetic_iid'"),
         ("synthetic_x_1", "did you mean 'synthetic_1_1'"),
-        ("nothing", "choose one of femnist, mnist, sent140, shakespeare, synthetic, synthetic_1_1, synthetic_iid"),
+        (
+            "nothing",
+            "choose one of cifar10, cifar100, femnist, mnist, sent140, shakespeare, synthetic, synthetic_1_1, ",
+        ),
         ("", "choose one of"),
         ("no/such/directory", "no such file or directory"),
         ("missing.npz", "no such file or directory"),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nightly import nightly
 
 from folb import algorithms, data, models, simulate
 from folb.cli import main
@@ -95,12 +96,16 @@ def rounds(directory):
 
 
 @needs_flower
-def test_only_registered_keys_and_the_right_authority_are_let_in(deployed, monkeypatch):
+@pytest.mark.parametrize(
+    "names", nightly([("stranger", "misled", "plain"), ("keyless", "unsure")], lambda names: "stranger" not in names)
+)
+def test_only_registered_keys_and_the_right_authority_are_let_in(names, deployed, monkeypatch):
     from folb.deploy.certificates import certificates, node_key
 
     home = deployed.home
-    node_key(home / "stranger.key")
-    certificates(home / "elsewhere", [HOST])
+    if "stranger" in names:
+        node_key(home / "stranger.key")
+        certificates(home / "elsewhere", [HOST])
     authority, key = deployed.credentials("stranger")
     other = f"--root-certificates={home / 'elsewhere' / 'ca.crt'}"
     refused = {
@@ -110,6 +115,7 @@ def test_only_registered_keys_and_the_right_authority_are_let_in(deployed, monke
         "unsure": ((deployed.credentials("node0")[1],), "CERTIFICATE_VERIFY_FAILED"),
         "plain": (("--insecure", "--max-retries=1"), "Failed to initialize the connection to the SuperLink"),
     }
+    refused = {name: refused[name] for name in names}
     monkeypatch.setattr(superlink, "PAUSE", LONG)  # each further attempt is seconds of imports
     for name, (options, _) in refused.items():
         node = deployed.node(name, "partition-id=4 num-partitions=5", BARE, *options)
@@ -120,6 +126,8 @@ def test_only_registered_keys_and_the_right_authority_are_let_in(deployed, monke
             retire(deployed, name)
         assert not said(deployed.processes[name], "SuperNode ID")
     assert online(deployed) == 4
+    if "stranger" not in names:
+        return
     # the same node, once its key is known: it goes on trying
     deployed.register([home / "stranger.key.pub"])
     deployed.processes["stranger"].due = 0.0
@@ -303,6 +311,7 @@ def demo_of_one_node(path):
         yield running
 
 
+@pytest.mark.slow
 @needs_flower
 def test_the_demo_interrupted_leaves_no_process_and_no_file_behind(tmp_path):
     with demo_of_one_node(tmp_path) as running:

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -119,12 +120,10 @@ VARIANTS = {
 
 # tests/test_family.py and tests/test_slots.py have them in both carriers, against a loop
 ELSEWHERE = {"accord", "adabest", "fedacg", "fedcm", "feddyn", "fednova", "fedvarp", "ghbm", "mimelite", "scaffold"}
+BY_NIGHT = ELSEWHERE | {"without replacement", "robust", "full gradients", "folb_never_flip"}
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ELSEWHERE else name for name in VARIANTS],
-)
+@pytest.mark.parametrize("variant", nightly(VARIANTS, lambda name: name in BY_NIGHT))
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
@@ -554,14 +553,14 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
 
 
 def test_the_order_of_arrival_changes_no_bit(federation, model):
-    """A thousand permutations of the replies to one round."""
+    """Three hundred permutations of the replies to one round."""
     strategy = quick(algorithms.folb_hetero(K=30, lr=0.05))
     grid, start = InProcessGrid(apps(federation)), initial(model)
     messages = list(strategy.configure_train(1, start, ConfigRecord(), grid))
     received = list(grid.send_and_receive(messages))
     opened, state = strategy.opened, strategy.state
     rng, ends = random.Random(0), set()
-    for _ in range(1000):
+    for _ in range(300):
         rng.shuffle(received)
         strategy.opened = dataclasses.replace(opened, usable={}, refused={}, looked_at=[], owners={})
         strategy.state = state

@@ -1,6 +1,7 @@
 """Private runs on the in-process grid: the noise that devices and server add, what they are bounded by, what counts."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
 import jax
 from inprocess import InProcessGrid
+from test_flower import apps
 
 from folb import algorithms, models, simulate, system
-from folb.core.accountant import Rounds
+from folb.core import privacy
+from folb.core.accountant import Rounds, noise_for
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, protocol, share
@@ -57,7 +60,8 @@ def played(algorithm, grid=None, rounds=1, width=WIDTH, **settings):
 @pytest.mark.parametrize("place", ["central", "distributed"])
 @pytest.mark.parametrize("replay", [False, True])
 def test_the_noise_of_a_round_is_as_the_accountant_assumes(place, replay):
-    algorithm = algorithms.fedavg(**OWN | {"privacy": place}, clip_quantile=0.5)
+    draws = {"sampling": "poisson"} if place == "distributed" else {}  # then more or fewer than 4 add their shares
+    algorithm = algorithms.fedavg(**OWN | {"privacy": place} | draws, clip_quantile=0.5)
     model, made = played(algorithm, replay=replay)
     # the mean of 4: noise 2, clip 0.5, and 95 % of the whole for the update
     assert np.std(model) == pytest.approx(2.0 * 0.5 / np.sqrt(0.95) / 4, rel=0.02 if replay else 0.04)
@@ -75,6 +79,16 @@ def test_if_devices_do_not_answer_the_server_adds_their_share():
     model, made = played(algorithms.fedavg(**OWN | {"privacy": "distributed"}), grid_of(tamper=silent))
     assert np.std(model) == pytest.approx(2.0 * 0.5 / 4, rel=0.04)
     assert not made.opened.abandoned  # a private round is always closed
+
+
+def test_the_noise_for_a_budget_is_told(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    made = strategy(algorithms.fedavg(privacy="central", sampling="poisson", K=4, epsilon=8.0))
+    made.algorithm = privacy.calibrated(made.algorithm, N, 3)
+    with caplog.at_level(logging.INFO, "flwr"):
+        made.summary()
+    noise = noise_for(8.0, 1e-5, "poisson", 4, N, 3)
+    assert f"private (central, poisson draws from 6 devices or more): noise {noise}, delta 1e-05" in caplog.text
 
 
 def test_a_device_s_share_of_the_noise_is_as_asked():
@@ -137,19 +151,6 @@ def test_a_length_that_a_device_makes_up_is_bounded_by_the_server(place):
 def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     federation = synthetic(devices=N, sizes=[20, 30, 12, 25, 16, 40])
     model = models.logistic(federation.shape, federation.classes)
-
-    def gradient(params, x, y):
-        z = x @ params["weight"] + params["bias"]
-        p = np.exp(z - z.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        p[np.arange(len(y)), y] -= 1
-        p /= np.float32(len(y))
-        return {"weight": x.T @ p, "bias": p.sum(axis=0)}
-
-    def app(k):
-        rows = slice(federation.train.start[k], federation.train.start[k] + federation.train.size[k])
-        return client_app(lambda context: Device(federation.train.x[rows], federation.train.y[rows], gradient))
-
     algorithm = algorithms.folb(
         privacy="central", noise=0.5, sampling="poisson", K=3, gradient="sketch", sketch=16, clip_quantile=0.5, lr=0.05
     )
@@ -157,7 +158,7 @@ def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     [run] = simulate(federation, model, algorithm, rounds=3, system=work, evaluate_every=3)
     start = model.init(jax.random.key(0))
     made = strategy(algorithm, replay=True, system=work)
-    found = made.start(InProcessGrid([app(k) for k in range(N)]), arrays(start), num_rounds=3).arrays
+    found = made.start(InProcessGrid(apps(federation)), arrays(start), num_rounds=3).arrays
     for name, value in found.items():
         np.testing.assert_allclose(value.numpy(), np.asarray(run.params[name]), atol=2e-5)
 
@@ -187,12 +188,20 @@ def test_what_was_asked_counts_though_the_run_is_interrupted(tmp_path):
     assert all("length" not in line and "gamma" not in line for line in lines)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["runs"][0]["epsilon"] == pytest.approx(spent[3], rel=1e-5)
+    for damaged in ("{}", "[4]", "{"):  # at least one more than is recorded: still no round is left
+        (tmp_path / "run" / "privacy.json").write_text(damaged)
+        _, made = played(algorithm, grid, rounds=9, width=3, directory=tmp_path / "run")
+        assert made.opened is None
+    # the rounds so far were drawn from N devices: what they spent is not that of a draw from others
+    with pytest.raises(InputError, match="holds another run"):
+        played(algorithm, grid, rounds=9, width=3, directory=tmp_path / "run", min_available_nodes=N - 1)
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"fraction_train": 0.5}, "fraction_train = 0.5"),
+        ({"fraction_train": 1.0}, "fraction_train = 1.0"),
         ({"fraction_evaluate": 0.5}, "fraction_evaluate = 0.5"),
         ({"min_replies": 2}, "min_replies = 2"),
         ({"over_selection": 1.5}, "over_selection = 1.5"),
@@ -203,6 +212,11 @@ def test_what_was_asked_counts_though_the_run_is_interrupted(tmp_path):
 def test_what_would_go_out_without_noise_is_refused(settings, says):
     with pytest.raises(InputError, match=says):
         strategy(algorithms.fedavg(**OWN), **settings)
+
+
+def test_a_share_of_the_devices_is_not_for_draws_that_each_device_joins_by_itself():
+    with pytest.raises(InputError, match="should be None with sampling=poisson"):
+        strategy(algorithms.fedavg(sampling="poisson"), fraction_train=0.5)
 
 
 def test_sums_alone_are_refused():

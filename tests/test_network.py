@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nightly import nightly
 from scipy.stats import norm
 
 from folb import InputError, algorithms, simulate, system
@@ -101,7 +102,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly(CASES, lambda name: name in ("fedavg", "over, a set")))
 def test_a_round_is_the_literal_loop_s(name):
     algorithm, down, up = CASES[name]
     wanted = algorithm.selection.enough
@@ -143,7 +144,9 @@ def test_with_a_deadline_a_device_does_what_it_can_send_in_time():
     assert 0 < full < np.sum(played.times > 0)  # some had time for all of their work, and some had not
 
 
-@pytest.mark.parametrize("gradient, up", [("exact", MODEL_BYTES), ("proxy", MODEL_BYTES)])
+@pytest.mark.parametrize(
+    "gradient, up", [("exact", MODEL_BYTES), pytest.param("proxy", MODEL_BYTES, marks=pytest.mark.slow)]
+)
 def test_the_second_set_sends_its_gradients_at_the_same_time(gradient, up):
     """S_2 works only if the proxy needs it. A device of both sets is asked once, and sends once."""
     algorithm = algorithms.folb_two_set(K=4, gradient=gradient)

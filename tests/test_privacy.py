@@ -16,15 +16,17 @@ from jax.tree_util import Partial
 pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
 from folb import algorithms, compose, execute, models, rules, simulate
+from folb.cli import tables
 from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness
 from folb.core import step_size as step_sizes
 from folb.core.accountant import Rounds, noise_for
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
-from folb.core.selection import Known, drawing, room
+from folb.core.selection import Known, Sampling, drawing, room
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
+from folb.report.payload import described
 from folb.results import summary
 from folb.results.document import document
 
@@ -108,6 +110,9 @@ REFUSED = {
     "sampling = 'samples'": lambda: algorithms.accord(privacy="central", noise=1.0),
     "uploads = 'loss'": lambda: algorithms.fedavg(**OWN | {"sampling": "oort"}),
     "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"sampling": "clusters"}),
+    "sampling = 'your own'": lambda: algorithms.fedavg(
+        **OWN | {"sampling": Sampling(lambda known: known.size, expected=10)}
+    ),
     "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, averaging="samples"),
     "algorithm = 'fednova'": lambda: algorithms.fednova(**OWN),
     "algorithm = 'folb_two_set'": lambda: algorithms.folb_two_set(privacy="central", noise=1.0, replacement=False),
@@ -283,11 +288,10 @@ def measured(algorithm, count):
 @pytest.mark.parametrize(("name", "count"), [("sketch", K), ("distributed", K), ("distributed", 1), ("distributed", 6)])
 def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count):
     algorithm = SUPPORTED[name]
-    # more devices than expected add more; if fewer come, the server adds what is missing
-    more = np.sqrt(max(1.0, count / K)) if name == "distributed" else 1.0
+    # however many come: its length must not tell their number
     for part, values in measured(algorithm, count).items():
         assumed = float(algorithm.privacy.deviation(part, algorithm.privacy.clip))
-        assert np.std(values) == pytest.approx(more * assumed, rel=0.02), part
+        assert np.std(values) == pytest.approx(assumed, rel=0.02), part
         assert abs(np.mean(values)) < 0.05 * assumed
     share = algorithm.privacy.share("delta")
     assert algorithm.privacy.deviation("delta", 0.5) == pytest.approx(1.0 * 0.5 / np.sqrt(share))
@@ -426,7 +430,14 @@ def test_epsilon_is_recorded_every_round_and_a_budget_ends_the_run(runs):
     column = headings.index("epsilon")
     assert [row[column] for row in rows] == [f"{run.epsilon:.3g}" for run in (by_budget, by_noise, ended)]
     experiment = {"dataset": "x", "model": "m", "system": "s", "objective": "o", "rounds": 6, "target": 0.7, "set": {}}
-    assert document(experiment, "", [ended])["runs"][0]["epsilon"] == pytest.approx(ended.epsilon, rel=1e-5)
+    [written] = document(experiment, "", [ended])["runs"]
+    assert written["epsilon"] == pytest.approx(ended.epsilon, rel=1e-5) and written["delta"] == 1e-5
+
+
+def test_a_budget_that_ends_before_the_first_evaluation_is_refused(federation):
+    model = models.logistic(federation.shape, federation.classes)
+    with pytest.raises(InputError, match=r"evaluate_every = 6: should be at most \d, the rounds"):
+        simulate(federation, model, algorithms.fedavg(**RUN, noise=1.0, epsilon=5.5), rounds=6, evaluate_every=6)
 
 
 def test_runs_of_one_seed_are_equal_and_their_noise_follows_from_it(runs):
@@ -457,9 +468,12 @@ def test_a_run_directory_has_what_was_spent_and_an_interrupted_run_goes_on_with_
     assert 1 < allowed < 4 and len(spent) == allowed
     assert spent[0] == lines[0]["epsilon"] and spent == sorted(spent) and spent[-1] <= 1.9
     assert stored.runs()[0].epsilon == spent[-1]
+    assert ["privacy", "central, delta 1e-05"] in described(stored)["facts"]
     again = []
-    execute(EXPERIMENT, directory=tmp_path / "run", on_start=lambda start: again.append(start.finished))
-    assert again == [True]  # though it has fewer rounds than the experiment
+    execute(EXPERIMENT, directory=tmp_path / "run", on_start=again.append)
+    assert again[0].finished  # though it has fewer rounds than the experiment
+    ended = f"after {allowed} rounds, with delta 1e-05, and a round more would exceed 1.9"
+    assert ended in tables.summary(again[0].plan)
 
 
 def test_the_command_tells_noise_and_epsilon(capsys):

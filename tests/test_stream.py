@@ -7,6 +7,7 @@ import tracemalloc
 import jax
 import numpy as np
 import pytest
+from nightly import nightly
 
 from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli import main
@@ -74,7 +75,7 @@ CONTENDERS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("name", nightly(CONTENDERS, lambda name: name != "folb"))
 def test_a_streamed_run_is_the_resident_run(name):
     assert len(stream.blocks(FEDERATION.train)) > 2
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS[name], record=("weights",)))

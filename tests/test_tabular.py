@@ -133,7 +133,10 @@ def test_a_split_that_was_asked_for_must_be_there(tmp_path):
         ("", "should name every column"),
         ("device,label,a\n", "0: rows: should be at least 1"),
         ("device,label,a,a\nu,0,1,2\n", r"\['a'\]: should name every column, each once"),
-        ("user,label,a\nu,0,1\n", "'device': should be a column; there are user, label, a"),
+        (
+            "user,label,a\nu,0,1\n",
+            "'device': should be a column; there are user, label, a; say which are yours: --set device=",
+        ),
         ("1,2,3\n4,5,6\n", "'device': should be a column; there are 1, 2, 3"),
         ("device,label\nu,0\n", "should have at least one column of numbers"),
         ("device,label,a\nu,0,1\nv,0\n", "requires 3 columns but 2 were found"),

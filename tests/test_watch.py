@@ -192,6 +192,19 @@ def test_increments(home, served):
     assert second["about"]["table"] == whole == news(server, "a-1")["about"]["table"]
 
 
+def test_the_epsilon_of_a_private_run_goes_on_with_its_rounds(home, served):
+    path = rundirectory.write(home, "a-1", done=0, rounds=3, algorithms=("fedavg",), seeds=1, finished=False)
+    server = served()
+    assert "epsilon" not in news(server, "a-1")["about"]["table"]["headings"]
+    for t in (1, 2):
+        rundirectory.append(path, t, t, records=False)
+        *lines, last = (path / "rounds.jsonl").read_text().splitlines()
+        lines.append(json.dumps(json.loads(last) | {"epsilon": 1.5 * t}))
+        (path / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+        table = news(server, "a-1")["about"]["table"]
+        assert table["rows"][0][table["headings"].index("epsilon")] == f"{1.5 * t:g}"
+
+
 def test_a_long_run_comes_in_pieces(home, served, monkeypatch):
     monkeypatch.setattr(live, "PIECE", 3000)
     path = rundirectory.write(home, "a-1", done=20, rounds=20)

@@ -132,7 +132,11 @@ def main(arguments: list[str] | None = None) -> int:
         search_seldom_for_garbage()
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
-    options = parser(arguments[:1] == ["tune"]).parse_args(arguments)
+    top = parser(arguments[:1] == ["tune"])
+    options, unknown = top.parse_known_args(arguments)
+    if unknown:
+        top.prog += f" {options.command}"  # whose help has the options that there are
+        top.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with interruptible():
             options.handle(options)

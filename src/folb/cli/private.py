@@ -39,7 +39,9 @@ def _privacy(options: argparse.Namespace) -> None:
     if noise is not None:
         check_number("noise", noise, *accountant.NOISE)
     elif options.epsilon is None:
-        raise InputError("epsilon", None, "should be a budget, or --noise a noise: the other one is told")
+        raise InputError(
+            "epsilon", None, "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
+        )
     else:
         noise = accountant.noise_for(options.epsilon, options.delta, scheme, options.K, options.devices, options.rounds)
     how = accountant.Rounds(scheme, options.K, options.devices, noise)

@@ -165,9 +165,11 @@ def _private(planned: Plan) -> Iterator[str]:
     for algorithm, rounds in zip(planned.algorithms, planned.rounds, strict=True):
         if (found := algorithm.privacy) is not None:
             epsilon = found.rounds(planned.federation.N).epsilon(rounds, found.delta)
+            early = rounds < planned.experiment.rounds
             yield (
-                f"private ({found.place}, {found.scheme} draws): epsilon {epsilon:.3g} with delta {found.delta:g} "
-                f"after {rounds} round{'s' * (rounds != 1)}, noise {found.noise:g}"
+                f"private ({found.place}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
+                f"{rounds} round{'s' * (rounds != 1)}, with delta {found.delta:g}"
+                + (f", and a round more would exceed {found.epsilon:g}" if early else "")
             )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from folb.errors import InputError, check, check_whole
 from folb.typing import NDArray
 
+DELTA = 1e-5  # of (epsilon, delta), unless set
 SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighbours differ
 NOISES = (1e-2, 1e4)  # a budget that needs another noise is an error
 DIGITS = 4  # of a noise that is found
@@ -134,6 +135,6 @@ def _package() -> ModuleType:
         import dp_accounting
         from dp_accounting import rdp  # noqa: F401
     except ImportError as error:
-        expected = "needs an accountant: pip install 'folb[privacy]', or dp-accounting"
-        raise InputError("privacy", "epsilon", expected) from error
+        expected = "is not installed, and counts epsilon: pip install 'folb[privacy]'"
+        raise InputError("privacy", "dp-accounting", expected) from error
     return dp_accounting

@@ -233,7 +233,8 @@ class Common(TypedDict, total=False):
         "differential privacy of devices (docs/privacy.md): who adds the noise, the server or the devices",
     ]
     epsilon: Annotated[
-        float | None, "of privacy: the budget, which ends a run; without noise, all rounds together spend it"
+        float | None,
+        "of privacy: the budget; if noise is not set, all rounds together spend it; if it is, the budget ends the run",
     ]
     delta: Annotated[float | None, "of privacy: delta, less than 1 / N; by default 0.00001"]
     noise: Annotated[

@@ -32,7 +32,7 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
-from folb.core.selection import SAMPLINGS
+from folb.core.selection import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped
@@ -47,7 +47,6 @@ PLACES = {
     "distributed": "Each device adds its share of the noise to what it sends.",
 }
 SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  # of the whole; `delta` has the rest
-DELTA = 1e-5  # of (epsilon, delta), unless set
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding does not lead beyond a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
@@ -128,7 +127,7 @@ def private(
     for name, value in given.items():
         check_number(name, value, *RANGES[name])
     if "epsilon" not in given and "noise" not in given:
-        raise InputError("epsilon", None, "should be a budget, or noise the noise of a round, with privacy")
+        raise InputError("epsilon", None, "should be the budget, such as 8; or set noise, such as noise=1")
     _check_parts(parts, place)
     _check_rule(algorithm, place)
     scheme = _scheme(algorithm, parts["sampling"])
@@ -149,7 +148,7 @@ def private(
         algorithm.selection.expected,
         summed,
         given.get("epsilon"),
-        given.get("delta", DELTA),
+        given.get("delta", accountant.DELTA),
         given.get("noise"),
         given.get("clip", 1.0),
         given.get("clip_gradient", 1.0),
@@ -212,13 +211,15 @@ def _called(part: Any) -> Any:
 
 def _scheme(algorithm: Algorithm, sampling: Any) -> str:
     how = algorithm.selection
-    if how.sampling.expected is not None:
+    if is_poisson(how.sampling):
         return "poisson"
     if how.sampling != SAMPLINGS["uniform"]:
         expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
         raise InputError("sampling", _called(sampling), expected)
     if how.replacement:
-        expected = "should be false with privacy, or sampling poisson: a device counts once in a round"
+        expected = (
+            "is not private, since a device may count twice in a round: set sampling=poisson, or replacement=false"
+        )
         raise InputError("replacement", True, expected)
     return "fixed"
 
@@ -320,12 +321,13 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     """The private update of a round of an algorithm `with_clip`. Every use of what devices sent is in here."""
     found = algorithm.privacy
     assert found is not None and round.noise is not None
-    there, g = round.times > 0, None
+    g = None
     if "gradient" in found.parts:
         g = tree.divided(_noisy(found, "gradient", gradient_sum(found, round), round), found.K)
     total = {part: _noisy(found, part, known, round) for part, known in sums(algorithm, round, g).items()}
     size = jnp.maximum(total["importance"], LEAST * found.K) if "importance" in total else found.K
-    update = Update(tree.divided(total["delta"], size), jnp.where(there, 1.0 / found.K, 0.0))
+    update = Update(tree.divided(total["delta"], size), jnp.where(round.times > 0, 1.0 / found.K, 0.0))
+    blind = update._replace(weights=jnp.full(len(round.times), 1.0 / found.K))  # they do not tell who came
     square = None
     if SQUARE.name in total:
         square = jnp.maximum(total[SQUARE.name] / found.K, 0.0) * jnp.float32(found.clip) ** 2
@@ -336,7 +338,7 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     blank: Any = None
     alone = Round(round.params, blank, blank, blank, blank, t=round.t, N=round.N, lr=round.lr, key=round.key)
     added = tree.size(round.params) * (found.deviation("delta", found.clip) / size) ** 2
-    seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=update)
+    seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=blind)
     return Released(update, seen, clip)
 
 
@@ -377,7 +379,7 @@ def _clipped(found: Privacy, part: str, round: Round) -> Params:
     own = polar(stack, there)
     if _came_noisy(found, round):  # no more is taken of it than a clipped update with noise can have
         d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
-        spread = found.deviation(part, found.clip) / math.sqrt(found.K)
+        spread = found.deviation(part, found.clip) / math.sqrt(len(round.times))
         most = most + spread * (math.sqrt(d) + SURE)
     length = jnp.where(there & jnp.isfinite(own.norm), jnp.minimum(own.norm, most), 0.0)
     return scaled(own.direction, length)
@@ -388,15 +390,19 @@ def _sum(stack: Params) -> Params:
 
 
 def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
-    """A sum with its noise. If devices add their shares, the server adds what those who did not come would have."""
+    """A sum with its noise. If devices add their shares, the server adds those of the slots whose device did not come.
+
+    So the noise is the same however many came: otherwise its length would tell their number, and amplification by
+    sampling needs that nobody learns it.
+    """
     assert round.noise is not None
     deviation = found.deviation(part, found.clip)
     noise = round.noise.server[part]
     if found.place == "distributed":
-        count = jnp.sum(round.times > 0)
-        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(jnp.maximum(1.0 - count / found.K, 0.0)), noise)
+        there, slots = round.times > 0, len(round.times)
+        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(1.0 - jnp.sum(there) / slots), noise)
         if round.noise.devices is not None:
-            shares = tree.combine((round.times > 0) / math.sqrt(found.K), round.noise.devices[part])
+            shares = tree.combine(there / math.sqrt(slots), round.noise.devices[part])
             noise = tree.add(noise, shares)
     return tree.add(total, noise, deviation)
 

@@ -145,7 +145,8 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         corrected = remembers.correct(seen)
         tree.check_like("memory: what correct(round) returns", corrected, state.params)
         update = update._replace(delta=corrected)
-    params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, seen, update))
+    shown = update if algorithm.privacy is None or seen.update is None else seen.update
+    params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, seen, shown))
     tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
     shared, own = updated(remembers, round)
     tree.check_like(UPDATE, (shared, own), (state.shared, round.own))

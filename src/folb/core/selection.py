@@ -254,6 +254,11 @@ def _poisson(known: Known, *, expected: int | Array) -> Draw:
     return Draw(N, devices, lambda device: known.share[device] * N)
 
 
+def is_poisson(sampling: Sampling) -> bool:
+    """Whether each device joins by itself. A sampling of your own may say so (`expected`), but draw otherwise."""
+    return getattr(sampling.weigh, "func", None) is _poisson
+
+
 FULL = 1e-5  # how often a round has no room for all who join
 
 

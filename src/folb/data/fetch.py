@@ -181,7 +181,8 @@ def download(
             raise InputError(url, found, f"sha256: should be {sha256}, as published")
         os.replace(part, path)
     except (OSError, HTTPException) as error:
-        raise InputError(url, str(error) or type(error).__name__, "cannot be downloaded") from error
+        reason = str(error).removeprefix("<urlopen error ").removesuffix(">")
+        raise InputError(url, reason or type(error).__name__, "cannot be downloaded") from error
     finally:
         if sha256 is None:
             part.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 LONGEST = 1000  # characters of a device's name or a label
+ADVICE = "; say which are yours: --set device=COLUMN --set label=COLUMN"
 SPLIT = "split"  # an optional column, unless the user gives another name
 
 
@@ -68,7 +69,7 @@ def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, row
         raise InputError(str(path), "pyarrow", "is needed to read it: pip install 'folb[parquet]'") from error
     try:
         with parquet.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow.names, needed)
+            _check_columns(path, file.schema_arrow.names, needed, "" if only else ADVICE)
             yield from file.iter_batches(batch_size=rows, columns=needed if only else None)
     except (OSError, arrow.ArrowException) as error:
         raise InputError(str(path), str(error), "cannot be read as parquet") from error
@@ -108,7 +109,7 @@ def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, ND
     """The columns of a csv file with a header: those needed and the optional one as text, the others as numbers."""
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
         header = csv_header(path, lines)
-        _check_columns(path, header, needed)
+        _check_columns(path, header, needed, ADVICE)
         text = (*needed, optional)
         kinds = np.dtype([(f"f{i}", object if name in text else np.float32) for i, name in enumerate(header)])
         try:
@@ -132,13 +133,13 @@ def csv_header(path: Path, lines: Iterable[str]) -> list[str]:
         raise InputError(str(path), str(error), "first line: should name every column") from error
 
 
-def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str]) -> None:
+def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str], advice: str = "") -> None:
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if not names or repeated:
         raise InputError(str(path), repeated, "should name every column, each once")
     for name in needed:
         if name not in names:
-            raise InputError(f"{path}: column", name, f"should be a column; there are {', '.join(names)}")
+            raise InputError(f"{path}: column", name, f"should be a column; there are {', '.join(names)}{advice}")
 
 
 def _text(field: str, values: NDArray) -> NDArray:

@@ -65,20 +65,20 @@ def plan(
     survey: Any,
     memory: Any,
     some: Any,
-    luck: Any,
+    luck: tuple[Any, Any],
     seed: Any,
     t: Any,
 ) -> Plan:
     """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw.
 
-    `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs. `luck` is the seed of
-    the draw alone: devices learn what follows from `seed`.
+    `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs. `luck` are the two
+    words that the draw alone follows from, by default the seed and t: devices learn what follows from `seed`.
     """
     how = algorithm.selection
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
     known = Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, survey, memory, some)
     draw = drawing(how, known)
-    first, second = core_round.sets(draw, how, luck, t)
+    first, second = core_round.sets(draw, how, *luck)
 
     def managed(chosen: Multiset) -> Any:
         return core_round.managed(system, algorithm.solver, size[chosen.device], who[chosen.device], seed, t)

@@ -108,7 +108,7 @@ class RunRecord:
     def asked(self) -> int:
         """The rounds that a private run has asked devices for, the one that was interrupted included."""
         file = self.path / ASKED
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             return max(self.done, int(json.loads(file.read_bytes())["rounds"]))
         return self.done + file.exists()  # damaged: at least one more
 

@@ -140,6 +140,9 @@ class FederatedStrategy(Strategy):
             check_whole(name, number, 1)
         if fraction_train is None and min_train_nodes != 1:
             raise InputError("min_train_nodes", min_train_nodes, "needs fraction_train; without it K devices train")
+        if fraction_train is not None and algorithm.selection.sampling.expected is not None:
+            expected = "should be None with sampling=poisson, whose K says how many join on average"
+            raise InputError("fraction_train", fraction_train, expected)
         _check_number("cap", cap, lambda value: 1 <= value < math.inf, "at least 1")
         if algorithm.attack is not None:
             raise InputError("attack", algorithm.name, "should be none on real devices: attacks are for the simulator")
@@ -189,6 +192,9 @@ class FederatedStrategy(Strategy):
         settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
         log.info("%s with %s", algorithm.name, settings)
         log.info("rounds of at most %g s, and at least %s replies", self.deadline, self.min_replies or self._usual)
+        if (found := algorithm.privacy) is not None:
+            told = (found.place, found.scheme, self.min_available_nodes, found.noise, found.delta)
+            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
         if self.wants_guard and not is_guarded(algorithm):
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
@@ -242,6 +248,8 @@ class FederatedStrategy(Strategy):
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # a run of before has none in its identity
+        if self.algorithm.privacy is not None:  # epsilon is for so many devices in all rounds
+            how += f" {self.min_available_nodes}"
         with recording(self.directory, about, state, how) as record:
             self.awaited, self.spent = set(record.devices), record.asked
             self.lengths = [line["length"] for line in record.lines if "length" in line]
@@ -390,7 +398,9 @@ class FederatedStrategy(Strategy):
         survey = None if opened.abandoned else self._survey(opened, arrays, asked)
         if opened.abandoned:
             return []
-        luck = seed if self.algorithm.privacy is None or self.replay else np.uint32(secrets.randbits(32))
+        luck = seed, t
+        if self.algorithm.privacy is not None and not self.replay:
+            luck = np.uint32(secrets.randbits(32)), np.uint32(secrets.randbits(32))
         drawn = plan(
             opened.algorithm,
             self.system,
@@ -511,6 +521,8 @@ class FederatedStrategy(Strategy):
 
     @property
     def _usual(self) -> str:
+        if self.algorithm.privacy is not None:
+            return "0"
         return "half of the" if self._outvoted else "1"
 
     def _survey(self, opened: Opened, arrays: ArrayRecord, members: Sequence[Member]) -> NDArray | None:
@@ -629,12 +641,12 @@ class FederatedStrategy(Strategy):
 
     def _private(self) -> dict[str, float]:
         """What a device of a private run is told: the clip and, if it adds noise, its standard deviations."""
-        found = self._round.algorithm.privacy
+        found, slots = self._round.algorithm.privacy, self._round.algorithm.selection.K
         if found is None:
             return {}
         told = {"clip": float(found.clip)}
         if found.place == "distributed":
-            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(found.K) for part in found.parts}
+            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(slots) for part in found.parts}
             told["replay"] = float(self.replay)
         return {f"privacy.{name}": value for name, value in told.items()}
 
@@ -817,7 +829,7 @@ def _check_private(
     assert algorithm.privacy is not None
     K = algorithm.privacy.K
     for name, value in asked.items():
-        if value not in (None, 1):
+        if value is not None and (name == "fraction_train" or value != 1):  # a share of 1 is all devices, and not K
             raise InputError(name, value, f"should be None with privacy: every round has its K = {K}, and is closed")
     if fraction_evaluate:
         expected = "should be 0 with privacy: the devices' metrics would have no noise"

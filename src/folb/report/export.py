@@ -38,10 +38,7 @@ OF_DEVICES = {
     "lost_devices": "int32",
     "rejected_devices": "int32",
 }
-
-
-# what an evaluation may measure beside these, each in a column of its name; they exist only if they were measured
-OF_METRICS = "float32"
+OF_METRICS = "float32"  # the type of each metric; it has a column of its name if it was measured
 
 
 def to_csv(stored: RunDirectory) -> bytes:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -243,15 +243,19 @@ def joined(run: Run, later: Run) -> Run:
     """A run and its later rounds."""
     arrays = [field.name for field in fields(Run) if isinstance(getattr(run, field.name), np.ndarray)]
     both: dict[str, Any] = {name: np.concatenate([getattr(run, name), getattr(later, name)]) for name in arrays}
-    names = dict.fromkeys([*run.metrics, *later.metrics])
-    both["metrics"] = {name: np.concatenate([_metric(run, name), _metric(later, name)]) for name in names}
+    both["metrics"] = _joined([(one.metrics, len(one.evaluated_rounds)) for one in (run, later)])
+    both["records"] = _joined([(one.records, len(one.seconds)) for one in (run, later)])
     measured = later.loss_measured if len(later.evaluated_rounds) else run.loss_measured
     return replace(run, **both, loss_measured=measured)
 
 
-def _metric(run: Run, name: str) -> Any:
-    """A metric of each evaluated round; NaN if it was not measured."""
-    return run.metrics.get(name, np.full(len(run.evaluated_rounds), np.nan, np.float32))
+def _joined(parts: Sequence[tuple[dict[str, Any], int]]) -> dict[str, Any]:
+    """Values by name, part after part; NaN in a part, of so many values, that does not have the name."""
+    names = dict.fromkeys(name for values, _ in parts for name in values)
+    return {
+        name: np.concatenate([values.get(name, np.full(length, np.nan, np.float32)) for values, length in parts])
+        for name in names
+    }
 
 
 def _cursor(stored: RunDirectory, offset: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from folb.core import accountant
 from folb.measures import ACCURACY, FAIRNESS, Measure, is_regression, measure, measured
 from folb.report import words
 from folb.report.looks import looks
@@ -188,6 +189,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
             ["target", stored.measure.goal(experiment["target"])],
             *([] if judged == ACCURACY else [["judged by", stored.measure.words]]),
             *([["metrics", ", ".join(experiment["metrics"])]] if experiment.get("metrics") else []),
+            *([["privacy", private]] if (private := _private(runs)) else []),
         ],
         "own": _own(stored),
         "toml": stored.experiment_text,
@@ -208,6 +210,13 @@ def measures(stored: RunDirectory, runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _shown(known: Measure) -> dict[str, Any]:
     found = {"name": known.name, "title": known.axis[:1].upper() + known.axis[1:], "short": known.short}
     return found | {"factor": known.factor, "unit": known.unit, "lower": known.lower}
+
+
+def _private(runs: Sequence[dict[str, Any]]) -> str:
+    """Who adds the noise, and delta: an epsilon says nothing without it."""
+    given = [about["parameters"] for about in runs if about["parameters"].get("privacy")]
+    said = (f"{own['privacy']}, delta {own.get('delta') or accountant.DELTA}" for own in given)
+    return "; ".join(dict.fromkeys(said))
 
 
 def _own(stored: RunDirectory) -> dict[str, Any] | None:

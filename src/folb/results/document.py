@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from folb.core.accountant import DELTA
 from folb.measures import ACCURACY, is_regression
 from folb.results.run import Run, held_from
 from folb.results.summary import finite, plain, short
@@ -60,9 +61,17 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "final": finite([run.final])[0],
         "drops": run.drops,
         "idle_rounds": int((~run.updated).sum()),
-        **({} if run.epsilon is None else {"epsilon": short(run.epsilon, 6)}),
+        **_spent(run),
         "model_sha256": _digest(run.params),
     }
+
+
+def _spent(run: Run) -> dict[str, Any]:
+    """The epsilon of a private run, and its delta: the one means nothing without the other."""
+    if run.epsilon is None:
+        return {}
+    given = run.parameters.get("delta")
+    return {"epsilon": short(run.epsilon, 6), "delta": DELTA if given is None else float(given)}
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -104,7 +104,7 @@ def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Measu
         _averaged(known, finals) + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
         known.text(mean(run.best for run in group)),
         *(_last(other, group) for other in others),
-        "-" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
+        "–" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
         f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
         f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
         f"{mean(float(run.seconds.sum()) for run in group):.0f}",

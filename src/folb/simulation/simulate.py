@@ -259,6 +259,9 @@ def simulation(
     groups: dict[Any, list[Job]] = {}
     for algorithm in algorithms:
         allowed = privacy.affordable(algorithm, federation.N, rounds)
+        if allowed < evaluate_every:
+            expected = f"should be at most {allowed}, the rounds that the epsilon of {algorithm.name} allows"
+            raise InputError("evaluate_every", evaluate_every, expected)
         for seed in seeds:
             place = sum(map(len, groups.values()))
             alike = (jax.tree.structure(algorithm), allowed)

@@ -146,8 +146,8 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     recorded: list[str] = [name for name in ("weights", "gamma", "attack") if lines and name in lines[0]]
     recorded += ["own"] if any("own" in line for line in lines) else []
     records: dict[str, Any] = {name: per_device(name, np.float32) for name in recorded}
-    if lines and "epsilon" in lines[0]:
-        records["epsilon"] = column("epsilon", lines, float)
+    if any("epsilon" in line for line in lines):
+        records["epsilon"] = column("epsilon", with_none("epsilon", lines), float)
     devices, times = per_device("devices", np.int32), per_device("times", np.int32)
     lost = np.zeros(devices.shape, bool)
     for row, line in zip(lost, lines, strict=True):

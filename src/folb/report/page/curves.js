@@ -149,9 +149,10 @@ class Chart {
   }
 
   aim(y) {
-    const { left, right } = this.frame;
+    const { left, right, top } = this.frame;
     const line = s("line", { class: "target", x1: left, x2: right, y1: y, y2: y });
-    return [line, s("text", { class: "target", x: right - 4, y: y - 5 }, `target ${digits(this.target, 4)}${this.curves.by.unit === "%" ? " %" : ""}`)];
+    const above = y - top > 18; // where the words have room
+    return [line, s("text", { class: "target", x: right - 4, y: above ? y - 5 : y + 14 }, `target ${digits(this.target, 4)}${this.curves.by.unit === "%" ? " %" : ""}`)];
   }
 
   /** The points of a band to draw: those in sight and one more on each side, fewer where they are dense. */
