@@ -9,7 +9,7 @@ demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the
 	  --rounds 200 --seeds 5 --target 0.7 --out demo --again
 
 test: .venv/.test  ## the tests
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder  # one of them waits for Flower's processes
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # one of them waits for Flower's processes
 
 # they compute more than they compile: with XLA's usual optimization, which the other tests do without
 OPTIMIZED := XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"

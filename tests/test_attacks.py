@@ -164,6 +164,7 @@ def test_poisoned_samples_and_what_is_recorded(small):
         np.testing.assert_allclose(run.records["attack"][:, 0], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_honest_liars_change_nothing(small):
     """Up to rounding: it is another program."""
     plain, other = (

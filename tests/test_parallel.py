@@ -108,6 +108,7 @@ def experiment(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_result_as_one(tmp_path, experiment, capsys):
     assert main(["run", experiment, "--out", str(tmp_path / "alone"), "--json"]) == 0
     expected = capsys.readouterr().out
