@@ -227,6 +227,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
 
 
+@pytest.mark.slow
 def test_stacked_runs_are_those_alone():
     """Runs whose rounds have different numbers of events, stacked; and their devices side by side."""
 

@@ -186,6 +186,7 @@ def test_guarded_folb_learns_beside_liars_that_know_the_guard():
     assert adaptive > honest - 0.3 > 0.3 and blind > honest - 0.1
 
 
+@pytest.mark.slow
 def test_a_liar_is_drawn_again_for_its_loss(small):
     made = algorithms.fedavg(K=2, sampling="remembered_loss", candidates=5, attack="loss", attackers=0.2)
     run = simulate(*small, made, rounds=10)[0]

@@ -632,6 +632,7 @@ def test_the_csv_has_the_numbers_of_results_json(real, tmp_path, visit):
         assert [float(row[names]) for row in rows] == [value for run in results for value in run[key]]
 
 
+@pytest.mark.slow
 def test_pictures_stand_alone(overlaid, visit, tmp_path):
     tab = visit(overlaid)
     content, name = downloaded(tab, "#together", "Test accuracy (%) as svg")
@@ -789,6 +790,7 @@ def test_a_comparison_fits_a_narrow_screen(width, overlaid, visit):
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_ten_long_runs_open_within_three_seconds(tmp_path, visit):
     algorithms = ("folb", "fedprox", "fedavg", "scaffold", "fedyogi")
     path = rundirectory.write(tmp_path, "a-0", algorithms=algorithms, seeds=5, rounds=1000, done=100, records=False)
@@ -893,6 +895,7 @@ def test_a_link_to_a_live_page(home, served, visit):
     assert "shown=folb" in settle(tab)
 
 
+@pytest.mark.slow
 def test_it_survives_a_restart_of_the_server(home, served, visit):
     path = rundirectory.write(home, "a-1", done=3, rounds=20, finished=False)
     address, port, stop = served("a-1")
@@ -911,6 +914,7 @@ def test_it_survives_a_restart_of_the_server(home, served, visit):
     visit.complaints.clear()
 
 
+@pytest.mark.slow
 def test_it_survives_a_restart_of_the_run(home, served, visit):
     path = rundirectory.write(home, "a-1", rounds=20)
     tab = visit(served("a-1")[0])
@@ -931,6 +935,7 @@ def test_it_survives_a_restart_of_the_run(home, served, visit):
     expect(state).to_have_text("interrupted, 27 of 270 rounds")
 
 
+@pytest.mark.slow
 def test_the_list_of_runs_is_live_and_tells_them_apart(home, served, visit):
     rundirectory.write(home, "a-1", rounds=2, differs="mu=0.1 rounds=2")
     tab = visit(served()[0])

@@ -148,6 +148,7 @@ def test_no_sampling_asks_who_is_offline(file, sampling):
         now += float(played.seconds[t])
 
 
+@pytest.mark.slow
 def test_the_second_set_is_online_too(file):
     played = run(algorithms.folb_two_set(K=2), rounds=12, system=trace(file=file, period=PERIOD, high=3))[0]
     assert played.updated.any()

@@ -602,6 +602,7 @@ def test_settings_of_a_sketch_share_a_program_only_if_shapes_agree():
     assert structure(sketch=64) == structure(sketch=64, mu=0.5) != structure(sketch=128)
 
 
+@pytest.mark.slow
 def test_three_words_make_a_combination():
     made = algorithms.folb(memory="scaffold", server="lookahead", sampling="remembered_loss", **USUAL | {"K": 3})
     run, (deployed, _) = simulated(made), on_flower(made)

@@ -348,6 +348,7 @@ def test_a_device_has_one_identity_at_a_time(federation, model):
 # faults --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_third_of_all_replies_lost_for_a_hundred_rounds(federation, model):
     rng = random.Random(0)
 

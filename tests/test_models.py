@@ -69,7 +69,7 @@ def test_a_sample_does_not_depend_on_its_batch(name):
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", nightly(TINY, lambda name: name in ("resnet", "lenet", "mlp", "sentiment_lstm")))
+@pytest.mark.parametrize("name", nightly(TINY, lambda name: name not in ("logistic", "cnn", "char_lstm")))
 def test_one_round_of_each(name):
     _, classes, _ = TINY[name]
     x, y = samples(name, 24)

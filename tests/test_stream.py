@@ -86,6 +86,7 @@ def test_a_window_of_several_rounds_is_the_resident_run(monkeypatch):
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS["folb"], record=("weights",)))
 
 
+@pytest.mark.slow
 def test_samples_that_refer_to_a_table_stream_and_the_table_stays():
     federation = referring()
     algorithm = algorithms.fedavg(K=2, sampling="samples", replacement=False)
