@@ -203,6 +203,7 @@ def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
     assert not bare.train_loss[-1] < 100 and safe.train_loss[-1] < 10
 
 
+@pytest.mark.slow
 def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monkeypatch):
     made = algorithms.scaffold(K=4, robust="geometric_median", bucket=2, attack="noise", attackers=0.4)
     whole = simulate(*small, made, rounds=12)[0]

@@ -437,6 +437,7 @@ def test_nothing_is_wider_than_a_narrow_screen(width, address, visit):
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_a_thousand_rounds_of_a_thousand_devices_open_within_three_seconds(tmp_path, visit):
     big = rundirectory.write(tmp_path, algorithms=("folb",), seeds=1, rounds=1000, devices=1000, chosen=1000)
     address = report(tmp_path / "report.html", big)

@@ -108,7 +108,10 @@ def test_a_command_parses(command, monkeypatch):
 
 @pytest.mark.parametrize(
     "document",
-    nightly([name for name in typist.DOCUMENTS if blocks(name, "python")], lambda name: name.endswith("search.md")),
+    nightly(
+        [name for name in typist.DOCUMENTS if blocks(name, "python")],
+        lambda name: name.endswith(("search.md", "metrics.md")),
+    ),
 )
 def test_python_runs(document, tmp_path, monkeypatch, capsys):
     """Each block by itself, with few rounds; a part of a Flower app is only compiled."""
