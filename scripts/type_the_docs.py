@@ -1,8 +1,8 @@
-"""Type every command of README, the tutorial, the concepts, the guides and the pages on Flower, in a fresh clone.
+"""Type every command of README, the tutorial, the concepts, the guides, and the pages on privacy and Flower.
 
 python scripts/type_the_docs.py [DOCUMENT ...]
 
-Each command must end with exit code 0 and print its key line, and each block of Python must run. The documents are
+It types in a fresh clone. Each command must end with exit code 0 and print its key line, and each block of Python must run. The documents are
 typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened, `LEFT_OUT` what is not
 typed and why; each is printed. Ctrl-C ends it, and a line says how to go on with the document that it was at.
 """
@@ -32,6 +32,7 @@ DOCUMENTS = [
         for kind in ("concepts", "guides")
         for path in (ROOT / "docs" / kind).glob("*.md")
     ),
+    "docs/privacy.md",
     "docs/flower.md",
     "docs/deployment.md",
     "examples/flower/README.md",
@@ -47,6 +48,7 @@ LEFT_OUT = {
     r"^folb arena(?!.*--pages-only)": "it takes hours",
     r"^folb defend(?!.*--pages-only)": "it takes hours",
     r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
+    r"benchmarks/privacy.py": "it takes minutes, and needs MNIST and FEMNIST",
     r"compare shakespeare(?!.*--quick)": "it takes hours",
     r"^folb deploy": "it takes minutes; make test-examples runs it",
     r"^flwr .*\bdeploy\b": "it needs a SuperLink; tests/test_deployment.py types it",
@@ -68,7 +70,7 @@ SHORTER = (  # in this order
 )
 
 KEY_LINES = {  # what a command must print
-    r"folb compare|folb run|folb show|folb resume": r"final accuracy|finished",
+    r"folb compare|folb run|folb show|folb resume": r"final (accuracy|MSE)|finished",
     r"folb tune": r"rounds to",
     r"folb attack": r"^in .*: curves.png, results.json",
     r"folb list$": r"System models",
