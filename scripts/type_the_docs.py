@@ -2,9 +2,10 @@
 
 python scripts/type_the_docs.py [DOCUMENT ...]
 
-It types in a fresh clone. Each command must end with exit code 0 and print its key line, and each block of Python must run. The documents are
-typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened, `LEFT_OUT` what is not
-typed and why; each is printed. Ctrl-C ends it, and a line says how to go on with the document that it was at.
+It types in a fresh clone. Each command must end with exit code 0 and print its key line, and each block of Python must
+run. The documents are typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened,
+`LEFT_OUT` what is not typed and why; each is printed. Ctrl-C ends it, and a line says how to go on with the document
+that it was at.
 """
 
 from __future__ import annotations
