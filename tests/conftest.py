@@ -85,7 +85,7 @@ _NUMBERS = itertools.count()
 def runs(request, tmp_path_factory, monkeypatch):
     """Run directories go where the test's other files go.
 
-    Most tests have no files, and get no directory: to make one takes longer than many a test.
+    A test without files gets no directory: to make one takes longer than many a test does.
     """
     own = "tmp_path" in request.fixturenames
     where = request.getfixturevalue("tmp_path") if own else tmp_path_factory.getbasetemp() / f"test-{next(_NUMBERS)}"
