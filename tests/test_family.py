@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -182,20 +183,40 @@ def fedacg(run, beta=0.8, mu=0.1):
     return w
 
 
-def accord(run, lr=LR, beta=0.8, gain=1.25, goal=0.2, stretch=0.5, rate=0.6):
+def by_agreement(said, gain=1.25, goal=0.2):
+    """What lr is multiplied by after a round, from what each round said; none for the first."""
+    return np.exp(gain * (said[-1].cosine - goal))
+
+
+def by_consensus(said, gain=1.5, goal=0.2):
+    now, earlier = said[-1], said[-3:-1]
+    growth = min(max(now.length / max(one.length for one in earlier) - 1, 0.0), 1.0)
+    change = max(now.cosine, 0.0) - goal * now.disagreement**2 - max(-now.cosine, 0.0) * growth
+    return np.exp(gain / (1 + len(said) / 10) * change)
+
+
+class Said(NamedTuple):
+    cosine: float
+    disagreement: float
+    length: float
+
+
+def accord(run, lr=LR, beta=0.8, stretch=0.5, rate=0.6, by=by_consensus):
     w, m, before, factor = model(), model() * 0, None, 1.0
-    total, count = model() * 0, 0.0
+    total, count, said = model() * 0, 0.0, []
     for t in rounds(run):
         found = replies(run, t, w + m * beta, lr=lr * factor)
         delta = average(found)
         a = np.array([reply.times for reply in found]) / sum(reply.times for reply in found)
         squares = [reply.delta.dot(reply.delta) for reply in found]
-        shortening = min(max(float(a @ squares) / delta.dot(delta), 1.0), 1 / float(a @ a))
+        most = 1 / float(a @ a)
+        shortening = min(max(float(a @ squares) / delta.dot(delta), 1.0), most)
         m = m * beta + delta * shortening**stretch
         w = w + m
+        cosine = 0.0 if before is None else delta.dot(before) / (delta.norm * before.norm)
+        said.append(Said(cosine, (shortening - 1) / (most - 1) if most > 1 else 1.0, delta.norm))
         if before is not None:
-            cosine = delta.dot(before) / (delta.norm * before.norm)
-            factor = min(max(factor * np.exp(gain * (cosine - goal)), 0.01), 100.0)
+            factor = min(max(factor * by(said), 0.01), 100.0)
         before = delta
         total, count = total * rate + w, count * rate + 1
     return total / count
@@ -399,6 +420,10 @@ LITERAL = {
     "fedvarp": (algorithms.fedvarp(**USUAL), fedvarp),
     "fedacg": (algorithms.fedacg(beta=0.8, mu=0.1, **USUAL), fedacg),
     "accord": (algorithms.accord(beta=0.8, replacement=True, **USUAL), accord),
+    "accord by agreement": (
+        algorithms.accord(beta=0.8, replacement=True, step_size="agreement", **USUAL),
+        functools.partial(accord, by=by_agreement),
+    ),
     "fedcm": (algorithms.fedcm(memory_alpha=0.3, **USUAL), fedcm),
     "mimelite": (algorithms.mimelite(memory_beta=0.8, **USUAL), mimelite),
     "ghbm": (algorithms.ghbm(memory_tau=2, memory_beta=0.8, **USUAL), ghbm),
@@ -702,9 +727,9 @@ MISTAKES = {
     ),
     "a gain without its step size": (
         lambda: algorithms.fedavg(step_gain=1.0),
-        "step_gain = 1.0: is for step_size=agreement",
+        "step_gain = 1.0: is for step_size=consensus, agreement",
     ),
-    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of agreement"),
+    "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of consensus"),
     "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),
     "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
     "few candidates": (lambda: algorithms.fedavg(sampling="power_of_choice", K=5, candidates=4), "candidates = 4"),

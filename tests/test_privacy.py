@@ -350,24 +350,28 @@ def test_private_folb_without_noise_weighs_by_its_inner_products():
     )
 
 
-def test_the_agreement_of_rounds_is_seen_through_their_noise():
+@pytest.mark.parametrize(("rule", "negative"), [("agreement", -0.9), ("consensus", 0.0)])
+def test_the_agreement_of_rounds_is_seen_through_their_noise(rule, negative):
+    """Of a negative one, `consensus` takes nothing if the updates do not grow."""
     rng, width = np.random.default_rng(0), 10_000
+    gain = {"agreement": 1.0, "consensus": 1.0 + 2 / step_sizes.SETTLING}[rule]
 
     def agreed(length, cosine, deviation):
         """The change of log lr by two updates of this length and cosine, with noise, if goal is 0 and gain is 1."""
-        step = step_sizes.agreement(gain=1.0, goal=0.0)
+        step = step_sizes.step_size(rule, gain=gain, goal=0.0)
         first, second = np.zeros(width, np.float32), np.zeros(width, np.float32)
         first[0], second[:2] = length, [length * cosine, length * np.sqrt(1 - cosine**2)]
         memory = step.init({"w": jnp.zeros(width)})
         for update in (first, second):
             noisy = {"w": jnp.asarray(update + deviation * rng.normal(size=width).astype(np.float32))}
-            seen = Round(None, None, None, None, None, update=rules.Update(noisy, None))
-            memory = step.update(memory, seen._replace(noise_square=jnp.float32(width * deviation**2)))
+            seen = Round(None, None, None, None, None, update=rules.Update(noisy, jnp.full(5, 0.2)))
+            known = {"noise_square": jnp.float32(width * deviation**2), "mean_square": jnp.float32(length**2)}
+            memory = step.update(memory, seen._replace(**known))
         return float(memory.log)
 
     # noise three times as long as the updates: the plain cosine would be a tenth of the true one
     assert agreed(1.0, 0.9, 0.03) == pytest.approx(0.9 * (1 - 0.09) / (1 + 0.09), abs=0.2)
-    assert agreed(1.0, -0.9, 0.01) == pytest.approx(-0.9, abs=0.1)
+    assert agreed(1.0, -0.9, 0.01) == pytest.approx(negative, abs=0.1)
     assert abs(agreed(0.01, 0.9, 0.05)) < 0.3  # the noise hides it: the step size nearly stays
 
 

@@ -13,8 +13,9 @@ from test_slots import FEDERATION, MODEL, SYSTEM, furthest, on_flower, simulated
 
 import folb
 from folb import InputError, algorithms, simulate
+from folb.core import step_size as step_sizes
 from folb.core.round import begin, close, model_sent, over_rounds, with_step_size
-from folb.core.rules import Round
+from folb.core.rules import Round, Update
 from folb.flower import TwoPhaseStrategy
 from folb.simulation import program
 
@@ -59,13 +60,54 @@ def descend(problem, algorithm, rounds=200, seed=0, K=K):
     return problem.excess(np.asarray(kept, float)) / problem.excess(start), lr
 
 
-@pytest.mark.parametrize("first", [0.001, 0.04, 1.0, 5.0])
+@pytest.mark.parametrize("first", [0.001, 0.04, 1.0, 3.0, 5.0])
 @pytest.mark.parametrize(("spread", "K"), [(0.0, 10), (1.0, 10), (1.0, 30)])
-def test_accord_converges_on_quadratics_from_any_first_step(first, spread, K):
+@pytest.mark.parametrize(("rule", "most"), [("consensus", 0.005), ("agreement", 0.02)])
+def test_accord_converges_on_quadratics_from_any_first_step(first, spread, K, rule, most):
     """Steps of 2 / L = 2 and more are unstable, and with steps of 0.001 FedAvg hardly moves."""
-    left, lr = descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K), K=K)
-    assert left < 0.02
+    left, lr = descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K, step_size=rule), K=K)
+    assert left < most
     assert lr != pytest.approx(first)
+
+
+def told(rule, updates, **numbers):
+    """The factor after rounds with these updates of the devices."""
+    size, memory = step_sizes.step_size(rule, **numbers), None
+    for delta in np.asarray(updates, np.float32):
+        mean = {"w": jnp.mean(delta, axis=0)}
+        memory = size.init(mean) if memory is None else memory
+        ones = jnp.ones(len(delta))
+        round = Round(mean, ones, ones, ones, {"w": jnp.asarray(delta)})
+        memory = size.update(memory, round._replace(update=Update(mean, ones / len(delta))))
+    return float(size.factor(memory))
+
+
+ALIKE, APART = [[1, 0], [1, 0]], [[1, 1], [1, -1]]  # both have the mean (1, 0)
+
+
+def test_rounds_that_undo_each_other_shorten_steps_only_if_they_grow():
+    """With momentum they do so along steep directions, whatever the step. `agreement` does not know it."""
+    back, larger = np.negative(ALIKE), -1.5 * np.array(ALIKE)
+    assert told("consensus", [ALIKE, back, ALIKE, back]) == 1.0
+    assert told("consensus", [ALIKE, larger], gain=1.2) == pytest.approx(np.exp(-1.2 / 1.2 * 0.5))
+    assert told("consensus", [ALIKE, -3 * np.array(ALIKE)], gain=1.2) == pytest.approx(np.exp(-1.0))
+    assert told("agreement", [ALIKE, back]) == pytest.approx(np.exp(-1.25 * 1.2))
+
+
+def test_devices_that_disagree_shorten_steps_and_rounds_that_agree_lengthen_them():
+    across = [[0, 1], [0, 1]]
+    assert told("consensus", [ALIKE, ALIKE], gain=1.2) == pytest.approx(np.exp(1.0))
+    assert told("consensus", [ALIKE, APART], gain=1.2) == pytest.approx(np.exp(1.0 - 0.2))
+    assert told("consensus", [across, APART], gain=1.2, goal=0.3) == pytest.approx(np.exp(-0.3))
+    assert told("consensus", [across, ALIKE], gain=1.2) == 1.0
+    assert told("consensus", [[[0, 1]], [[1, 0]]], gain=1.2) == pytest.approx(np.exp(-0.2))  # one device says nothing
+
+
+def test_no_update_makes_the_factor_anything_but_a_number_within_its_bounds():
+    for length in (0.0, 1e-38, 1e30, 3e38, np.inf, np.nan):
+        for rule in ("consensus", "agreement"):
+            found = [told(rule, [ALIKE, np.where(np.array(ALIKE), length, 0.0), sign * np.array(ALIKE)]) for sign in (-1, 1)]
+            assert all(0.01 <= one <= 100 for one in found), (rule, length, found)
 
 
 def test_with_one_step_size_these_quadratics_need_tuning():
@@ -74,11 +116,12 @@ def test_with_one_step_size_these_quadratics_need_tuning():
     assert descend(problem, algorithms.fedavg(lr=5.0, K=K), rounds=8)[0] > 1e3
 
 
-def test_a_larger_gain_does_not_converge_on_most_of_them():
+def test_agreement_with_a_larger_gain_does_not_converge_on_most_of_them():
+    given = {"step_size": "agreement", "step_gain": 2.0, "step_goal": 0.1}
     cases = [(first, spread) for first in (0.001, 0.04, 1.0, 5.0) for spread in (0.0, 1.0)]
     with np.errstate(over="ignore", invalid="ignore"):
         left = [
-            descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K, step_gain=2.0, step_goal=0.1), rounds=60)[0]
+            descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K, **given), rounds=60)[0]
             for first, spread in cases
         ]
     assert sum(not one < 1 for one in left) > len(cases) / 2
@@ -170,12 +213,12 @@ def test_a_run_on_flower_goes_on_if_its_schedule_does_not_depend_on_the_rounds(t
             {"step_size": "agreement", "step_rounds": 9},
             "is for step_size=cosine, step, inverse; step_size is agreement",
         ),
-        ({"step_size": "cosine", "step_goal": 0.1}, "is for step_size=agreement; step_size is cosine"),
+        ({"step_size": "cosine", "step_goal": 0.1}, "is for step_size=consensus, agreement; step_size is cosine"),
         ({"step_size": "cosine", "step_end": 2.0}, "step_end = 2.0: should be from 0 to 1"),
         ({"step_size": "step", "step_factor": 0.0}, "step_factor = 0.0: should be more than 0"),
         ({"step_size": "step", "step_rounds": 0}, "step_rounds = 0: should be at least 1"),
         ({"step_size": "constant", "step_warmup": -1}, "step_warmup = -1: should be at least 0"),
-        ({"step_size": 3}, "step_size = 3: should be one of agreement, cosine"),
+        ({"step_size": 3}, "step_size = 3: should be one of consensus, agreement, cosine"),
     ],
 )
 def test_bad_schedules_are_one_line(given, message):
@@ -234,10 +277,19 @@ def test_a_liar_stretches_a_step_to_the_bound_and_no_further():
         delta[0] /= length
 
 
-@pytest.mark.parametrize(("sign", "ratio", "end"), [(1, np.exp(1.25 * 0.8), 100.0), (-1, np.exp(-1.25 * 1.2), 0.01)])
-def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(sign, ratio, end):
-    """One update that drowns all others, repeated or turned round in every round."""
-    algorithm = algorithms.accord(K=K, lr=1.0)
+@pytest.mark.parametrize(
+    ("rule", "times", "ratio", "end"),
+    [
+        ("consensus", 1, np.exp(1.25 * 0.8), 100.0),
+        ("consensus", -1, np.exp(-1.25 * 0.2), 0.24),
+        ("consensus", -2, np.exp(-1.25 * 1.2), 0.01),
+        ("agreement", 1, np.exp(1.25 * 0.8), 100.0),
+        ("agreement", -1, np.exp(-1.25 * 1.2), 0.01),
+    ],
+)
+def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(rule, times, ratio, end):
+    """One update that drowns all others, repeated, or turned round in every round; the third one also doubles."""
+    algorithm = algorithms.accord(K=K, lr=1.0, step_size=rule)
     state, _ = begin(algorithm, {"w": jnp.zeros(DIM)})
     ones, sizes = np.ones(K, np.float32), []
     delta = np.zeros((K, DIM), np.float32)
@@ -245,5 +297,5 @@ def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(sign, rat
     for t in range(1, 9):
         state = closed(algorithm, state, Round(state.params, ones, ones, ones, {"w": delta})).state
         sizes.append(float(with_step_size(algorithm, state, t + 1).solver.lr))
-        delta = sign * delta
-    assert sizes[0] == 1 and sizes[1] == pytest.approx(ratio, rel=1e-4) and sizes[-1] == pytest.approx(end, rel=1e-4)
+        delta = times * delta
+    assert sizes[0] == 1 and sizes[1] == pytest.approx(ratio, rel=1e-4) and sizes[-1] == pytest.approx(end, rel=0.01)

@@ -148,7 +148,12 @@ class Contest:
         experiments = self.dataset.experiments(trials, algorithms=[contender.algorithm], **settings, **given)
         for draw, experiment in experiments:
             drawn = f", draw {draw}" if trials.draws else ""
-            yield draw, PLANNER.plan(experiment), f"{self.dataset.name}, {contender.name}{drawn}"
+            planned = PLANNER.plan(experiment)
+            tested = len(planned.federation.test.y)
+            if planned.evaluated is not None and planned.evaluated < tested:
+                expected = f"should be at least {tested}, the number of test samples: accuracies are of all of them"
+                raise InputError(f"{self.dataset.name}: loss_samples", self.dataset.loss_samples, expected)
+            yield draw, planned, f"{self.dataset.name}, {contender.name}{drawn}"
 
     @cached_property
     def devices(self) -> int:

@@ -75,6 +75,7 @@ class Dataset:
     system: str = "uniform"
     objective: str = "uniform"
     evaluate_every: int = 1
+    loss_samples: int | None = None  # the training loss, which only breaks ties, is of so many samples; None: of all
     set: Mapping[str, Any] = field(default_factory=dict)
     every_device_rounds: int | None = None  # of a contender with every device in every round
     without: Mapping[str, str] = field(default_factory=dict)  # contenders that are not run here, and why
@@ -105,7 +106,7 @@ class Dataset:
             key: getattr(self, key) for key in ("dataset", "model", "system", "objective", "rounds", "evaluate_every")
         }
         settings = {**self.set, **given.pop("set", {})}
-        known |= {"evaluate": "all", "target": UNUSED_TARGET}
+        known |= {"evaluate": self.loss_samples or "all", "target": UNUSED_TARGET}
         for draw in trials.draws or (None,):
             drawn = settings if draw is None else {**settings, "draw": draw}
             yield draw or 0, Experiment(**{**known, "seeds": trials.seeds_of(draw), **given, "set": drawn})
@@ -226,7 +227,8 @@ def chosen(known: Sequence[Any], patterns: Sequence[str], field: str) -> list[An
 
 def digest(dataset: Dataset, contender: Contender, points: int, target: Any) -> str:
     """A digest of what the results of a contender on a dataset depend on."""
-    about = {key: value for key, value in asdict(dataset).items() if key not in ("title", "without", "left_out")}
+    apart = ("title", "loss_samples", "without", "left_out")  # the accuracy is of all test samples in any case
+    about = {key: value for key, value in asdict(dataset).items() if key not in apart}
     if not contender.every_device:
         del about["every_device_rounds"]
     content = [about, contender.identity(), points if contender.tuned else None, target]

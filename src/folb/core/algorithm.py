@@ -142,12 +142,14 @@ class Common(TypedDict, total=False):
     ]
     eps_decay: Annotated[float | None, "by what fedexp multiplies eps in each round; by default 0.996"]
     step_size: Annotated[
-        Literal["agreement", "cosine", "step", "inverse", "constant"] | None,
+        Literal["consensus", "agreement", "cosine", "step", "inverse", "constant"] | None,
         "how the server changes lr from round to round; by default it does not",
     ]
-    step_gain: Annotated[float | None, "of step_size=agreement: how fast lr changes; by default 1.25"]
+    step_gain: Annotated[
+        float | None, "of step_size=consensus (by default 1.5) or agreement (1.25): how fast lr changes"
+    ]
     step_goal: Annotated[
-        float | None, "of step_size=agreement: the cosine between rounds at which lr stays; by default 0.2"
+        float | None, "of step_size=consensus, agreement: the cosine between rounds at which lr stays; by default 0.2"
     ]
     step_rounds: Annotated[
         float | None,

@@ -158,14 +158,14 @@ def accord(
     beta: Annotated[float, "momentum of the server"] = 0.85,
     stretch: Annotated[float, "how far the server's update is stretched; 0.5: as long as a device's"] = 0.5,
     step_size: Annotated[
-        Literal["agreement", "cosine", "step", "inverse", "constant"] | None,
+        Literal["consensus", "agreement", "cosine", "step", "inverse", "constant"] | None,
         "how the server changes lr from round to round",
-    ] = "agreement",
+    ] = "consensus",
     average: Annotated[Literal["none", "ema", "last_two"], "the model that is evaluated and kept"] = "ema",
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.6"] = None,
     **common: Any,  # those of `Common` that are not above
 ) -> Algorithm:
-    """Accord, which needs no tuning: the agreement of the rounds sets the devices' step size.
+    """Accord, which needs no tuning: the agreement of rounds and of devices sets the step size.
 
     Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. The
     model that is kept is a mean over rounds.

@@ -74,13 +74,13 @@ def _accelerate(
     memory: Params, round: Round, update: Update, *, lr: Array, beta: Array, stretch: Array | None
 ) -> tuple[Params, Params]:
     if stretch is not None:
-        lr = lr * _shortening(round, update) ** stretch
+        lr = lr * _shortening(round, update)[0] ** stretch
     m = tree.add(jax.tree.map(lambda d: lr * d, update.delta), memory, beta)
     return tree.add(round.params, m), m
 
 
-def _shortening(round: Round, update: Update) -> Array:
-    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|.
+def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
+    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|, and how large it may be.
 
     It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same. It stays within these
     bounds, so that nobody can stretch the step further.
@@ -88,11 +88,23 @@ def _shortening(round: Round, update: Update) -> Array:
     a = jnp.abs(update.weights)
     if round.mean_square is not None:
         ratio = fraction(round.mean_square, tree.dot(update.delta, update.delta))
-        return jnp.clip(ratio, 1.0, jnp.maximum(1.0, fraction(jnp.float32(1), jnp.max(a))))
-    p = fraction(a, jnp.sum(a))
-    mean = tree.combine(p, round.delta)
-    ratio = fraction(jnp.sum(jnp.where(p > 0, p * tree.norms(round.delta) ** 2, 0.0)), tree.dot(mean, mean))
-    return jnp.clip(ratio, 1.0, jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(p * p))))
+        most = jnp.maximum(1.0, fraction(jnp.float32(1), jnp.max(a)))
+    else:
+        p = fraction(a, jnp.sum(a))
+        mean = tree.combine(p, round.delta)
+        ratio = fraction(jnp.sum(jnp.where(p > 0, p * tree.norms(round.delta) ** 2, 0.0)), tree.dot(mean, mean))
+        most = jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(p * p)))
+    return jnp.clip(ratio, 1.0, most), most
+
+
+def disagreement(round: Round, update: Update) -> Array:
+    """How far the updates of a round disagree: 0 if all are the same, 1 if they are orthogonal.
+
+    It is the share of the mean update's squared length that would be there if the devices had nothing in common. It is
+    1 where nothing can be said: of one update, or of updates so long that their squares overflow.
+    """
+    ratio, most = _shortening(round, update)
+    return jnp.where((most > 1) & jnp.isfinite(ratio), fraction(ratio - 1, most - 1), 1.0)
 
 
 def _ahead(memory: Params, params: Params, *, beta: Array) -> Params:

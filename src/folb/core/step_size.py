@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 
 from folb.core import tree
 from folb.core.rules import Round, fraction
+from folb.core.server_step import disagreement
 from folb.core.vector import scaled, zeros
 from folb.errors import InputError, check_number, choose
 from folb.typing import Params
@@ -54,9 +55,13 @@ def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Ar
     product but luck, whose standard deviation is noise / sqrt(d).
     """
     luck = noise / math.sqrt(tree.size(now))
-    lengths = [jnp.maximum(tree.dot(a, a) - noise, luck) for a in (before, now)]
-    product = jnp.sqrt(lengths[0] * lengths[1])
+    product = jnp.sqrt(_length_square(before, noise) * _length_square(now, noise))
     return jnp.clip(tree.dot(before, now) / product, -1.0, 1.0), (product - luck) / (product + luck)
+
+
+def _length_square(a: Params, noise: Array) -> Array:
+    """The squared length of an update without its noise; at least what may be luck."""
+    return jnp.maximum(tree.dot(a, a) - noise, noise / math.sqrt(tree.size(a)))
 
 
 def _direction(a: Params) -> Params:
@@ -67,7 +72,7 @@ def _start(params: Params) -> Agreed:
     return Agreed(jnp.float32(0), zeros(params))
 
 
-def _factor(memory: Agreed) -> Array:
+def _factor(memory: Agreed | Consented) -> Array:
     return jnp.exp(memory.log)
 
 
@@ -92,6 +97,55 @@ def agreement(gain: Any, goal: Any) -> StepSize:
     0. The first round changes nothing.
     """
     return StepSize(Partial(_start), Partial(_factor), Partial(_agree, gain=gain, goal=goal))
+
+
+SETTLING = 10.0  # rounds after which the step size changes half as fast
+
+
+class Consented(NamedTuple):
+    """The memory of `consensus`: the logarithm of the factor, and of earlier rounds the last mean update, the lengths
+    of the last two, and their number."""
+
+    log: Array
+    before: Params
+    lengths: Array
+    rounds: Array
+
+
+def _nobody_yet(params: Params) -> Consented:
+    return Consented(jnp.float32(0), zeros(params), jnp.zeros(2), jnp.float32(0))
+
+
+def _consent(memory: Consented, round: Round, *, gain: Any, goal: Any) -> Consented:
+    assert round.update is not None
+    now, longest = round.update.delta, jnp.max(memory.lengths)
+    if round.noise_square is None:
+        c, trust, length = between_rounds(memory.before, round), 1.0, tree.norm(now)
+    else:
+        c, trust = _through_noise(memory.before, now, round.noise_square)
+        length = jnp.sqrt(_length_square(now, round.noise_square))
+    growth = jnp.clip(jnp.nan_to_num(fraction(length, longest)) - 1.0, 0.0, 1.0)
+    says = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - goal * disagreement(round, round.update) ** 2
+    change = trust * gain / (1 + (memory.rounds + 1) / SETTLING) * says
+    most = jnp.log(jnp.float32(MOST))
+    log = jnp.clip(memory.log + jnp.where(longest > 0, change, 0.0), -most, most)
+    return Consented(log, now, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
+
+
+def consensus(gain: Any, goal: Any) -> StepSize:
+    """Longer local steps while rounds agree on the way, and shorter ones while the devices of a round do not.
+
+    lr <- lr exp(gain_t (max(c, 0) - goal q^2 - max(-c, 0) g)), with gain_t = gain / (1 + t / 10): it settles.
+    c is the cosine between the mean updates of two rounds in a row. If steps are too short, it is near 1.
+    q is the disagreement of the round's devices, from 0 to 1. If it is large, their steps lead away from each other.
+    g is how much longer the mean update is than those of both rounds before, from 0 to 1. That rounds undo each other
+    (c < 0) says little: with momentum they do along steep directions, whatever the step. If they also grow, the steps
+    are too long. The first round changes nothing.
+    """
+    return StepSize(Partial(_nobody_yet), Partial(_factor), Partial(_consent, gain=gain, goal=goal))
+
+
+LENGTHS = (_consent,)  # what looks at the lengths of single updates
 
 
 def _nothing(params: Params) -> tuple[()]:
@@ -176,6 +230,7 @@ def factor_in(size: StepSize, memory: Any, t: Any) -> Any:
 
 
 STEP_SIZES: dict[str, Callable[..., StepSize]] = {
+    "consensus": consensus,
     "agreement": agreement,
     "cosine": _scheduled(_cosine),
     "step": _scheduled(_step),
@@ -183,6 +238,7 @@ STEP_SIZES: dict[str, Callable[..., StepSize]] = {
     "constant": _scheduled(_constant),
 }
 NUMBERS: dict[str, dict[str, Any]] = {  # of each, with their usual values
+    "consensus": {"gain": 1.5, "goal": 0.2},
     "agreement": {"gain": 1.25, "goal": 0.2},
     "cosine": {"warmup": 0.0, "rounds": None, "end": 0.0},
     "step": {"warmup": 0.0, "rounds": None, "factor": 0.1},
