@@ -149,7 +149,9 @@ class Common(TypedDict, total=False):
         float | None, "of step_size=consensus (by default 1.5) or agreement (1.25): how fast lr changes"
     ]
     step_goal: Annotated[
-        float | None, "of step_size=consensus, agreement: the cosine between rounds at which lr stays; by default 0.2"
+        float | None,
+        "of step_size=consensus: how much the disagreement of devices counts; of agreement: the cosine between rounds at "
+        "which lr stays; by default 0.2",
     ]
     step_rounds: Annotated[
         float | None,

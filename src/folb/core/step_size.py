@@ -120,7 +120,7 @@ def _consent(memory: Consented, round: Round, *, gain: Any, goal: Any) -> Consen
     assert round.update is not None
     now, longest = round.update.delta, jnp.max(memory.lengths)
     if round.noise_square is None:
-        c, trust, length = between_rounds(memory.before, round), 1.0, tree.norm(now)
+        c, trust, length = between_rounds(memory.before, round), jnp.float32(1), tree.norm(now)
     else:
         c, trust = _through_noise(memory.before, now, round.noise_square)
         length = jnp.sqrt(_length_square(now, round.noise_square))
@@ -247,7 +247,7 @@ NUMBERS: dict[str, dict[str, Any]] = {  # of each, with their usual values
 }
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gain": (lambda gain: (gain >= 0) & (gain <= 100), "should be from 0 to 100"),
-    "goal": (lambda goal: (goal >= -1) & (goal <= 1), "should be from -1 to 1: it is a cosine"),
+    "goal": (lambda goal: (goal >= -1) & (goal <= 1), "should be from -1 to 1, as cosines are"),
     "rounds": (lambda rounds: rounds >= 1, "should be at least 1"),
     "end": (lambda end: (end >= 0) & (end <= 1), "should be from 0 to 1"),
     "factor": (lambda factor: (factor > 0) & (factor <= 1), "should be more than 0 and at most 1"),
