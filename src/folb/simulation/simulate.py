@@ -33,6 +33,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.measures import measured
 from folb.models import Model
+from folb.models.model import params_like
 from folb.pace import Lines, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
@@ -444,7 +445,7 @@ def _check_labels(federation: Federation, model: Model) -> None:
     if model.scores is None:
         return
     sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
-    found = jax.eval_shape(lambda x: model.scores(model.init(jax.random.key(0)), x), sample)  # type: ignore[misc]
+    found = jax.eval_shape(model.scores, params_like(model), sample)
     classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
