@@ -522,7 +522,7 @@ def _run_stacked(
 
     @cache
     def mark() -> str:
-        """What tells this simulation from others. To print its program takes a while: only if there is a checkpoint."""
+        """What tells this simulation from others. To print its program takes a while: only if there are checkpoints."""
         others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
         return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
 
@@ -554,6 +554,8 @@ def _run_stacked(
                 length = min(length, CAPACITY, rounds - t + 1)
                 begun = time.perf_counter()
                 states, record = play_on(states, t, t + length)
+                if kept is not None:
+                    mark()  # here, because these rounds are played meanwhile
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
                 _check_seconds(part.info.seconds)
                 at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
