@@ -30,7 +30,7 @@ from folb.cli import (
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
-COLLECT = 10_000  # new objects between two searches for garbage
+COLLECT = 500_000  # new objects between two searches for garbage: more than a short command makes, some 50 MB
 
 EXAMPLES = """examples:
   folb compare synthetic_1_1
@@ -111,6 +111,11 @@ def end_at_once() -> None:
     os._exit(0)
 
 
+def wait_asleep() -> None:
+    """Let NumPy's threads sleep while they have no work. OpenBLAS lets them spin, which would keep a core busy."""
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the least; it is read when NumPy is imported
+
+
 def open_closed_streams() -> None:
     """Send output nowhere if standard output or standard error was closed: otherwise the next file takes its place."""
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -130,6 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     if alone:
         atexit.register(lambda: end_at_once() if succeeded else None)
         search_seldom_for_garbage()
+        wait_asleep()
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
     top = parser(arguments[:1] == ["tune"])

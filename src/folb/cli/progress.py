@@ -49,7 +49,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
             bar.start()
 
     def tell(line: str) -> None:
-        bar.console.print(f"folb: {line}", highlight=False, markup=False, soft_wrap=True)
+        bar.console.print(f"folb: {line}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def spent(part: Run) -> str:
         """What the run that has just played has spent, if it is private."""

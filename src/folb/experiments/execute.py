@@ -15,8 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from folb import atomic
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
@@ -24,6 +22,7 @@ from folb.experiments.kept_model import about_model
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
 from folb.measures import FAIRNESS
+from folb.models.model import params_like
 from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
@@ -67,7 +66,7 @@ class Start(NamedTuple):
         """How many bytes model.npz will take, about; 0 if it is not kept."""
         if not self.keep_model:
             return 0
-        return self.runs * model_file.nbytes(jax.eval_shape(self.plan.model.init, jax.random.key(0)))
+        return self.runs * model_file.nbytes(params_like(self.plan.model))
 
 
 OnStart = Callable[[Start], None]

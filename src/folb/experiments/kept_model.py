@@ -18,6 +18,7 @@ from folb.experiments.part import chosen_part
 from folb.experiments.settings import naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
+from folb.models.model import params_like
 from folb.store import directory, model_file
 from folb.store.directory import RunDirectory
 from folb.store.reading import read as find
@@ -130,14 +131,14 @@ def load_model(
     """
     path = _file(run)
     if model is not None and not model_file.is_described(path):
-        like = jax.eval_shape(model.init, jax.random.key(0))
+        like = params_like(model)
         return KeptModel(model_file.read_model(path, None, like), model, str(model), "", 0, None, ())
     about = model_file.read_about(path)
     number = _chosen(path, about["runs"], algorithm, seed)
     shape, classes = tuple(about["shape"]), about["classes"]
     with naming_own_files([about["model"]]):
         built = _built(path, about, shape, classes) if model is None else model
-        like = jax.eval_shape(built.init, jax.random.key(0))
+        like = params_like(built)
     return KeptModel(
         params=model_file.read_model(path, number, like),
         model=built,
@@ -204,7 +205,7 @@ def _digest(file: Path) -> str:
 def about_model(planned: Plan, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What model.npz says about the models of an experiment, whose `runs` environment.json lists."""
     name, federation = planned.experiment.model, planned.federation
-    model_file.leaves(jax.eval_shape(planned.model.init, jax.random.key(0)))  # before a round: raises if names collide
+    model_file.leaves(params_like(planned.model))  # before a round: raises if names collide
     own = {"sha256": _digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
     names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
     return {

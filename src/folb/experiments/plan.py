@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -39,6 +40,7 @@ def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
     return settings(constructor, common_settings)
 
 
+@cache  # to read it from the signatures takes a while
 def common_settings() -> dict[str, Setting]:
     """The settings that every algorithm has."""
     described = settings(compose)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from folb.models.model import Model
+from folb.models.model import Model, params_like
 
 FEW = 32  # outputs, such as the channels of a convolution
 
@@ -21,8 +21,9 @@ def operations(model: Model, sample: jax.ShapeDtypeStruct, moved: int = 0) -> in
     for each number that it reads or writes.
     """
     x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    return _counted(jax.make_jaxpr(model.loss)(params, x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved)
+    return _counted(
+        jax.make_jaxpr(model.loss)(params_like(model), x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved
+    )
 
 
 def _counted(program: Any, moved: int) -> int:

@@ -46,6 +46,11 @@ class Model(NamedTuple):
         return min(most, self.block) if self.block is not None and jax.default_backend() == "cpu" else most
 
 
+def params_like(model: Model) -> Params:
+    """What a model's parameters are like. Nothing is computed, not even the key: that would load a program."""
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
+
+
 def classifier(
     init: Callable[[Array], Params],
     scores: Callable[[Params, Array], Array],

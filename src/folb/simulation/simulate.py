@@ -33,6 +33,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole
 from folb.measures import measured
 from folb.models import Model
+from folb.models.model import params_like
 from folb.pace import Lines, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel, solve, threads
@@ -444,7 +445,7 @@ def _check_labels(federation: Federation, model: Model) -> None:
     if model.scores is None:
         return
     sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
-    found = jax.eval_shape(lambda x: model.scores(model.init(jax.random.key(0)), x), sample)  # type: ignore[misc]
+    found = jax.eval_shape(model.scores, params_like(model), sample)
     classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
@@ -521,7 +522,7 @@ def _run_stacked(
 
     @cache
     def mark() -> str:
-        """What tells this simulation from others. To print its program takes a while: only if there is a checkpoint."""
+        """What tells this simulation from others. To print its program takes a while: only if there are checkpoints."""
         others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
         return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
 
@@ -553,6 +554,8 @@ def _run_stacked(
                 length = min(length, CAPACITY, rounds - t + 1)
                 begun = time.perf_counter()
                 states, record = play_on(states, t, t + length)
+                if kept is not None:
+                    mark()  # here, because these rounds are played meanwhile
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
                 _check_seconds(part.info.seconds)
                 at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
