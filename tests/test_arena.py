@@ -93,6 +93,22 @@ def test_the_target_is_a_share_of_what_tuned_fedavg_ends_with(home):
     assert all(stored(home, "tiny-a", name)["target"] == cell["target"] for name in ("fedprox", "plain"))
 
 
+def test_fewer_training_samples_for_the_loss_change_no_accuracy(home, tmp_path):
+    """So results with and without them count alike. Fewer samples than are tested on would change it."""
+    fewer = replace(A, loss_samples=40)
+    carry_out(tmp_path, datasets=[fewer], contenders=[FEDAVG])
+    found, known = (stored(where, "tiny-a", "fedavg") for where in (tmp_path, home))
+    assert found["note"] == "training loss on 40 of 81 training samples" and known["note"] == ""
+    assert found["identity"] == known["identity"] and found["runs"] == known["runs"]
+    assert "the training loss is of 40 samples" in "".join(
+        arena_pages._rules(Standings([fewer], [FEDAVG], tmp_path, 2))
+    )
+    with pytest.raises(
+        InputError, match=r"tiny-a: loss_samples = 5: should be at least \d+, the number of test samples"
+    ):
+        carry_out(tmp_path / "other", datasets=[replace(A, loss_samples=5)], contenders=[FEDAVG])
+
+
 def test_the_target_ignores_points_that_diverge():
     def point(settled, diverged):
         return tune.Point("", None, [], [], 0.0, 0.0, diverged, settled=settled)

@@ -24,6 +24,7 @@ from folb.core.accountant import Rounds, noise_for
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
 from folb.core.selection import Known, Sampling, drawing, room
+from folb.core.server_step import disagreement
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.report.payload import described
@@ -357,7 +358,7 @@ def test_the_agreement_of_rounds_is_seen_through_their_noise(rule, negative):
     gain = {"agreement": 1.0, "consensus": 1.0 + 2 / step_sizes.SETTLING}[rule]
 
     def agreed(length, cosine, deviation):
-        """The change of log lr by two updates of this length and cosine, with noise, if goal is 0 and gain is 1."""
+        """The change of log lr by two updates of this length and cosine, with noise, if its goal is 0."""
         step = step_sizes.step_size(rule, gain=gain, goal=0.0)
         first, second = np.zeros(width, np.float32), np.zeros(width, np.float32)
         first[0], second[:2] = length, [length * cosine, length * np.sqrt(1 - cosine**2)]
@@ -373,6 +374,21 @@ def test_the_agreement_of_rounds_is_seen_through_their_noise(rule, negative):
     assert agreed(1.0, 0.9, 0.03) == pytest.approx(0.9 * (1 - 0.09) / (1 + 0.09), abs=0.2)
     assert agreed(1.0, -0.9, 0.01) == pytest.approx(negative, abs=0.1)
     assert abs(agreed(0.01, 0.9, 0.05)) < 0.3  # the noise hides it: the step size nearly stays
+
+
+def test_the_noise_of_a_private_round_does_not_hide_that_devices_disagree():
+    """Noise makes the mean longer, and so makes the devices seem to share more than they do."""
+    rng, K, width = np.random.default_rng(0), 50, 10_000
+    deviation = np.sqrt(1.5 / width)  # 1.5 in squared length, as for epsilon 8 on MNIST
+    mean = np.zeros(width, np.float32)
+    mean[:K] = 1 / K  # of orthogonal updates of length 1
+    found = []
+    for noise in (0.0, deviation):
+        noisy = {"w": jnp.asarray(mean + noise * rng.normal(size=width).astype(np.float32))}
+        square = None if noise == 0 else jnp.float32(width * noise**2)
+        seen = Round(None, None, None, None, None, mean_square=jnp.float32(1), noise_square=square)
+        found.append(float(disagreement(seen, rules.Update(noisy, jnp.full(K, 1 / K)))))
+    assert found[0] == pytest.approx(1.0, abs=1e-4) and found[1] > 0.5
 
 
 def test_a_codec_goes_with_noise_of_the_server():

@@ -111,6 +111,12 @@ def _rules(found: Standings) -> Iterator[str]:
         "- **The best of a group** on a dataset is the one with the best mean of the measure over the reported runs. "
         "This favours the group: its best is chosen by the results that it is then compared with.\n"
     )
+    for dataset in found.present:
+        if dataset.loss_samples is not None:
+            yield (
+                f"- **{dataset.title}:** the training loss is of {dataset.loss_samples:,} samples in newer results, and "
+                "of all in older ones. It breaks ties in a search, and tells who diverged.\n"
+            )
     yield "| group | | contenders |\n|---|---|---|"
     for group, what in GROUPS.items():
         if names := [one.name for one in found.members([group])]:

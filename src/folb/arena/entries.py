@@ -75,7 +75,7 @@ class Dataset:
     system: str = "uniform"
     objective: str = "uniform"
     evaluate_every: int = 1
-    loss_samples: int | None = None  # the training loss, which only breaks ties, is of so many samples; None: of all
+    loss_samples: int | None = None  # training samples that the loss is measured on; None: all
     set: Mapping[str, Any] = field(default_factory=dict)
     every_device_rounds: int | None = None  # of a contender with every device in every round
     without: Mapping[str, str] = field(default_factory=dict)  # contenders that are not run here, and why
@@ -227,7 +227,8 @@ def chosen(known: Sequence[Any], patterns: Sequence[str], field: str) -> list[An
 
 def digest(dataset: Dataset, contender: Contender, points: int, target: Any) -> str:
     """A digest of what the results of a contender on a dataset depend on."""
-    apart = ("title", "loss_samples", "without", "left_out")  # the accuracy is of all test samples in any case
+    # `loss_samples` changes no accuracy: the loss breaks ties in a search, and tells who diverged
+    apart = ("title", "loss_samples", "without", "left_out")
     about = {key: value for key, value in asdict(dataset).items() if key not in apart}
     if not contender.every_device:
         del about["every_device_rounds"]

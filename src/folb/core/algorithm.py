@@ -150,8 +150,8 @@ class Common(TypedDict, total=False):
     ]
     step_goal: Annotated[
         float | None,
-        "of step_size=consensus: how much the disagreement of devices counts; of agreement: the cosine between rounds at "
-        "which lr stays; by default 0.2",
+        "of step_size=consensus: how much the disagreement of devices counts; of agreement: the cosine between rounds "
+        "at which lr stays; by default 0.2",
     ]
     step_rounds: Annotated[
         float | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -98,13 +99,26 @@ def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
 
 
 def disagreement(round: Round, update: Update) -> Array:
-    """How far the updates of a round disagree: 0 if all are the same, 1 if they are orthogonal.
+    """How far the updates of a round disagree: 0 if all are the same, 1 if they are orthogonal, or more opposed.
 
-    It is the share of the mean update's squared length that would be there if the devices had nothing in common. It is
-    1 where nothing can be said: of one update, or of updates so long that their squares overflow.
+    It estimates what part of the mean update's squared length comes from differences between devices, rather than from
+    what they share: (s - 1) / (K - 1), where s is the ratio above and K its largest value. It is 1 where nothing can be
+    said: of one update, or of updates so long that their squares overflow. The noise of a private round is no part of
+    what they share.
     """
     ratio, most = _shortening(round, update)
-    return jnp.where((most > 1) & jnp.isfinite(ratio), fraction(ratio - 1, most - 1), 1.0)
+    square = tree.dot(update.delta, update.delta)
+    if round.noise_square is not None:
+        assert round.mean_square is not None
+        shared = without_noise(square, round.noise_square, tree.size(update.delta))
+        ratio = jnp.clip(fraction(round.mean_square, shared), 1.0, most)
+    known = (most > 1) & jnp.isfinite(ratio) & (square > 0)
+    return jnp.where(known, fraction(ratio - 1, most - 1), 1.0)
+
+
+def without_noise(square: Array, noise: Array, size: int) -> Array:
+    """A squared length of `size` numbers without that of its noise; at least what may be luck."""
+    return jnp.maximum(square - noise, noise / math.sqrt(size))
 
 
 def _ahead(memory: Params, params: Params, *, beta: Array) -> Params:

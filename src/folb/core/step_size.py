@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 
 from folb.core import tree
 from folb.core.rules import Round, fraction
-from folb.core.server_step import disagreement
+from folb.core.server_step import disagreement, without_noise
 from folb.core.vector import scaled, zeros
 from folb.errors import InputError, check_number, choose
 from folb.typing import Params
@@ -60,8 +60,7 @@ def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Ar
 
 
 def _length_square(a: Params, noise: Array) -> Array:
-    """The squared length of an update without its noise; at least what may be luck."""
-    return jnp.maximum(tree.dot(a, a) - noise, noise / math.sqrt(tree.size(a)))
+    return without_noise(tree.dot(a, a), noise, tree.size(a))
 
 
 def _direction(a: Params) -> Params:
@@ -72,7 +71,7 @@ def _start(params: Params) -> Agreed:
     return Agreed(jnp.float32(0), zeros(params))
 
 
-def _factor(memory: Agreed | Consented) -> Array:
+def _factor(memory: Agreed | Consensus) -> Array:
     return jnp.exp(memory.log)
 
 
@@ -102,7 +101,7 @@ def agreement(gain: Any, goal: Any) -> StepSize:
 SETTLING = 10.0  # rounds after which the step size changes half as fast
 
 
-class Consented(NamedTuple):
+class Consensus(NamedTuple):
     """The memory of `consensus`: the logarithm of the factor, and of earlier rounds the last mean update, the lengths
     of the last two, and their number."""
 
@@ -112,11 +111,11 @@ class Consented(NamedTuple):
     rounds: Array
 
 
-def _nobody_yet(params: Params) -> Consented:
-    return Consented(jnp.float32(0), zeros(params), jnp.zeros(2), jnp.float32(0))
+def _start_consensus(params: Params) -> Consensus:
+    return Consensus(jnp.float32(0), zeros(params), jnp.zeros(2), jnp.float32(0))
 
 
-def _consent(memory: Consented, round: Round, *, gain: Any, goal: Any) -> Consented:
+def _seek_consensus(memory: Consensus, round: Round, *, gain: Any, goal: Any) -> Consensus:
     assert round.update is not None
     now, longest = round.update.delta, jnp.max(memory.lengths)
     if round.noise_square is None:
@@ -125,27 +124,28 @@ def _consent(memory: Consented, round: Round, *, gain: Any, goal: Any) -> Consen
         c, trust = _through_noise(memory.before, now, round.noise_square)
         length = jnp.sqrt(_length_square(now, round.noise_square))
     growth = jnp.clip(jnp.nan_to_num(fraction(length, longest)) - 1.0, 0.0, 1.0)
-    says = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - goal * disagreement(round, round.update) ** 2
-    change = trust * gain / (1 + (memory.rounds + 1) / SETTLING) * says
+    change = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - goal * disagreement(round, round.update) ** 2
+    change *= trust * gain / (1 + (memory.rounds + 1) / SETTLING)
     most = jnp.log(jnp.float32(MOST))
     log = jnp.clip(memory.log + jnp.where(longest > 0, change, 0.0), -most, most)
-    return Consented(log, now, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
+    return Consensus(log, now, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
 
 
 def consensus(gain: Any, goal: Any) -> StepSize:
     """Longer local steps while rounds agree on the way, and shorter ones while the devices of a round do not.
 
-    lr <- lr exp(gain_t (max(c, 0) - goal q^2 - max(-c, 0) g)), with gain_t = gain / (1 + t / 10): it settles.
+    lr <- lr exp(gain_t (max(c, 0) - goal q^2 - max(-c, 0) g)), with gain_t = gain / (1 + t / 10): it settles. t counts
+    the rounds that changed the model.
     c is the cosine between the mean updates of two rounds in a row. If steps are too short, it is near 1.
     q is the disagreement of the round's devices, from 0 to 1. If it is large, their steps lead away from each other.
-    g is how much longer the mean update is than those of both rounds before, from 0 to 1. That rounds undo each other
-    (c < 0) says little: with momentum they do along steep directions, whatever the step. If they also grow, the steps
-    are too long. The first round changes nothing.
+    g = min(max(||Delta|| / max(||Delta'||, ||Delta''||) - 1, 0), 1) is how much longer the mean update is than those of
+    both rounds before. That rounds undo each other (c < 0) says little: with momentum they do so along steep
+    directions, whatever the step. If they also grow, the steps are too long. The first round changes nothing.
     """
-    return StepSize(Partial(_nobody_yet), Partial(_factor), Partial(_consent, gain=gain, goal=goal))
+    return StepSize(Partial(_start_consensus), Partial(_factor), Partial(_seek_consensus, gain=gain, goal=goal))
 
 
-LENGTHS = (_consent,)  # what looks at the lengths of single updates
+LENGTHS = (_seek_consensus,)  # what looks at the lengths of single updates; with privacy nothing wraps it
 
 
 def _nothing(params: Params) -> tuple[()]:
@@ -247,7 +247,7 @@ NUMBERS: dict[str, dict[str, Any]] = {  # of each, with their usual values
 }
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gain": (lambda gain: (gain >= 0) & (gain <= 100), "should be from 0 to 100"),
-    "goal": (lambda goal: (goal >= -1) & (goal <= 1), "should be from -1 to 1, as cosines are"),
+    "goal": (lambda goal: (goal >= -1) & (goal <= 1), "should be from -1 to 1"),
     "rounds": (lambda rounds: rounds >= 1, "should be at least 1"),
     "end": (lambda end: (end >= 0) & (end <= 1), "should be from 0 to 1"),
     "factor": (lambda factor: (factor > 0) & (factor <= 1), "should be more than 0 and at most 1"),
