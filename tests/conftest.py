@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -26,6 +27,9 @@ _QUICK = " ".join(
 )
 _CACHE = None
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit all of it from the process that starts them
+    # Python keeps the modules that it compiles, even where it is told not to: dozens of processes load the same ones
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     _CACHE = tempfile.mkdtemp(prefix="folb-tests-")
     os.environ |= {
         "XLA_FLAGS": f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".strip(),

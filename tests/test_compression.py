@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
+from luck import words
 from malformed.kinds import LIES, SHAPES, claim, device, places
 from test_asynchronous import UNEVEN, Literal
 from test_asynchronous import fedbuff as buffered
@@ -25,7 +26,7 @@ from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume
 from folb import InputError, algorithms, system
 from folb.core.codec import BLOCK, CODECS, Codec
 from folb.core.costs import costs
-from folb.core.randomness import ROUND, words
+from folb.core.randomness import ROUND
 from folb.core.shuffle import shuffled
 from folb.core.traffic import sizes
 from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, encoded
@@ -125,7 +126,7 @@ def test_a_vector_of_zeros_or_of_one_number(name):
 
 
 def pair(t, k):
-    return [int(word) for word in np.asarray(words(SEED, t, k, 2))]
+    return [int(word) for word in words(SEED, t, k, 2)]
 
 
 def fedavg(run, up=None, keep=0.1, feedback=False, down=None):

@@ -10,15 +10,16 @@ from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
+from luck import words
 from test_flower import softmax_gradient as gradient
 from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, on_flower, samples, simulated
 
 import folb
 from folb import InputError, algorithms, rules
-from folb.core import drift, selection, sketch
+from folb.core import drift, randomness, selection, sketch
 from folb.core import round as core_round
 from folb.core.algorithms import ALGORITHMS
-from folb.core.randomness import CANDIDATES, ROUND, words
+from folb.core.randomness import CANDIDATES, ROUND
 from folb.core.vector import scaled
 from folb.flower import TwoPhaseStrategy
 from folb.flower.local_work import batches
@@ -85,7 +86,7 @@ class Reply:
 
 def sgd(w, k, work, t, direction, mu=0.0, lr=LR):
     """Local steps -lr * direction(g), and how many there were."""
-    keys = tuple(int(word) for word in np.asarray(words(SEED, t, k, 2)))
+    keys = tuple(int(word) for word in words(SEED, t, k, 2))
     x, y = samples(k)
     at, steps = w, 0
     for rows in batches(Task(t, (), int(work), keys, batch=BATCH, unit="step"), len(y)):
@@ -337,7 +338,7 @@ def folb_by(gradients):
 
 
 def key_of(t):
-    return np.asarray(words(SEED, t, ROUND, 2))
+    return words(SEED, t, ROUND, 2)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -451,8 +452,8 @@ def test_a_method_is_a_literal_loop_in_both_carriers(name):
 def candidates_of(t, d):
     from folb.core.shuffle import shuffled
 
-    key = np.asarray(words(SEED, t, CANDIDATES, 2))
-    return sorted(int(shuffled(key, 0, np.array([i]), N)[0]) for i in range(d))
+    key = words(SEED, t, CANDIDATES, 2)
+    return sorted(np.asarray(jax.jit(shuffled)(key, 0, np.arange(d), N)).tolist())
 
 
 def models_before(algorithm):
@@ -505,7 +506,7 @@ def test_one_device_of_each_cluster():
     @jax.jit
     def drawn(clusters, seed):
         draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
-        return draw.devices(words(seed, 1, 0, draw.words)).device
+        return draw.devices(randomness.words(seed, 1, 0, draw.words)).device
 
     seen = set()
     for seed in range(40):
@@ -625,9 +626,13 @@ def test_the_guard_rejects_no_honest_device_that_a_memory_bends(settings):
 
 def test_lost_devices_are_not_asked_for_ever():
     """A device that was not met has an ordinary loss."""
-    known = selection.Known(1, 2, True, None, np.ones(5), None, memory=jax.numpy.array([np.inf, 3.0, 2.0, 1.0, np.inf]))
-    weigh = selection.SAMPLINGS["remembered_loss"].weigh
-    device = np.asarray(weigh(known._replace(candidates=jax.numpy.arange(5))).devices(None).device)
+
+    @jax.jit
+    def drawn(losses):
+        known = selection.Known(1, 2, True, None, np.ones(5), None, memory=losses, candidates=jax.numpy.arange(5))
+        return selection.SAMPLINGS["remembered_loss"].weigh(known).devices(None).device
+
+    device = drawn(np.array([np.inf, 3.0, 2.0, 1.0, np.inf], np.float32))
     assert device.tolist() == [0, 1]  # the largest, and the first of those in the middle
 
 
@@ -647,18 +652,19 @@ def test_candidates_of_a_sampling_of_one_s_own():
 
 def test_the_mean_of_what_is_remembered_follows_the_number_of_devices():
     """FedVARP with 4 devices, of which two are known, and then with 2."""
-    update = drift.fedvarp().update
-    one = {"w": jax.numpy.ones((2, 1))}
-    round = rules.Round(
-        None, jax.numpy.ones(2), None, None, one, N=4, shared={"w": jax.numpy.zeros(1)}, own=scaled(one, 0)
-    )
-    shared, _ = update(round)
-    step = rules.Update(scaled(round.delta, 0), jax.numpy.zeros(2))
-    for N, ybar in ((4, 0.5), (2, 1.0)):
-        found = drift.fedvarp().correct(
-            round._replace(shared=shared, N=N, update=step._replace(delta={"w": np.zeros(1)}))
+    memory, one = drift.fedvarp(), {"w": np.ones((2, 1), np.float32)}
+    step = rules.Update({"w": np.zeros(1)}, np.zeros(2))
+
+    @jax.jit
+    def corrected(N):
+        round = rules.Round(
+            None, jax.numpy.ones(2), None, None, one, N=4, shared={"w": jax.numpy.zeros(1)}, own=scaled(one, 0)
         )
-        assert float(found["w"][0]) == ybar
+        shared, _ = memory.update(round)
+        return memory.correct(round._replace(shared=shared, N=N, update=step))
+
+    for N, ybar in ((4, 0.5), (2, 1.0)):
+        assert float(corrected(N)["w"][0]) == ybar
 
 
 def test_what_an_algorithm_fixes_is_recorded():
