@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -185,22 +184,7 @@ LOOPS = {
 }
 
 
-# each takes seconds to compile: these have every codec, and feedback on both sides
-ALWAYS = {
-    "int8 with feedback",
-    "top_k",
-    "random_k without feedback",
-    "sign",
-    "both, with feedback",
-    "two sets",
-}
-
-
-def often(cases):
-    return nightly(cases, lambda case: case not in ALWAYS)
-
-
-@pytest.mark.parametrize("case", often(LOOPS))
+@pytest.mark.parametrize("case", LOOPS)
 def test_a_run_is_a_literal_loop_in_both_carriers(case):
     """Some devices are lost, and some are drawn twice."""
     settings, loop = LOOPS[case]
@@ -264,7 +248,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", often(OTHERS))
+@pytest.mark.parametrize("case", OTHERS)
 def test_any_algorithm_is_the_same_in_both_carriers(case):
     run, (deployed, _) = simulated(OTHERS[case]), on_flower(OTHERS[case])
     assert furthest(run.params, deployed) < 1e-5

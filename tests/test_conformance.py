@@ -450,11 +450,12 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-# The paper's algorithms by themselves, a guarded one, a memory, a sketch, and one with every number of a server step.
+# The paper's algorithms by themselves, a guarded one, a codec, a memory with every number of a server step, and one of
+# a user's own file.
 # The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
 ALWAYS = {
     *("fedavg", "fedprox", "fednu_norm", "folb", "folb_two_set", "folb_hetero"),
-    *("scaffold, option 1, yogi, ema", "folb, guarded, fedexp", "fedavg, top_k, int8 down"),
+    *("scaffold, option 1, yogi, ema", "folb, guarded, fedexp", "fedavg, top_k, int8 down", "own scaffold"),
 }
 
 

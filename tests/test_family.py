@@ -436,7 +436,7 @@ def both(name):
     return simulated(made), on_flower(made)[0]
 
 
-@pytest.mark.parametrize("name", nightly(LITERAL, lambda name: name in ("clusters", "scaffold, local momentum")))
+@pytest.mark.parametrize("name", LITERAL)
 def test_a_method_is_a_literal_loop_in_both_carriers(name):
     run, deployed = both(name)
     expected = LITERAL[name][1](run)
@@ -538,8 +538,7 @@ def test_all_devices_are_asked_for_a_sketch_once():
 @pytest.mark.parametrize(
     ("rule", "guarded"),
     [
-        ("folb_two_set", False),  # the loops above have folb with a sketch and with a proxy
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("folb", "folb_hetero")),
+        *((name, False) for name in ("folb", "folb_two_set", "folb_hetero")),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("folb", "folb_two_set", "folb_hetero")),
     ],
 )
@@ -555,9 +554,7 @@ def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
     assert not strategy.opened.refused
 
 
-@pytest.mark.parametrize(
-    "bits", [pytest.param(bits, marks=() if bits == 8 else pytest.mark.slow) for bits in sketch.BITS]
-)
+@pytest.mark.parametrize("bits", nightly(sketch.BITS, lambda bits: bits in (2, 4)))
 def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
     made = algorithms.folb(gradient="sketch", sketch=32, bits=bits, **USUAL)  # some of these programs are there already
     on_flower(made, rounds=1, directory=tmp_path / "run", system=None)
@@ -613,7 +610,7 @@ def test_three_words_make_a_combination():
 
 @pytest.mark.parametrize(
     "settings",
-    nightly([{}, {"gradient": "sketch", "bits": 32}, {"gradient": "proxy"}], lambda settings: "bits" not in settings),
+    nightly([{}, {"gradient": "sketch", "bits": 32}, {"gradient": "proxy"}], lambda settings: not settings),
     ids=str,
 )
 def test_the_guard_rejects_no_honest_device_that_a_memory_bends(settings):

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -280,9 +279,7 @@ def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
     assert furthest(other.params, run.params) > 1e-4  # it does something of its own
 
 
-@pytest.mark.parametrize(
-    "slot", nightly([slot for slot in SLOTS if slot != "memory"], lambda slot: slot not in ("selection", "server step"))
-)
+@pytest.mark.parametrize("slot", [slot for slot in SLOTS if slot != "memory"])
 def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     name, function, settings, _ = SLOTS[slot]
     (key, value), *_ = settings.items()
@@ -424,7 +421,7 @@ def towards_start(g, state, lr):
     return jax.tree.map(lambda d, w: -lr * (d + 0.1 * w), g, state), state
 
 
-@pytest.mark.parametrize("unit", nightly(["step", "gradient"], lambda unit: unit == "gradient"))
+@pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
     step = folb.LocalStep(towards_start, init=lambda params: params)
     algorithm = folb.compose(folb.rules.mean, local_step=step, K=K, lr=LR, batch=BATCH, unit=unit)

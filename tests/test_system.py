@@ -187,11 +187,8 @@ MODEL = logistic(FEDERATION.shape, FEDERATION.classes)
 def test_every_algorithm_meets_the_same_draws(make):
     problem = problems.problem(FEDERATION, MODEL, system=make(dropout=0.3))
     everyone = Multiset(np.arange(6), np.ones(6, np.float32))
-    efforts = jax.jit(rounds.efforts)
-    drawn = [
-        jax.tree.map(np.asarray, efforts(problem, constructor(), everyone, 3, 4))
-        for constructor in algorithms.ALGORITHMS.values()
-    ]
+    made = [constructor() for constructor in algorithms.ALGORITHMS.values()]
+    drawn = jax.jit(lambda: [rounds.efforts(problem, algorithm, everyone, 3, 4) for algorithm in made])()
     for effort in drawn[1:]:
         jax.tree.map(np.testing.assert_array_equal, effort, drawn[0])
 
