@@ -63,11 +63,12 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    *("deployment", "store", "family", "flower", "conformance", "browser", "network", "slots", "parallel"),
-    *("compression", "cli", "attacks", "models", "documents", "privacy", "device_trace", "theory", "asynchronous"),
-    *("stream", "reproduce", "flower_replies", "sample", "robust", "selection", "metrics", "kept_model", "guard"),
-    *("tune", "execute", "arena", "system", "architecture", "damage", "hostile", "flower_privacy", "step_size"),
-    *("rules", "shuffle", "terminal", "threads", "defence", "flower_hostile", "starting", "device", "trackers"),
+    *("deployment", "browser", "flower", "family", "store", "slots", "compression", "conformance", "cli", "network"),
+    *("privacy", "models", "theory", "parallel", "reproduce", "robust", "metrics", "guard", "flower_replies"),
+    *("kept_model", "tune", "stream", "selection", "device_trace", "execute", "documents", "flower_privacy", "system"),
+    *("asynchronous", "sample", "attacks", "damage", "arena", "data", "flower_hostile", "terminal", "hostile"),
+    *("shuffle", "threads", "hostile_trust", "naming", "architecture", "checkpoint", "device", "rules", "catalogue"),
+    *("step_size", "mnist", "trackers", "starting"),
 )
 
 
