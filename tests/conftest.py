@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -26,6 +27,9 @@ _QUICK = " ".join(
 )
 _CACHE = None
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit all of it from the process that starts them
+    # Python keeps the modules that it compiles, even where it is told not to: dozens of processes load the same ones
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     _CACHE = tempfile.mkdtemp(prefix="folb-tests-")
     os.environ |= {
         "XLA_FLAGS": f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".strip(),
@@ -59,11 +63,12 @@ def pytest_unconfigure(config):
 
 # The slowest files, slowest first: workers take whole files, and should end at about the same time
 LONGEST = (
-    *("deployment", "store", "family", "flower", "conformance", "browser", "network", "slots", "parallel"),
-    *("compression", "cli", "attacks", "models", "documents", "privacy", "device_trace", "theory", "asynchronous"),
-    *("stream", "reproduce", "flower_replies", "sample", "robust", "selection", "metrics", "kept_model", "guard"),
-    *("tune", "execute", "arena", "system", "architecture", "damage", "hostile", "flower_privacy", "step_size"),
-    *("rules", "shuffle", "terminal", "threads", "defence", "flower_hostile", "starting", "device", "trackers"),
+    *("deployment", "browser", "flower", "family", "store", "slots", "compression", "conformance", "cli", "network"),
+    *("privacy", "models", "theory", "parallel", "reproduce", "robust", "metrics", "guard", "flower_replies"),
+    *("kept_model", "tune", "stream", "selection", "device_trace", "execute", "documents", "flower_privacy", "system"),
+    *("asynchronous", "sample", "attacks", "damage", "arena", "data", "flower_hostile", "terminal", "hostile"),
+    *("shuffle", "threads", "hostile_trust", "naming", "architecture", "checkpoint", "device", "rules", "catalogue"),
+    *("step_size", "mnist", "trackers", "starting"),
 )
 
 
@@ -137,6 +142,27 @@ def short_loops():
         patch.setattr(solve, "UNROLL", 2)
         patch.setattr(shuffle, "UNROLL", 1)
         yield usual
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unkept(short_loops):
+    """The rounds of a run are not written to the cache of compiled programs, unless they have the usual loops.
+
+    No process could use them, and hardly another file of tests does. To write one takes as long as a small test.
+    """
+    from jax._src import compilation_cache
+
+    from folb.simulation import solve
+
+    keep = getattr(compilation_cache, "put_executable_and_time", None)  # its name is jax's own business
+
+    def keep_some(key, name, *compiled):
+        if "advance" not in name or short_loops[0] == solve.UNROLL:
+            keep(key, name, *compiled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation_cache, "put_executable_and_time", keep_some, raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")

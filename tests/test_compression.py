@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
+from luck import words
 from malformed.kinds import LIES, SHAPES, claim, device, places
 from test_asynchronous import UNEVEN, Literal
 from test_asynchronous import fedbuff as buffered
@@ -25,7 +25,7 @@ from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume
 from folb import InputError, algorithms, system
 from folb.core.codec import BLOCK, CODECS, Codec
 from folb.core.costs import costs
-from folb.core.randomness import ROUND, words
+from folb.core.randomness import ROUND
 from folb.core.shuffle import shuffled
 from folb.core.traffic import sizes
 from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, encoded
@@ -125,7 +125,7 @@ def test_a_vector_of_zeros_or_of_one_number(name):
 
 
 def pair(t, k):
-    return [int(word) for word in np.asarray(words(SEED, t, k, 2))]
+    return [int(word) for word in words(SEED, t, k, 2)]
 
 
 def fedavg(run, up=None, keep=0.1, feedback=False, down=None):
@@ -184,22 +184,7 @@ LOOPS = {
 }
 
 
-# each takes seconds to compile: these have every codec, and feedback on both sides
-ALWAYS = {
-    "int8 with feedback",
-    "top_k",
-    "random_k without feedback",
-    "sign",
-    "both, with feedback",
-    "two sets",
-}
-
-
-def often(cases):
-    return nightly(cases, lambda case: case not in ALWAYS)
-
-
-@pytest.mark.parametrize("case", often(LOOPS))
+@pytest.mark.parametrize("case", LOOPS)
 def test_a_run_is_a_literal_loop_in_both_carriers(case):
     """Some devices are lost, and some are drawn twice."""
     settings, loop = LOOPS[case]
@@ -263,7 +248,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", often(OTHERS))
+@pytest.mark.parametrize("case", OTHERS)
 def test_any_algorithm_is_the_same_in_both_carriers(case):
     run, (deployed, _) = simulated(OTHERS[case]), on_flower(OTHERS[case])
     assert furthest(run.params, deployed) < 1e-5

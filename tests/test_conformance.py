@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from luck import uniform
 from nightly import nightly
 
 from folb import system
@@ -189,7 +190,7 @@ def check_draws(case, runs):
             devices, times, work = run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1]
             if not case.algorithm.startswith("fednu") and "sampling" not in case.settings:
                 np.testing.assert_array_equal(devices, np.sort(uniform_draws(run.seed, t)[:K]))
-            luck = np.asarray(randomness.uniform(randomness.words(run.seed, t, devices, 4)))[:, 2:]
+            luck = uniform(run.seed, t, devices, 4)[:, 2:]
             first = np.diff(devices, prepend=-1) > 0
             usable = first & (luck[:, 1] >= 0.5)
             multiplicity = np.sum(devices[:, None] == devices, axis=1)
@@ -206,8 +207,8 @@ def check_draws(case, runs):
 
 def uniform_draws(seed, t):
     """The devices of S_1, then those of S_2."""
-    u = randomness.uniform(randomness.words(seed, t, randomness.SERVER, 2 * K))
-    return np.minimum(np.floor(np.asarray(u) * N).astype(int), N - 1)
+    u = uniform(seed, t, randomness.SERVER, 2 * K)
+    return np.minimum(np.floor(u * N).astype(int), N - 1)
 
 
 def check_the_model_learns(runs):
@@ -289,7 +290,7 @@ def rule_of(case):
 
 def second_set(run, t):
     """S_2 of a round, drawn again by hand: the distinct devices, and those of them that are lost."""
-    luck = np.asarray(randomness.uniform(randomness.words(run.seed, t, jnp.arange(N), 4)))[:, 3]
+    luck = uniform(run.seed, t, np.arange(N), 4)[:, 3]
     return set(uniform_draws(run.seed, t)[K:].tolist()), set(np.flatnonzero(luck < 0.5).tolist())
 
 
@@ -374,6 +375,7 @@ def check_a_round_can_be_replayed_alone(case, runs):
     before, _ = advance(program.begin(problem, algorithms, seeds, rounds=room), 1, 2)
     after, record = advance(before, 3, 3)
     final = program.models_kept(algorithms, advance(after, 4, ROUNDS)[0])
+    record, final = jax.tree.map(np.asarray, (record, final))
     for r, run in enumerate(runs):
         assert record.train_loss[0, r] == run.train_loss[2]
         assert_same_bits({name: getattr(record.info, name)[0, r] for name in run.records}, _at(run.records, 2))
@@ -391,7 +393,7 @@ def play_alone(model, algorithm, seed):
     """All rounds of one run through `play`, compiled for itself: what each recorded, and the last parameters."""
     problem = problems.problem(FEDERATION, model, system=SYSTEM, record=RECORDS)
     play = jax.jit(rounds.play)
-    state, infos = rounds.start(problem, algorithm, seed), []
+    state, infos = jax.jit(rounds.start)(problem, algorithm, seed), []
     for t in range(1, ROUNDS + 1):
         state, info = play(problem, algorithm, state, seed, t)
         infos.append(info)
@@ -448,11 +450,12 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-# The paper's algorithms by themselves, a guarded one, a memory, a sketch, and one with every number of a server step.
+# The paper's algorithms by themselves, a guarded one, a codec, a memory with every number of a server step, and one of
+# a user's own file.
 # The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
 ALWAYS = {
     *("fedavg", "fedprox", "fednu_norm", "folb", "folb_two_set", "folb_hetero"),
-    *("scaffold, option 1, yogi, ema", "folb, guarded, fedexp", "fedavg, top_k, int8 down"),
+    *("scaffold, option 1, yogi, ema", "folb, guarded, fedexp", "fedavg, top_k, int8 down", "own scaffold"),
 }
 
 

@@ -94,7 +94,7 @@ def numpy_solve(federation, unit, params, k, work, words, lr, mu):
 WORK = [3, 2, 0, 5, 1, 4]
 DATA = federation(SIZES)
 TRAIN = samples(DATA)
-WORDS = jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32)
+WORDS = jax.jit(lambda: jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32))()
 
 
 @partial(jax.jit, static_argnames="abreast")
@@ -211,13 +211,13 @@ def test_no_gradient_wanted_is_no_gradient():
 
 def stacked(*vectors):
     """Vectors of 3 as a stack of trees."""
-    v = jnp.asarray(vectors, jnp.float32)
+    v = np.asarray(vectors, np.float32)
     return {"a": v[:, :1], "b": v[:, 1:]}
 
 
 def inexactness(mu, delta, grad, grad_after, clamp=True):
     compute = functools.partial((GAMMA if clamp else UNCLAMPED_GAMMA).compute, mu=mu, most=1.0 if clamp else np.inf)
-    return np.asarray(jax.vmap(compute)(delta, grad, grad_after))
+    return np.asarray(jax.jit(jax.vmap(compute))(delta, grad, grad_after))
 
 
 def test_gamma_is_its_definition():

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from luck import words
 from nightly import nightly
 
 from folb import Experiment, InputError, algorithms, simulate, trace
@@ -158,9 +159,9 @@ def test_the_second_set_is_online_too(file):
 @pytest.mark.parametrize("replacement", [True, False])
 def test_those_online_have_equal_chances_and_weights(replacement):
     online = np.array([True, False, True, True, False, True])
-    size = jnp.arange(1, N + 1)
-    share = jnp.asarray(online / 4, jnp.float32)
-    known = Known(jnp.int32(1), 2, replacement, jnp.cumsum(size) - size, size, share, online=jnp.asarray(online))
+    size = np.arange(1, N + 1, dtype=np.int32)
+    numbers = (np.cumsum(size) - size, size, np.float32(online / 4))
+    known = Known(jnp.int32(1), 2, replacement, *map(jnp.asarray, numbers), online=jnp.asarray(online))
     how = selection.Selection(2, replacement, selection.sampling("uniform"))
 
     @jax.jit
@@ -169,8 +170,7 @@ def test_those_online_have_equal_chances_and_weights(replacement):
         found = jax.vmap(draw.devices)(words.reshape(-1, draw.words))
         return found, draw.correction(jnp.arange(N))
 
-    words = randomness.words(1, 1, jnp.arange(4000 * (2 if replacement else N)), 1)
-    drawn, correction = many(words)
+    drawn, correction = many(words(1, 1, np.arange(4000 * (2 if replacement else N)), 1))
     counts = np.bincount(np.asarray(drawn.device).ravel(), np.asarray(drawn.times).ravel(), N)
     assert not counts[~online].any()
     assert np.all(np.abs(counts[online] - 2000) < 5 * np.sqrt(2000))

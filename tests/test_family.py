@@ -11,15 +11,16 @@ from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
+from luck import words
 from test_flower import softmax_gradient as gradient
 from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, on_flower, samples, simulated
 
 import folb
 from folb import InputError, algorithms, rules
-from folb.core import drift, selection, sketch
+from folb.core import drift, randomness, selection, sketch
 from folb.core import round as core_round
 from folb.core.algorithms import ALGORITHMS
-from folb.core.randomness import CANDIDATES, ROUND, words
+from folb.core.randomness import CANDIDATES, ROUND
 from folb.core.vector import scaled
 from folb.flower import TwoPhaseStrategy
 from folb.flower.local_work import batches
@@ -86,7 +87,7 @@ class Reply:
 
 def sgd(w, k, work, t, direction, mu=0.0, lr=LR):
     """Local steps -lr * direction(g), and how many there were."""
-    keys = tuple(int(word) for word in np.asarray(words(SEED, t, k, 2)))
+    keys = tuple(int(word) for word in words(SEED, t, k, 2))
     x, y = samples(k)
     at, steps = w, 0
     for rows in batches(Task(t, (), int(work), keys, batch=BATCH, unit="step"), len(y)):
@@ -358,7 +359,7 @@ def folb_by(gradients):
 
 
 def key_of(t):
-    return np.asarray(words(SEED, t, ROUND, 2))
+    return words(SEED, t, ROUND, 2)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -460,7 +461,7 @@ def both(name):
     return simulated(made), on_flower(made)[0]
 
 
-@pytest.mark.parametrize("name", nightly(LITERAL, lambda name: name in ("clusters", "scaffold, local momentum")))
+@pytest.mark.parametrize("name", LITERAL)
 def test_a_method_is_a_literal_loop_in_both_carriers(name):
     run, deployed = both(name)
     expected = LITERAL[name][1](run)
@@ -476,8 +477,8 @@ def test_a_method_is_a_literal_loop_in_both_carriers(name):
 def candidates_of(t, d):
     from folb.core.shuffle import shuffled
 
-    key = np.asarray(words(SEED, t, CANDIDATES, 2))
-    return sorted(int(shuffled(key, 0, np.array([i]), N)[0]) for i in range(d))
+    key = words(SEED, t, CANDIDATES, 2)
+    return sorted(np.asarray(jax.jit(shuffled)(key, 0, np.arange(d), N)).tolist())
 
 
 def models_before(algorithm):
@@ -530,7 +531,7 @@ def test_one_device_of_each_cluster():
     @jax.jit
     def drawn(clusters, seed):
         draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
-        return draw.devices(words(seed, 1, 0, draw.words)).device
+        return draw.devices(randomness.words(seed, 1, 0, draw.words)).device
 
     seen = set()
     for seed in range(40):
@@ -562,8 +563,7 @@ def test_all_devices_are_asked_for_a_sketch_once():
 @pytest.mark.parametrize(
     ("rule", "guarded"),
     [
-        ("folb_two_set", False),  # the loops above have folb with a sketch and with a proxy
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("folb", "folb_hetero")),
+        *((name, False) for name in ("folb", "folb_two_set", "folb_hetero")),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("folb", "folb_two_set", "folb_hetero")),
     ],
 )
@@ -579,9 +579,7 @@ def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
     assert not strategy.opened.refused
 
 
-@pytest.mark.parametrize(
-    "bits", [pytest.param(bits, marks=() if bits == 8 else pytest.mark.slow) for bits in sketch.BITS]
-)
+@pytest.mark.parametrize("bits", nightly(sketch.BITS, lambda bits: bits in (2, 4)))
 def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
     made = algorithms.folb(gradient="sketch", sketch=32, bits=bits, **USUAL)  # some of these programs are there already
     on_flower(made, rounds=1, directory=tmp_path / "run", system=None)
@@ -637,7 +635,7 @@ def test_three_words_make_a_combination():
 
 @pytest.mark.parametrize(
     "settings",
-    nightly([{}, {"gradient": "sketch", "bits": 32}, {"gradient": "proxy"}], lambda settings: "bits" not in settings),
+    nightly([{}, {"gradient": "sketch", "bits": 32}, {"gradient": "proxy"}], lambda settings: not settings),
     ids=str,
 )
 def test_the_guard_rejects_no_honest_device_that_a_memory_bends(settings):
@@ -650,9 +648,13 @@ def test_the_guard_rejects_no_honest_device_that_a_memory_bends(settings):
 
 def test_lost_devices_are_not_asked_for_ever():
     """A device that was not met has an ordinary loss."""
-    known = selection.Known(1, 2, True, None, np.ones(5), None, memory=jax.numpy.array([np.inf, 3.0, 2.0, 1.0, np.inf]))
-    weigh = selection.SAMPLINGS["remembered_loss"].weigh
-    device = np.asarray(weigh(known._replace(candidates=jax.numpy.arange(5))).devices(None).device)
+
+    @jax.jit
+    def drawn(losses):
+        known = selection.Known(1, 2, True, None, np.ones(5), None, memory=losses, candidates=jax.numpy.arange(5))
+        return selection.SAMPLINGS["remembered_loss"].weigh(known).devices(None).device
+
+    device = drawn(np.array([np.inf, 3.0, 2.0, 1.0, np.inf], np.float32))
     assert device.tolist() == [0, 1]  # the largest, and the first of those in the middle
 
 
@@ -672,18 +674,19 @@ def test_candidates_of_a_sampling_of_one_s_own():
 
 def test_the_mean_of_what_is_remembered_follows_the_number_of_devices():
     """FedVARP with 4 devices, of which two are known, and then with 2."""
-    update = drift.fedvarp().update
-    one = {"w": jax.numpy.ones((2, 1))}
-    round = rules.Round(
-        None, jax.numpy.ones(2), None, None, one, N=4, shared={"w": jax.numpy.zeros(1)}, own=scaled(one, 0)
-    )
-    shared, _ = update(round)
-    step = rules.Update(scaled(round.delta, 0), jax.numpy.zeros(2))
-    for N, ybar in ((4, 0.5), (2, 1.0)):
-        found = drift.fedvarp().correct(
-            round._replace(shared=shared, N=N, update=step._replace(delta={"w": np.zeros(1)}))
+    memory, one = drift.fedvarp(), {"w": np.ones((2, 1), np.float32)}
+    step = rules.Update({"w": np.zeros(1)}, np.zeros(2))
+
+    @jax.jit
+    def corrected(N):
+        round = rules.Round(
+            None, jax.numpy.ones(2), None, None, one, N=4, shared={"w": jax.numpy.zeros(1)}, own=scaled(one, 0)
         )
-        assert float(found["w"][0]) == ybar
+        shared, _ = memory.update(round)
+        return memory.correct(round._replace(shared=shared, N=N, update=step))
+
+    for N, ybar in ((4, 0.5), (2, 1.0)):
+        assert float(corrected(N)["w"][0]) == ybar
 
 
 def test_what_an_algorithm_fixes_is_recorded():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nightly import nightly
+from luck import words
 from scipy.stats import norm
 
 from folb import InputError, algorithms, simulate, system
@@ -102,7 +102,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", nightly(CASES, lambda name: name not in ("folb", "scaffold", "over")))
+@pytest.mark.parametrize("name", CASES)
 def test_a_round_is_the_literal_loop_s(name):
     algorithm, down, up = CASES[name]
     wanted = algorithm.selection.enough
@@ -154,8 +154,8 @@ def test_the_second_set_sends_its_gradients_at_the_same_time(gradient, up):
     size = sizes(algorithm, {"w": jax.ShapeDtypeStruct((610,), jnp.float32)})
     assert size.gradient == up
     for t in range(1, ROUNDS + 1):
-        words = randomness.words(SEED, t, randomness.SERVER, 8)
-        both = [set(np.asarray(randomness.below(N, words[i : i + 4])).tolist()) for i in (0, 4)]
+        drawn = np.asarray(jax.jit(randomness.below)(N, words(SEED, t, randomness.SERVER, 8)))
+        both = [set(drawn[i : i + 4].tolist()) for i in (0, 4)]
         assert both[0] == set(asked(played.devices[t - 1]))
         first = {k: literal(t, k, MODEL_BYTES, size.reply) for k in both[0]}
         second = {k: literal(t, k, MODEL_BYTES, up, works=gradient == "proxy") for k in both[1] - both[0]}
@@ -215,12 +215,13 @@ def test_replies_of_one_moment_are_taken_at_random():
 
 
 def test_a_round_with_too_few_replies_waits_for_all():
-    drawn = Multiset(jnp.arange(4), jnp.array([1.0, 2.0, 1.0, 0.0]))
-    effort = Effort(jnp.full(4, 3), jnp.array([5.0, 1.0, 9.0, 0.5]), jnp.array([False, False, True, False]))
-    found, end = first_replies(drawn, effort, 4, jnp.arange(4))
+    drawn = Multiset(np.arange(4), np.float32([1.0, 2.0, 1.0, 0.0]))
+    effort = Effort(np.full(4, 3), np.float32([5.0, 1.0, 9.0, 0.5]), np.array([False, False, True, False]))
+    replies = jax.jit(first_replies)
+    found, end = replies(drawn, effort, 4, jnp.arange(4))
     assert np.isinf(end)
     jax.tree.map(np.testing.assert_array_equal, found, effort)
-    found, end = first_replies(drawn, effort, 2, jnp.arange(4))
+    found, end = replies(drawn, effort, 2, jnp.arange(4))
     assert end == 1  # device 1 counts twice
     assert found.lost.tolist() == [True, False, True, True]
     assert found.seconds.max() == 1
@@ -342,7 +343,7 @@ def test_nothing_takes_longer_than_the_clock_can_say():
         assert np.all((played.seconds >= 0) & (played.seconds <= (1 if chosen.asynchrony is None else 12) * 1e9))
 
 
-@pytest.mark.parametrize("seconds", nightly([np.nan, np.inf, 1e30], lambda seconds: seconds > 1))
+@pytest.mark.parametrize("seconds", [np.nan, np.inf, 1e30])
 def test_a_round_of_no_length_is_refused(seconds):
     """Otherwise the run would be written as lines that cannot be read again."""
 

@@ -19,7 +19,10 @@ SCRIPT = """
 import json, sys
 import jax, numpy as np
 from folb import algorithms, data, models, simulate, system
+from folb.core import shuffle
+from folb.simulation import solve
 
+solve.UNROLL, shuffle.UNROLL = 2, 1  # less to compile, as in conftest.py
 federation = data.load("synthetic_1_1", sizes=[20, 50, 200, 30, 90])
 model = models.logistic(federation.shape, federation.classes)
 tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.fednu_direct(K=3)]

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.tree_util import Partial
+from luck import uniform
 
 from folb import algorithms, rules, simulate
 from folb.core import guard, robust
-from folb.core.randomness import uniform, words
 from folb.core.robust import CENTRES
 from folb.core.rules import Round
 from folb.data.synthetic import synthetic
@@ -112,7 +112,7 @@ def test_a_centre_is_its_formula(name):
 @every_centre
 def test_buckets_are_means_of_replies_at_random(name):
     round = a_round(4, times=np.ones(K))
-    luck = np.asarray(uniform(words(round.key[0], round.key[1], jnp.arange(K), 1)))[:, 0]
+    luck = uniform(*round.key, np.arange(K), 1)[:, 0]
     order = np.argsort(luck)
     parts = np.stack([flat(round.delta)[order[i : i + 2]].mean(axis=0) for i in range(0, K, 2)])
     expected = literal(name, parts, 2, flat(round.trusted))

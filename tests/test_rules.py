@@ -352,7 +352,7 @@ def test_gradient_estimate_is_unbiased(objective, sampling):
         correction = jnp.asarray(share / P_k, jnp.float32)
         return rules.gradient_estimate(nested(jnp.asarray(grad, jnp.float32)), times, correction)
 
-    estimates = flat(jax.vmap(one)(jnp.asarray(times, jnp.float32)))
+    estimates = flat(jax.jit(jax.vmap(one))(jnp.asarray(times, jnp.float32)))
     np.testing.assert_allclose(chance @ estimates, f, rtol=1e-5, atol=1e-6)
     # and without the correction it is not, unless the selection matches the objective
     plain = (times / draws) @ grad
@@ -373,11 +373,16 @@ def rounds_of(step, number=3):
     """(params before, the mean's update, params after) of successive rounds under a server step."""
     params = nested(jnp.asarray(np.random.default_rng(9).normal(size=P), jnp.float32))
     memory = step.init(params)
+
+    @jax.jit
+    def stepped(memory, round):
+        update = rules.mean(round)
+        return update, *step.apply(memory, round, update)
+
     for seed in range(number):
         round = on_device(random_round(seed, times=[1, 2, 0, 1, 1, 1]))._replace(params=params)
-        update = rules.mean(round)
         before = params
-        params, memory = step.apply(memory, round, update)
+        update, params, memory = stepped(memory, round)
         yield before, round, update, params
 
 

@@ -242,10 +242,14 @@ def test_a_round_corrects_for_its_selection(sampling):
 def oort(memory, size, exploration=0.1):
     """The chances of sampling=oort."""
     N = len(size)
-    known = selection.Known(
-        1, 2, False, None, jnp.asarray(size), jnp.full(N, 1 / N), memory=jnp.asarray(memory, jnp.float32)
-    )
-    return np.asarray(selection.SAMPLINGS["oort"].weigh.func(known, exploration=exploration))
+    share, memory = np.full(N, 1 / N, np.float32), np.asarray(memory, np.float32)
+    return np.asarray(oort_chances(np.float32(size), share, memory, exploration))
+
+
+@jax.jit
+def oort_chances(size, share, memory, exploration):
+    known = selection.Known(1, 2, False, None, size, share, memory=memory)
+    return selection.SAMPLINGS["oort"].weigh.func(known, exploration=exploration)
 
 
 def test_oort_prefers_devices_that_are_fast_and_have_a_large_loss():

@@ -85,7 +85,7 @@ def test_a_batch_is_a_slice_of_the_pass():
     """Any positions can be asked for, in any shape, from several passes at once."""
     key = words(5)
     positions, epochs = jnp.array([[3, 11], [0, 3]]), jnp.array([[0, 0], [1, 1]])
-    asked = np.asarray(shuffled(key, epochs, positions, 12))
+    asked = np.asarray(jax.jit(shuffled)(key, epochs, positions, 12))
     first, second = whole(key, 0, 12), whole(key, 1, 12)
     assert asked.tolist() == [[first[3], first[11]], [second[0], second[3]]]
 

@@ -8,18 +8,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from inprocess import InProcessGrid
+from luck import uniform, words
 from test_flower import softmax_gradient as gradient
 
 import folb
 from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
-from folb.core.randomness import uniform, words
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
@@ -119,7 +118,7 @@ def literal_scaffold(option, run, rounds=ROUNDS):
             if times == 0:
                 continue
             k, (x, y) = int(k), samples(k)
-            keys = tuple(int(word) for word in np.asarray(words(SEED, t + 1, k, 2)))
+            keys = tuple(int(word) for word in words(SEED, t + 1, k, 2))
             at, steps = w, 0
             for rows in batches(Task(t, (), int(work), keys, batch=BATCH, unit="step"), len(y)):
                 g = gradient(at, x[rows], y[rows])
@@ -280,9 +279,7 @@ def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
     assert furthest(other.params, run.params) > 1e-4  # it does something of its own
 
 
-@pytest.mark.parametrize(
-    "slot", nightly([slot for slot in SLOTS if slot != "memory"], lambda slot: slot not in ("selection", "server step"))
-)
+@pytest.mark.parametrize("slot", [slot for slot in SLOTS if slot != "memory"])
 def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     name, function, settings, _ = SLOTS[slot]
     (key, value), *_ = settings.items()
@@ -303,11 +300,11 @@ def test_rules_of_models_and_not_of_updates():
     size, steps = np.array([10.0, 20.0, 70.0]), np.array([1.0, 2.0, 7.0])
     common = {"correction": np.ones(3), "times": np.array([1.0, 1.0, 0.0]), "size": size, "steps": steps}
     round = folb.Round(params={"w": w}, delta={"w": delta}, **common)
-    nova = own("fednova_of_models.py", "sum_of_models")(round, 0.0).delta["w"]
+    nova = jax.jit(own("fednova_of_models.py", "sum_of_models"))(round, 0.0).delta["w"]
     p = np.array([1 / 3, 2 / 3])
     expected = (p @ steps[:2]) * sum(p[k] / steps[k] * (w + delta[k]) for k in range(2))
     np.testing.assert_allclose(w + nova, expected, rtol=1e-5)
-    mean = own("largest_of_models.py", "mean_of_models")(round).delta["w"]
+    mean = jax.jit(own("largest_of_models.py", "mean_of_models"))(round).delta["w"]
     kept = [np.where(np.abs(w + d) >= np.sort(np.abs(w + d))[-4], w + d, 0) for d in delta[:2]]
     np.testing.assert_allclose(w + mean, np.mean(kept, axis=0), rtol=1e-5, atol=1e-6)
 
@@ -424,7 +421,7 @@ def towards_start(g, state, lr):
     return jax.tree.map(lambda d, w: -lr * (d + 0.1 * w), g, state), state
 
 
-@pytest.mark.parametrize("unit", nightly(["step", "gradient"], lambda unit: unit == "gradient"))
+@pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
     step = folb.LocalStep(towards_start, init=lambda params: params)
     algorithm = folb.compose(folb.rules.mean, local_step=step, K=K, lr=LR, batch=BATCH, unit=unit)
@@ -594,7 +591,7 @@ def test_a_memory_with_streamed_samples_is_that_without():
 def test_luck_is_what_the_literal_loop_takes_it_for():
     """The work that the record has is the system's, of (seed, round, device)."""
     run = simulated(algorithms.fedavg(K=K, batch=BATCH))
-    luck = np.asarray(uniform(words(SEED, 1, run.devices[0], 4)))[:, 2:]
+    luck = uniform(SEED, 1, run.devices[0], 4)[:, 2:]
     work = np.where(run.times[0] > 0, 1 + np.floor(luck[:, 0] * 4), 0)
     np.testing.assert_array_equal(run.records["work"][0], work)
 

@@ -499,11 +499,11 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
     assert (path / "results.json").read_bytes() == long_results(rounds)
 
 
-def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, tmp_path):
+def test_ctrl_c_says_how_to_go_on_and_a_second_process_is_refused(long_results, tmp_path, capsys):
     path = tmp_path / "run"
     process = folb(*LONG, "--rounds", ROUNDS, "--out", path)
     wait_for_rounds(process, path, 0)
-    code, err = end(folb("resume", path))
+    code, err = main(["resume", str(path)]), capsys.readouterr().err  # this process is the second
     assert code == 2 and f"is being run by process {process.pid} on" in err and len(err.splitlines()) == 1
     for stop in (signal.SIGINT, signal.SIGTERM):
         begun = time.monotonic()

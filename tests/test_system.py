@@ -1,9 +1,9 @@
 """The system models: how much a device works, when its reply arrives, and which replies are lost."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from luck import uniform
 from scipy.stats import norm
 
 from folb import algorithms, system
@@ -20,8 +20,7 @@ LOG100 = np.log(100)
 
 
 NUMBER = 20000
-HOME = randomness.uniform(randomness.words(5, randomness.HOME, jnp.arange(NUMBER), 2))
-LUCK = randomness.uniform(randomness.words(5, 1, jnp.arange(NUMBER), 2))
+HOME, LUCK = (uniform(5, t, np.arange(NUMBER), 2) for t in (randomness.HOME, 1))
 
 
 @jax.jit
@@ -32,8 +31,8 @@ def efforts(model, home, luck, cost):
 
 def many(model, cost=1, same_device=False):
     """The efforts of 20,000 devices in one round, or of one device in as many rounds."""
-    home = jnp.broadcast_to(HOME[0], HOME.shape) if same_device else HOME
-    return jax.tree.map(np.asarray, efforts(model, home, LUCK, jnp.int32(cost)))
+    home = np.broadcast_to(HOME[0], HOME.shape) if same_device else HOME
+    return jax.tree.map(np.asarray, efforts(model, home, LUCK, np.int32(cost)))
 
 
 def within(observed, chance, number=NUMBER):
@@ -187,11 +186,9 @@ MODEL = logistic(FEDERATION.shape, FEDERATION.classes)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_every_algorithm_meets_the_same_draws(make):
     problem = problems.problem(FEDERATION, MODEL, system=make(dropout=0.3))
-    everyone = Multiset(jnp.arange(6), jnp.ones(6))
-    drawn = [
-        jax.tree.map(np.asarray, rounds.efforts(problem, constructor(), everyone, 3, 4))
-        for constructor in algorithms.ALGORITHMS.values()
-    ]
+    everyone = Multiset(np.arange(6), np.ones(6, np.float32))
+    made = [constructor() for constructor in algorithms.ALGORITHMS.values()]
+    drawn = jax.jit(lambda: [rounds.efforts(problem, algorithm, everyone, 3, 4) for algorithm in made])()
     for effort in drawn[1:]:
         jax.tree.map(np.testing.assert_array_equal, effort, drawn[0])
 

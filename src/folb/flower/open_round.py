@@ -19,7 +19,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.round import State
 from folb.core.rules import Gradients, Round, Update
-from folb.core.selection import Known, Multiset, drawing
+from folb.core.selection import Known, Multiset, Selection, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
 from folb.core.upload import DELTA, ENCODED, GRAD, Upload
@@ -104,12 +104,23 @@ def plan(
     )
 
 
-candidates = jax.jit(selection.candidates, static_argnums=1)
+_candidates = jax.jit(selection.candidates, static_argnums=1)
+_shifts = jax.jit(core_round.shifts)
+
+
+def candidates(how: Selection, N: int, seed: Any, t: Any) -> Any:
+    """`selection.candidates`; where the sampling wants none, there is no program to compile."""
+    return None if how.sampling.candidates is None else _candidates(how, N, seed, t)
+
+
+def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Any:
+    """`round.shifts`; where nothing is sent, there is no program to compile."""
+    sent = algorithm.memory is not None and algorithm.memory.shift is not None
+    return _shifts(algorithm, state, own, steps, N) if sent else None
 
 
 close = jax.jit(core_round.close)
 with_noise = jax.jit(privacy.with_noise)
-shifts = jax.jit(core_round.shifts)
 
 
 def form(upload: Upload, params: Arrays) -> Form:
