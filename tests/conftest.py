@@ -144,27 +144,6 @@ def short_loops():
         yield usual
 
 
-@pytest.fixture(scope="session", autouse=True)
-def unkept(short_loops):
-    """The rounds of a run are not written to the cache of compiled programs, unless they have the usual loops.
-
-    No process could use them, and hardly another file of tests does. To write one takes as long as a small test.
-    """
-    from jax._src import compilation_cache
-
-    from folb.simulation import solve
-
-    keep = getattr(compilation_cache, "put_executable_and_time", None)  # its name is jax's own business
-
-    def keep_some(key, name, *compiled):
-        if "advance" not in name or short_loops[0] == solve.UNROLL:
-            keep(key, name, *compiled)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation_cache, "put_executable_and_time", keep_some, raising=False)
-        yield
-
-
 @pytest.fixture(scope="module")
 def usual_loops(short_loops):
     """The tests of a file share compiled programs with the processes that they start."""

@@ -114,8 +114,8 @@ def _rules(found: Standings) -> Iterator[str]:
     for dataset in found.present:
         if dataset.loss_samples is not None:
             yield (
-                f"- **{dataset.title}:** the training loss is of {dataset.loss_samples:,} samples in newer results, and "
-                "of all in older ones. It breaks ties in a search, and tells who diverged.\n"
+                f"- **{dataset.title}:** the training loss is of {dataset.loss_samples:,} samples in newer results, "
+                "and of all in older ones. It breaks ties in a search, and tells who diverged.\n"
             )
     yield "| group | | contenders |\n|---|---|---|"
     for group, what in GROUPS.items():
