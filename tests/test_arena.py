@@ -107,6 +107,8 @@ def test_fewer_training_samples_for_the_loss_change_no_accuracy(home, tmp_path):
         InputError, match=r"tiny-a: loss_samples = 5: should be at least \d+, the number of test samples"
     ):
         carry_out(tmp_path / "other", datasets=[replace(A, loss_samples=5)], contenders=[FEDAVG])
+    with pytest.raises(InputError, match="tiny-a: loss_samples = 0: should be at least 1"):
+        replace(A, loss_samples=0)
 
 
 def test_the_target_ignores_points_that_diverge():

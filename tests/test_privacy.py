@@ -374,6 +374,8 @@ def test_the_agreement_of_rounds_is_seen_through_their_noise(rule, negative):
     assert agreed(1.0, 0.9, 0.03) == pytest.approx(0.9 * (1 - 0.09) / (1 + 0.09), abs=0.2)
     assert agreed(1.0, -0.9, 0.01) == pytest.approx(negative, abs=0.1)
     assert abs(agreed(0.01, 0.9, 0.05)) < 0.3  # the noise hides it: the step size nearly stays
+    for scale in (1e-10, 1e10):  # whatever the clip is
+        assert agreed(scale, 0.9, 0.003 * scale) == pytest.approx(0.9, abs=0.1)
 
 
 def test_the_noise_of_a_private_round_does_not_hide_that_devices_disagree():

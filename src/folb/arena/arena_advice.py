@@ -30,20 +30,20 @@ def _sentences(found: Standings) -> Iterator[str]:
     )
     if (complete := sum(ratio.whole for ratio in whole.ratios)) < len(whole.ratios):
         yield f"Not all of them were run everywhere: on {complete} datasets they were."
-    for measure, name in (("bytes", "Bytes"), ("seconds", "Simulated seconds")):
-        if part := found.overall(default.name, RIVALS["classic"], measure):
-            yield f"{name} to the target: {standings.text(part.effect)} times, {_span(part)}."
-    if accuracy := found.overall(default.name, RIVALS["all published"], FINAL):
-        points = standings.text(accuracy.effect, FINAL)
-        yield f"Its final accuracy is {points} points from that of the published one that ends highest."
     if published := found.overall(default.name, RIVALS["all published"]):
         yield f"Against the best tuned of all published ones that were run: {standings.text(published.effect)} times."
     if tuned and (beside := _beside(found, default, tuned)):
-        yield f"Beside `{default.name}` itself, tuned with {found.points} tries: {standings.text(beside)} times."
+        yield f"Against `{default.name}` itself, tuned with {found.points} tries: {standings.text(beside)} times."
+    for measure, name in (("bytes", "Bytes"), ("seconds", "Simulated seconds")):
+        if part := found.overall(default.name, RIVALS["classic"], measure):
+            yield f"{name} to the target, against the first: {standings.text(part.effect)} times, {_span(part)}."
+    if accuracy := found.overall(default.name, RIVALS["all published"], FINAL):
+        points = standings.text(accuracy.effect, FINAL)
+        yield f"Final accuracy, less that of the published one that ends highest: {points} points."
     if folb := found.overall("folb", RIVALS["classic"]):
         yield (
-            f"FOLB, as published and tuned, needs {standings.text(folb.effect)} times the rounds of the best of them, "
-            f"over {len(folb.ratios)} datasets."
+            f"FOLB, as published and tuned, needs {standings.text(folb.effect)} times the rounds of the best classic "
+            f"one, over {len(folb.ratios)} datasets."
         )
 
 

@@ -84,6 +84,8 @@ class Dataset:
     def __post_init__(self) -> None:
         """Check that nothing that is tuned on is reported."""
         check_name("dataset", self.name, "[a-z0-9_.-]+")
+        if self.loss_samples is not None and self.loss_samples < 1:
+            raise InputError(f"{self.name}: loss_samples", self.loss_samples, "should be at least 1; all, if left out")
         for name in ("draws", "seeds"):
             if shared := sorted(set(getattr(self.trials, name)) & set(getattr(self.report, name))):
                 raise InputError(f"{self.name}: tuning", shared, f"should be none of the {name} that are reported")
@@ -106,7 +108,7 @@ class Dataset:
             key: getattr(self, key) for key in ("dataset", "model", "system", "objective", "rounds", "evaluate_every")
         }
         settings = {**self.set, **given.pop("set", {})}
-        known |= {"evaluate": self.loss_samples or "all", "target": UNUSED_TARGET}
+        known |= {"evaluate": "all" if self.loss_samples is None else self.loss_samples, "target": UNUSED_TARGET}
         for draw in trials.draws or (None,):
             drawn = settings if draw is None else {**settings, "draw": draw}
             yield draw or 0, Experiment(**{**known, "seeds": trials.seeds_of(draw), **given, "set": drawn})

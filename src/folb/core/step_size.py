@@ -55,8 +55,10 @@ def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Ar
     product but luck, whose standard deviation is noise / sqrt(d).
     """
     luck = noise / math.sqrt(tree.size(now))
-    product = jnp.sqrt(_length_square(before, noise) * _length_square(now, noise))
-    return jnp.clip(tree.dot(before, now) / product, -1.0, 1.0), (product - luck) / (product + luck)
+    # a product of roots: that of the squares would overflow
+    product = jnp.sqrt(_length_square(before, noise)) * jnp.sqrt(_length_square(now, noise))
+    cosine = jnp.clip(fraction(tree.dot(before, now), product), -1.0, 1.0)
+    return cosine, jnp.clip(fraction(product - luck, product + luck), 0.0, 1.0)
 
 
 def _length_square(a: Params, noise: Array) -> Array:
@@ -84,7 +86,7 @@ def _agree(memory: Agreed, round: Round, *, gain: Any, goal: Any) -> Agreed:
         change = trust * gain * (cosine - goal)
     began = tree.norm(memory.before) > 0
     most = jnp.log(jnp.float32(MOST))
-    log = jnp.clip(memory.log + jnp.where(began, change, 0.0), -most, most)
+    log = jnp.clip(memory.log + jnp.where(began & jnp.isfinite(change), change, 0.0), -most, most)
     return Agreed(log, round.update.delta)
 
 
@@ -127,7 +129,7 @@ def _seek_consensus(memory: Consensus, round: Round, *, gain: Any, goal: Any) ->
     change = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - goal * disagreement(round, round.update) ** 2
     change *= trust * gain / (1 + (memory.rounds + 1) / SETTLING)
     most = jnp.log(jnp.float32(MOST))
-    log = jnp.clip(memory.log + jnp.where(longest > 0, change, 0.0), -most, most)
+    log = jnp.clip(memory.log + jnp.where((longest > 0) & jnp.isfinite(change), change, 0.0), -most, most)
     return Consensus(log, now, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
 
 
