@@ -480,7 +480,7 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
         before = size(path / "rounds.jsonl")
         process = folb(*LONG, "--rounds", rounds, "--out", path)
         if kill % 5 == 1:  # somewhere in the start
-            time.sleep(rng.uniform(0, 3))
+            time.sleep(rng.uniform(0, 1))
         else:
             # at first for more than 20 rounds, which a busy machine would not reach in so short a time
             wait_for_rounds(process, path, before if kill else 20 * 500)
