@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import math
 import os
 import random
 import signal
@@ -465,9 +466,10 @@ def size(path):
     return path.stat().st_size if path.exists() else 0
 
 
-def wait_for_rounds(process, path, beyond):
-    """Wait until more rounds are on disk."""
-    while process.poll() is None and size(path / "rounds.jsonl") <= beyond:
+def wait_for_rounds(process, path, beyond, seconds=math.inf):
+    """Wait until more rounds are on disk, or so long."""
+    end = time.monotonic() + seconds
+    while process.poll() is None and size(path / "rounds.jsonl") <= beyond and time.monotonic() < end:
         time.sleep(0.01)
 
 
@@ -479,8 +481,8 @@ def test_killed_at_random_moments(long_results, tmp_path, kills):
     for kill in range(kills):
         before = size(path / "rounds.jsonl")
         process = folb(*LONG, "--rounds", rounds, "--out", path)
-        if kill % 5 == 1:  # somewhere in the start
-            time.sleep(rng.uniform(0, 1))
+        if kill % 5 == 1:  # somewhere in the start, which ends with the first round on disk
+            wait_for_rounds(process, path, before, rng.uniform(0, 3))
         else:
             # at first for more than 20 rounds, which a busy machine would not reach in so short a time
             wait_for_rounds(process, path, before if kill else 20 * 500)

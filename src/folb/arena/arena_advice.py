@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator
 
 from folb.arena import standings
-from folb.arena.entries import Contender
 from folb.arena.standings import FINAL, OURS, RIVALS, Overall, Standings
 from folb.results.effects import Effect
 
@@ -20,8 +19,7 @@ def advice(found: Standings) -> str:
 
 
 def _sentences(found: Standings) -> Iterator[str]:
-    ours = found.members([OURS])
-    default, tuned = (next((one for one in ours if one.tuned is wanted), None) for wanted in (False, True))
+    default = next((one for one in found.members([OURS]) if not one.tuned), None)
     if default is None or (whole := found.overall(default.name, RIVALS["classic"])) is None:
         return
     yield (
@@ -32,24 +30,15 @@ def _sentences(found: Standings) -> Iterator[str]:
         yield f"Not all of them were run everywhere: on {complete} datasets they were."
     if published := found.overall(default.name, RIVALS["all published"]):
         yield f"Against the best tuned of all published ones that were run: {standings.text(published.effect)} times."
-    if tuned and (beside := _beside(found, default, tuned)):
-        yield f"Against `{default.name}` itself, tuned with {found.points} tries: {standings.text(beside)} times."
     for measure, name in (("bytes", "Bytes"), ("seconds", "Simulated seconds")):
         if part := found.overall(default.name, RIVALS["classic"], measure):
-            yield f"{name} to the target, against the first: {standings.text(part.effect)} times, {_span(part)}."
+            span = f", {_span(part)}" if measure == "seconds" else ""
+            yield f"{name} to the target: {standings.text(part.effect)} times{span}."
     if accuracy := found.overall(default.name, RIVALS["all published"], FINAL):
         points = standings.text(accuracy.effect, FINAL)
         yield f"Final accuracy, less that of the published one that ends highest: {points} points."
     if folb := found.overall("folb", RIVALS["classic"]):
-        yield (
-            f"FOLB, as published and tuned, needs {standings.text(folb.effect)} times the rounds of the best classic "
-            f"one, over {len(folb.ratios)} datasets."
-        )
-
-
-def _beside(found: Standings, one: Contender, other: Contender) -> Effect | None:
-    known = [effect for dataset in found.present if (effect := found.ratio(dataset.name, one.name, other.name))]
-    return standings.mean(known) if known else None
+        yield f"FOLB, tuned: {standings.text(folb.effect)} times the rounds of the best one."
 
 
 def _words(effect: Effect) -> str:
