@@ -35,6 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         algorithms.ALGORITHMS[str(settings["algorithm"])](K=settings["k"], lr=settings["lr"]),
         seed=settings["seed"],
         deadline=settings["deadline"],
+        wait=settings["wait"],
         min_available_nodes=settings["min-available-nodes"],
         directory=directory,
         dataset="mnist",
