@@ -227,7 +227,6 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
 
 
-@pytest.mark.slow
 def test_stacked_runs_are_those_alone():
     """Runs whose rounds have different numbers of events, stacked; and their devices side by side."""
 
@@ -243,7 +242,6 @@ def test_stacked_runs_are_those_alone():
         assert furthest(run.params, alone.params) < 1e-5
 
 
-@pytest.mark.slow
 def test_a_step_size_of_its_own_and_a_guard_in_a_buffer():
     """Each device keeps the step size that it started with, and no reply weighs more than cap / K."""
     made = algorithms.folb(K=3, concurrency=3, gradient="proxy", guarded=True, cap=1.5, step_size="agreement", **USUAL)
@@ -351,7 +349,6 @@ def test_what_waits_by_its_nature_refuses():
         audit(None, made, None)
 
 
-@pytest.mark.slow
 def test_a_server_with_samples_of_its_own_and_what_liars_gain():
     """FLTrust in a buffer whose devices have step sizes of different rounds; liars gain what their weights say."""
     made = algorithms.fedbuff(

@@ -633,7 +633,6 @@ def test_the_csv_has_the_numbers_of_results_json(real, tmp_path, visit):
         assert [float(row[names]) for row in rows] == [value for run in results for value in run[key]]
 
 
-@pytest.mark.slow
 def test_pictures_stand_alone(overlaid, visit, tmp_path):
     tab = visit(overlaid)
     content, name = downloaded(tab, "#together", "Test accuracy (%) as svg")
@@ -791,7 +790,7 @@ def test_a_comparison_fits_a_narrow_screen(width, overlaid, visit):
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # to measure three seconds, the machine must be quiet
 def test_ten_long_runs_open_within_three_seconds(tmp_path, visit):
     algorithms = ("folb", "fedprox", "fedavg", "scaffold", "fedyogi")
     path = rundirectory.write(tmp_path, "a-0", algorithms=algorithms, seeds=5, rounds=1000, done=100, records=False)
@@ -896,7 +895,6 @@ def test_a_link_to_a_live_page(home, served, visit):
     assert "shown=folb" in settle(tab)
 
 
-@pytest.mark.slow
 def test_it_survives_a_restart_of_the_server(home, served, visit):
     path = rundirectory.write(home, "a-1", done=3, rounds=20, finished=False)
     address, port, stop = served("a-1")
@@ -915,7 +913,6 @@ def test_it_survives_a_restart_of_the_server(home, served, visit):
     visit.complaints.clear()
 
 
-@pytest.mark.slow
 def test_it_survives_a_restart_of_the_run(home, served, visit):
     path = rundirectory.write(home, "a-1", rounds=20)
     tab = visit(served("a-1")[0])

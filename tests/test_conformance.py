@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from luck import uniform
-from nightly import nightly
 
 from folb import system
 from folb.core import randomness
@@ -450,16 +449,7 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-# The paper's algorithms by themselves, a guarded one, a codec, a memory with every number of a server step, and one of
-# a user's own file.
-# The other combinations are slow; tests/test_family.py holds each of their formulas to a literal loop.
-ALWAYS = {
-    *("fedavg", "fedprox", "fednu_norm", "folb", "folb_two_set", "folb_hetero"),
-    *("scaffold, option 1, yogi, ema", "folb, guarded, fedexp", "fedavg, top_k, int8 down", "own scaffold"),
-}
-
-
-@pytest.mark.parametrize("name", nightly(TABLE, lambda name: name not in ALWAYS))
+@pytest.mark.parametrize("name", TABLE)
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
     case, programs = TABLE[name], program.advance._cache_size()
@@ -486,7 +476,7 @@ def test_conforms(name):
 # Memory
 
 
-@pytest.mark.parametrize("name", nightly(["fednu_direct", "fednu_norm", "folb_hetero"], lambda name: "fednu" in name))
+@pytest.mark.parametrize("name", ["fednu_direct", "fednu_norm", "folb_hetero"])
 def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     """From 10 to 160 devices with the same data, a round needs less than one more gradient, not 150.
 

@@ -42,7 +42,6 @@ def carry_out(home, wanted):
     return done, told
 
 
-@pytest.mark.slow
 def test_a_battle_is_run_once_and_again_if_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
     home, wanted = tmp_path / "home", opponents.battles([TINY], [MEAN])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nightly import nightly
 
 from folb.cli.main import EXAMPLES, parser
 
@@ -106,13 +105,7 @@ def test_a_command_parses(command, monkeypatch):
     assert planned[0].algorithms
 
 
-@pytest.mark.parametrize(
-    "document",
-    nightly(
-        [name for name in typist.DOCUMENTS if blocks(name, "python")],
-        lambda name: name.endswith(("search.md", "metrics.md")),
-    ),
-)
+@pytest.mark.parametrize("document", [name for name in typist.DOCUMENTS if blocks(name, "python")])
 def test_python_runs(document, tmp_path, monkeypatch, capsys):
     """Each block by itself, with few rounds; a part of a Flower app is only compiled."""
     monkeypatch.chdir(tmp_path)
@@ -124,7 +117,6 @@ def test_python_runs(document, tmp_path, monkeypatch, capsys):
             assert printed or "print(" not in code
 
 
-@pytest.mark.slow
 def test_the_notebook_draws_its_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "docs/notebooks/figure.ipynb").read_text())["cells"]

@@ -13,7 +13,6 @@ import sys
 
 import numpy as np
 import pytest
-from nightly import nightly
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -118,11 +117,7 @@ VARIANTS = {
 }
 
 
-# tests/test_family.py and tests/test_slots.py have them in both carriers, against a loop
-BY_NIGHT = {"accord", "adabest", "fedacg", "fedcm", "feddyn", "fednova", "fedvarp", "ghbm", "mimelite", "scaffold"}
-
-
-@pytest.mark.parametrize("variant", nightly(VARIANTS, lambda name: name in BY_NIGHT))
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
@@ -347,7 +342,6 @@ def test_a_device_has_one_identity_at_a_time(federation, model):
 # faults --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_third_of_all_replies_lost_for_a_hundred_rounds(federation, model):
     rng = random.Random(0)
 

@@ -440,7 +440,6 @@ def test_generated_inputs_are_rejected_alone(tmp_path, capsys):
         rejected_alone(seed, tmp_path, capsys)
 
 
-@pytest.mark.slow
 def test_a_thousand_generated_inputs_are_rejected_alone(tmp_path, capsys):
     for seed in range(1000, 2000):
         rejected_alone(seed, tmp_path, capsys)

@@ -144,9 +144,7 @@ def test_with_a_deadline_a_device_does_what_it_can_send_in_time():
     assert 0 < full < np.sum(played.times > 0)  # some had time for all of their work, and some had not
 
 
-@pytest.mark.parametrize(
-    "gradient, up", [("exact", MODEL_BYTES), pytest.param("proxy", MODEL_BYTES, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("gradient, up", [("exact", MODEL_BYTES), ("proxy", MODEL_BYTES)])
 def test_the_second_set_sends_its_gradients_at_the_same_time(gradient, up):
     """S_2 works only if the proxy needs it. A device of both sets is asked once, and sends once."""
     algorithm = algorithms.folb_two_set(K=4, gradient=gradient)
@@ -189,7 +187,6 @@ def test_a_survey_of_candidates_waits_for_them_alone():
     assert np.any(before < np.array(everyone) * 0.99)
 
 
-@pytest.mark.slow
 def test_clusters_are_asked_before_the_first_round_alone():
     algorithm = algorithms.compose(algorithms.fedavg().rule, K=3, sampling="clusters", replacement=False)
     played = run(algorithm, rounds=2, system=system.network(**SETTINGS))[0]
@@ -227,7 +224,6 @@ def test_a_round_with_too_few_replies_waits_for_all():
     assert found.seconds.max() == 1
 
 
-@pytest.mark.slow
 def test_over_selection_works_with_a_three_argument_system_and_two_sets():
     algorithm = algorithms.folb_two_set(K=3, over_selection=2)
     played = run(algorithm, rounds=ROUNDS, system=system.uniform(dropout=0.2))[0]
@@ -333,7 +329,6 @@ def test_settings_are_checked(settings, said):
         system.network(**settings)
 
 
-@pytest.mark.slow
 def test_nothing_takes_longer_than_the_clock_can_say():
     """The slowest settings that are allowed; nobody's seconds are infinite, or no number."""
     slowest = {"speed": 1e-9, "up_mbit": 1e-9, "down_mbit": 1e-9, "latency": 1e9}

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from nightly import nightly
 
 from folb.cli.main import main
 from folb.errors import InputError
@@ -87,7 +86,7 @@ def free_port():
 
 
 @pytest.mark.parametrize(
-    "others", nightly([("two",), ("eight", "two, streamed")], lambda others: len(others) > 1), ids=str
+    "others", [("two",), pytest.param(("eight", "two, streamed"), marks=pytest.mark.slow)], ids=str
 )
 def test_several_accelerators_give_the_result_of_one(others):
     command = [sys.executable, "-c", SCRIPT, "one", *others]

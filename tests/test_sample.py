@@ -100,7 +100,7 @@ def test_a_sample_is_fixed_and_comes_from_all_devices_by_their_samples():
     assert len(nowhere.y) == 5 and not nowhere.size.any()
 
 
-@pytest.mark.parametrize(("stream", "unit"), [(False, "epoch"), pytest.param(True, "step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("stream", "unit"), [(False, "epoch"), (True, "step")])
 def test_loss_and_accuracy_are_those_of_the_sample(stream, unit):
     algorithm = algorithms.folb(K=3, unit=unit)
     given = {"rounds": 3, "evaluate_every": 3, "stream": stream}

@@ -275,7 +275,6 @@ def test_a_huge_loss_buys_a_liar_no_more_than_another_device_has(N, lie):
     assert np.isfinite(chances).all() and chances.sum() == pytest.approx(1, rel=1e-5) and (chances > 0).all()
 
 
-@pytest.mark.slow
 def test_oort_needs_fewer_seconds_than_uniform_draws_where_speeds_differ():
     federation = data.load("synthetic_1_1", devices=12, sizes=40)
     runs = simulate(

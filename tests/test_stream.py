@@ -7,7 +7,6 @@ import tracemalloc
 import jax
 import numpy as np
 import pytest
-from nightly import nightly
 
 from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli import main
@@ -75,7 +74,7 @@ CONTENDERS = {
 }
 
 
-@pytest.mark.parametrize("name", nightly(CONTENDERS, lambda name: name != "folb"))
+@pytest.mark.parametrize("name", CONTENDERS)
 def test_a_streamed_run_is_the_resident_run(name):
     assert len(stream.blocks(FEDERATION.train)) > 2
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS[name], record=("weights",)))
@@ -86,7 +85,6 @@ def test_a_window_of_several_rounds_is_the_resident_run(monkeypatch):
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS["folb"], record=("weights",)))
 
 
-@pytest.mark.slow
 def test_samples_that_refer_to_a_table_stream_and_the_table_stays():
     federation = referring()
     algorithm = algorithms.fedavg(K=2, sampling="samples", replacement=False)

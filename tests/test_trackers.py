@@ -113,7 +113,6 @@ READERS = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.slow
 def test_every_round_of_every_run_arrives(name, tmp_path, capsys):
     options = ["--rounds", "4", "--seeds", "1", "--evaluate-every", "2", "--track", name]
     assert main(["compare", *TINY, *options]) == 0
