@@ -133,20 +133,26 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
     steps = slots.work * unit_cost(solver, size)
     unroll = 1 if model.heavy else UNROLL
 
+    offset = jnp.arange(solver.batch)
+
+    def batch(s: Array) -> tuple[Array, Array]:
+        """The rows of every slot's batch s, and their weights: [slots, batch]."""
+        n = size[:, None]
+        if solver.unit == "epoch":
+            epoch, position = (s // per_epoch)[:, None], (s % per_epoch * solver.batch)[:, None] + offset
+            real = position < n
+        else:
+            position = s * solver.batch + offset
+            epoch, position = position // n, position % n
+            real = jnp.ones_like(position, bool)
+        rows = jax.vmap(shuffled)(slots.words, jnp.broadcast_to(epoch, real.shape), jnp.minimum(position, n - 1), size)
+        return start[:, None] + rows, real / jnp.maximum(real.sum(axis=1, keepdims=True), 1)
+
+    # Maps over maps take longer to trace than one array of [unroll, slots, batch], but XLA makes a faster loop of them.
     @partial(jax.jit, inline=True)  # like `each` below: traced once, though it is called twice
     def batches(s: Array) -> tuple[Array, Array]:
         """The rows of every slot's batches from s on, and their weights: [unroll, slots, batch]."""
-        n, offset = size[:, None], jnp.arange(solver.batch)
-        number = s + jnp.arange(unroll)[:, None, None]
-        if solver.unit == "epoch":
-            epoch, position = number // per_epoch[:, None], number % per_epoch[:, None] * solver.batch + offset
-            real = position < n
-        else:
-            position = number * solver.batch + offset
-            epoch, position = position // n, position % n
-            real = jnp.ones_like(position, bool)
-        rows = shuffled(slots.words.T[:, :, None], epoch, jnp.minimum(position, n - 1), n)
-        return start[:, None] + rows, real / jnp.maximum(real.sum(axis=-1, keepdims=True), 1)
+        return jax.vmap(batch)(s + jnp.arange(unroll))
 
     def step(
         at: tuple[Params, Any], x: Array, y: Array, weight: Array, active: Array, here: Params, settings: Settings
