@@ -152,7 +152,7 @@ def test_runs_are_removed_only_after_a_question(run, capsys, monkeypatch):
     assert main(["rm", "synth", "--dry-run"]) == 0
     assert capsys.readouterr().out == f"would remove {run}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert "should be given with --yes where nobody can be asked" in failed(capsys, "rm", "synth")
+    assert "should be given with --yes: there is no terminal to ask on" in failed(capsys, "rm", "synth")
     for answer in ("", "n\n", "yesterday\n"):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         assert main(["rm", "synth"]) == 2 and "is kept: the answer was not yes" in capsys.readouterr().err

@@ -269,7 +269,7 @@ def test_there_is_none(copy, tmp_path):
     with pytest.raises(InputError, match=r"has no model.npz: a run from the start keeps it"):
         folb.load_model(copy)
     (copy / "results.json").unlink()
-    with pytest.raises(InputError, match="is interrupted: its model is kept at its end"):
+    with pytest.raises(InputError, match="is interrupted: its model is saved when it finishes"):
         folb.load_model(str(copy))
     with pytest.raises(InputError, match=r"should be a readable .npz file"):
         folb.load_model(tmp_path / "no.npz")

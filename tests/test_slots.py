@@ -2,6 +2,7 @@
 
 import functools
 import json
+import linecache
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def begin(seed=SEED):
     return jax.tree.map(np.asarray, MODEL.init(jax.random.key(seed)))
 
 
-def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, **settings):
+def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, evaluate_fn=None, **settings):
     settings = {
         "system": SYSTEM,
         "wait": 0.0,
@@ -73,7 +74,7 @@ def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, **settings):
         "min_replies": 1,
     } | settings
     strategy = FederatedStrategy(algorithm, **settings)
-    result = strategy.start(grid(parts, tamper), arrays(begin()), num_rounds=rounds)
+    result = strategy.start(grid(parts, tamper), arrays(begin()), num_rounds=rounds, evaluate_fn=evaluate_fn)
     return {name: array.numpy() for name, array in result.arrays.items()}, strategy
 
 
@@ -225,31 +226,86 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     np.testing.assert_allclose(kept[[0, 2]], [[1.0, 0.0], np.array([1.0, 0.5]) / np.sqrt(1.25)], rtol=1e-6)
 
 
-def test_a_killed_run_with_a_memory_ends_with_the_same_bits(tmp_path, monkeypatch):
-    algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH, average="ema")
+@pytest.mark.parametrize(
+    ("name", "function", "settings"),
+    [
+        ("scaffold.py", "scaffold", {"average": "ema"}),
+        ("scaffold.py", "scaffold", {"option": "1"}),
+        ("my_selection.py", "by_last_update", {}),
+        ("my_server.py", "steady", {}),
+    ],
+)
+def test_a_killed_run_with_a_memory_ends_with_the_same_bits(name, function, settings, tmp_path, monkeypatch):
+    algorithm = own(name, function)(K=K, lr=LR, batch=BATCH, **settings)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path, monkeypatch, rounds=12)
     for name in ("weight", "bias"):
         np.testing.assert_array_equal(resumed.params[name], whole.params[name])
 
 
-def test_a_killed_run_with_a_memory_on_flower_ends_with_the_same_bits(tmp_path):
-    algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH, average="last_two")
-    whole, _ = on_flower(algorithm, directory=tmp_path / "whole", rounds=5)
+def killed_on_flower(algorithm, directory, after=3):
+    """A run of 5 rounds that ends in the middle."""
+
+    def killed(t, record):
+        if t == after:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        strategy = FederatedStrategy(
-            algorithm, system=SYSTEM, wait=0.0, deadline=0.05, seed=SEED, directory=tmp_path / "killed"
-        )
+        on_flower(algorithm, directory=directory, rounds=5, evaluate_fn=killed)
 
-        def killed(t, record):
-            if t == 3:
-                raise KeyboardInterrupt
 
-        strategy.start(grid(), arrays(begin()), num_rounds=5, evaluate_fn=killed)
-    resumed, strategy = on_flower(algorithm, directory=tmp_path / "killed", rounds=5)
+@pytest.mark.parametrize(
+    ("name", "function", "settings"),
+    [
+        ("scaffold.py", "scaffold", {"average": "last_two"}),
+        ("scaffold.py", "scaffold", {"option": "1"}),
+        ("my_selection.py", "by_last_update", {}),
+        ("my_server.py", "steady", {}),
+    ],
+)
+def test_a_killed_run_with_a_memory_on_flower_ends_with_the_same_bits(name, function, settings, tmp_path):
+    algorithm = own(name, function)(K=K, lr=LR, batch=BATCH, **settings)
+    whole, _ = on_flower(algorithm, directory=tmp_path / "whole", rounds=5)
+    killed_on_flower(algorithm, tmp_path / "killed")
+    resumed, _ = on_flower(algorithm, directory=tmp_path / "killed", rounds=5)
     for name in ("weight", "bias"):
         np.testing.assert_array_equal(resumed[name], whole[name])
     assert len((tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()) == 5
+
+
+MINE = """
+import folb, jax.numpy as jnp
+
+def times(factor):
+    def rule(round):
+        return folb.weighted(round, factor * round.times / round.times.sum())
+    return rule
+
+def mine(factor=1.0, **common):
+    return folb.compose(times(factor), **common)
+"""
+
+
+def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(tmp_path):
+    file = tmp_path / "mine.py"
+
+    def written(source, **settings):
+        file.write_text(source)
+        linecache.checkcache()
+        return from_file("algorithms", f"{file}:mine")(K=K, lr=LR, batch=BATCH, **settings)
+
+    killed_on_flower(written(MINE), tmp_path / "run")
+    for edited, settings in (
+        (MINE.replace("factor * round", "2 * factor * round"), {}),
+        (MINE, {"factor": 0.5}),  # inside a function that another one made
+    ):
+        with pytest.raises(InputError, match=r"holds another run: .*other code in a part of your own"):
+            on_flower(written(edited, **settings), directory=tmp_path / "run", rounds=5)
+    commented = MINE.replace("    def rule", "    # as the paper has it\n    def rule").replace(
+        "        return", "\n        return"
+    )
+    on_flower(written(commented), directory=tmp_path / "run", rounds=5)
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 5
 
 
 # the other parts -----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def _arena(options: argparse.Namespace) -> None:
         contenders.append(everyone[-1])
     for name in ("only", "contenders"):
         if options.pages_only and getattr(options, name):
-            raise InputError(name, getattr(options, name), "is not possible with --pages-only: pages have everything")
+            raise InputError(name, getattr(options, name), "does not go with --pages-only, which writes all pages")
     if options.pages_only:
         common.check_pages(home)
     else:

@@ -36,7 +36,7 @@ def _defend(options: argparse.Namespace) -> None:
     if options.pages_only:
         for name in ("only", "rules", "shares"):
             if getattr(options, name):
-                raise InputError(name, getattr(options, name), "is not possible with --pages-only: it has everything")
+                raise InputError(name, getattr(options, name), "does not go with --pages-only, which writes all pages")
         common.check_pages(home)
     else:
         datasets = chosen(everywhere, options.only or ["*"], "only")

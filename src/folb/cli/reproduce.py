@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         metavar="NAME",
         nargs="+",
         help="table1, fig2, … fig11, theory, or all of them; averages, codecs, fedlab, fedml, mcmahan, niid_bench, "
-        "servers, sketch, or outside for all of these; or an experiment file of your own",
+        "servers, sketch, waiting, or outside for all of these; or an experiment file of your own",
     )
     reproduce.add_argument("--quick", action="store_true", help="minutes on two cores: few seeds, fewer rounds")
     out = "docs/reproduction if it exists, else reproduction; or reproduction-quick"

@@ -178,7 +178,7 @@ def _tag(options: argparse.Namespace) -> None:
     path = directory.find(options.run)
     given = naming.checked(options.name, tags(options))
     if not given:
-        raise InputError("tag", path.name, "should be given with --name or --tags; an empty one takes it away")
+        raise InputError("tag", path.name, "should be given with --name or --tags; an empty value removes it")
     naming.name(path, given)
     tables.say(next(_facts(directory.read(path))))
 
@@ -288,7 +288,7 @@ def _ask(found: list[Path]) -> None:
     """Ask before runs are removed: the beginning of a name may match another run than the user thinks."""
     names = ", ".join(map(str, found))
     if sys.stdin is None or not sys.stdin.isatty():
-        raise InputError("rm", names, "should be given with --yes where nobody can be asked")
+        raise InputError("rm", names, "should be given with --yes: there is no terminal to ask on")
     print(f"remove {names}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InputError("rm", names, "is kept: the answer was not yes")

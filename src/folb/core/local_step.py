@@ -105,7 +105,7 @@ def _no_moments(params: Params) -> Moments:
 
 
 def adam(g: Params, state: Moments, lr: Any, *, beta: Any, beta2: Any, eps: Any) -> tuple[Params, Moments]:
-    """Adam (Kingma and Ba, 2015): -lr m / (sqrt(v) + eps), the bias of both means corrected; anew in every round."""
+    """Adam (Kingma and Ba, 2015): -lr m / (sqrt(v) + eps), with corrected bias. Its means start at 0 in each round."""
     m = each(lambda m, g: beta * m + (1 - beta) * g, state.m, g)
     v = each(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.v, g)
     j = state.steps + 1

@@ -171,7 +171,7 @@ RANGES: dict[str, tuple[Any, str]] = {
 def _check_rule(algorithm: Algorithm, place: str) -> None:
     found: Any = getattr(algorithm.rule, "func", algorithm.rule)
     if found in (rules.samples, rules.fednova_by_samples):
-        expected = "should be simple with privacy: a device's number of samples would go out without a bound"
+        expected = "should be simple with privacy: nothing bounds a device's number of samples"
         raise InputError("averaging", "samples", expected)
     if found is not rules.mean and found not in WEIGHED:
         reason = "its rule divides by what devices sent, or is not shown to be private"
@@ -182,14 +182,14 @@ def _check_rule(algorithm: Algorithm, place: str) -> None:
     extra = [one.name for one in algorithm.uploads if one.name not in (GRAD.name, GAMMA.name, "sketch")]
     if extra or (algorithm.uploads and found is rules.mean):
         names = ", ".join(extra or [one.name for one in algorithm.uploads])
-        raise InputError("uploads", names, "should be none with privacy: it would go out without a bound")
+        raise InputError("uploads", names, "should be none with privacy: nothing bounds it")
 
 
 REASONS = {
     "memory": "what the server keeps of a device has no noise",
     "robust": "one device can move a robust centre far",
     "attack": "the liars of the simulator know the others' updates",
-    "concurrency": "devices that do not wait are not drawn anew in each round",
+    "concurrency": "devices that do not wait are not drawn again in each round",
     "over_selection": "who is fast would be in more rounds than by chance",
 }
 

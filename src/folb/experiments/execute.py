@@ -346,7 +346,7 @@ def prepare(
 ) -> None:
     """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
 
-    The name and the tags of before stay, unless others are `given`.
+    The name and the tags stay as they are, unless others are `given`.
 
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from folb.experiments.plan import Plan
 
 BLOCK = 256  # samples predicted at once
-AGAIN = "a run from the start keeps it (--again, and not --no-model)"
+AGAIN = "run it again to save it (--again, without --no-model)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
     if path.is_file():
         return path
     if stored.state != "finished":
-        raise InputError("run", stored.name, f"is {stored.state}: its model is kept at its end")
+        raise InputError("run", stored.name, f"is {stored.state}: its model is saved when it finishes")
     raise InputError("run", stored.name, f"has no {directory.MODEL}: {AGAIN}")
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
+from folb.core.own_code import own_code
 from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
@@ -88,8 +89,10 @@ class RunSettings(NamedTuple):
     def mark(self, state: State, more: str) -> str:
         """What tells this run from another. Not its first model: a resubmitted run may draw another one."""
         shapes = [(name, value.shape) for name, value in state.params.items()]
+        own = own_code((self.algorithm, self.system))
         program = (
             f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(self.system)} {self.objective} {shapes} {more}"
+            f"{own}"
         )
         return checkpoint.fingerprint(program, self.algorithm, self.system, np.uint32(self.seed))
 
@@ -130,10 +133,8 @@ class RunRecord:
             # this comes first: it makes the directory a run that can be resumed
             atomic.replace(self.path / directory.ENVIRONMENT, _json(self._environment()))
         elif there.environment["identity"] != self.identity:
-            expected = (
-                "holds another run: other settings, a model of other arrays, or another version of folb; choose another"
-            )
-            expected += " directory"
+            expected = "holds another run: other settings, other code in a part of your own, a model of other arrays,"
+            expected += " or another version of folb; choose another directory"
             raise InputError("directory", str(self.path), expected)
         found = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
         if found is None and there is not None and there.recorded():

@@ -247,7 +247,7 @@ class FederatedStrategy(Strategy):
             self.judged_by,
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
-        how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # a run of before has none in its identity
+        how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # an earlier run has none in its identity
         if self.algorithm.privacy is not None:  # epsilon is for so many devices in all rounds
             how += f" {self.min_available_nodes}"
         with recording(self.directory, about, state, how) as record:

@@ -222,7 +222,9 @@ def _check_published(claim: Claim, where: str) -> None:
         expected = "should name one algorithm, and nothing to compare it with but the published number"
         raise InputError(f"{where}: better, worse", (claim.better, list(claim.worse)), expected)
     if claim.same is None or claim.at_least is not None:
-        raise InputError(f"{where}: same", claim.same, "should say how near a published number is to come")
+        raise InputError(
+            f"{where}: same", claim.same, "should say how close to the published number the result must be"
+        )
     if claim.spread is not None and claim.spread < 0:
         raise InputError(f"{where}: spread", claim.spread, "should be at least 0")
 

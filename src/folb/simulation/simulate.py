@@ -480,7 +480,7 @@ def _check_codes(federation: Federation, codes: int) -> None:
 def _chunk_seconds(states: State) -> float:
     """How long a chunk should take. It begins with a copy of the memory of devices: with more of it, it is longer.
 
-    The memory of before is kept until the chunk is there, so that an interruption loses no round.
+    The earlier memory is kept until the chunk is finished, so that an interruption loses no round.
     """
     copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
     return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))

@@ -48,7 +48,9 @@ def leaves(model: Params) -> dict[str, Any]:
     found = jax.tree_util.tree_flatten_with_path(model)[0]
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found}
     if len(named) < len(found):
-        raise InputError("model: names", sorted(named), "should differ also if they are joined by points, as a.b")
+        raise InputError(
+            "model: names", sorted(named), "should still differ when nested names are joined by dots, as in a.b"
+        )
     return named
 
 
