@@ -202,7 +202,7 @@ def written(path, **changes):
         ({}, ["--shares", "x"], "shares = 'x': should be percents, such as 0,20"),
         ({}, ["--rules", "medain"], "rules = 'medain': should fit one of mean, median"),
         ({}, ["--only", "mnist"], "only = 'mnist': should fit one of t"),
-        ({}, ["--pages-only", "--shares", "20"], "shares = '20': is not possible with --pages-only"),
+        ({}, ["--pages-only", "--shares", "20"], "shares = '20': does not go with --pages-only"),
         ({}, ["--pages-only"], "has no results to make pages from"),
     ],
 )

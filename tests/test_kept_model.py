@@ -266,7 +266,7 @@ def test_a_cut_file_and_one_that_unpacks_to_much(copy, monkeypatch):
 
 def test_there_is_none(copy, tmp_path):
     (copy / "model.npz").unlink()
-    with pytest.raises(InputError, match=r"has no model.npz: a run from the start keeps it"):
+    with pytest.raises(InputError, match=r"has no model.npz: run it again to save it"):
         folb.load_model(copy)
     (copy / "results.json").unlink()
     with pytest.raises(InputError, match="is interrupted: its model is saved when it finishes"):
@@ -361,6 +361,6 @@ def colliding(shape, classes):
 def test_names_that_collide_are_refused_before_a_round(tmp_path):
     (tmp_path / "own.py").write_text(COLLIDING)
     fields = FIELDS | {"model": f"{tmp_path / 'own.py'}:colliding"}
-    with pytest.raises(InputError, match=r"model: names .* should differ"):
+    with pytest.raises(InputError, match=r"model: names .* should still differ"):
         folb.execute(fields, directory=tmp_path / "run")
     assert not (tmp_path / "run" / "rounds.jsonl").exists()

@@ -309,7 +309,7 @@ def test_a_published_number_is_compared_over_draws():
         ({"metric": "rounds", "published": 0}, "published = 0: should be more than 0"),
         ({"worse": ["fedavg"]}, "nothing to compare it with"),
         ({"better": ""}, "should name one algorithm"),
-        ({"same": None}, "same = None: should say how near"),
+        ({"same": None}, "same = None: should say how close"),
         ({"spread": -0.1}, "spread = -0.1"),
     ],
 )
