@@ -134,8 +134,8 @@ def rounds_per_second(runners: dict[str, tuple[Callable[[int], float], int, int]
 
 def compare_seconds() -> tuple[float, float]:
     """`folb compare` of three algorithms, three seeds, 100 rounds: from an empty cache, and again."""
-    command = [sys.executable, "-m", "folb", "compare", "synthetic_1_1", "--rounds", "100", "--seeds", "3"]
-    command += ["--json", "--again"]
+    command = [sys.executable, "-m", "folb", "compare", "synthetic_1_1", "--algorithms", "folb,fedprox,fedavg"]
+    command += ["--set", "averaging=simple", "--rounds", "100", "--seeds", "3", "--json", "--again"]
     seconds = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
