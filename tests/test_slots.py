@@ -276,10 +276,15 @@ def test_a_killed_run_with_a_memory_on_flower_ends_with_the_same_bits(name, func
 MINE = """
 import folb, jax.numpy as jnp
 
+LENGTH = 1.0
+
 def times(factor):
     def rule(round):
-        return folb.weighted(round, factor * round.times / round.times.sum())
+        return folb.weighted(round, LENGTH * factor * part(round))
     return rule
+
+def part(round):
+    return round.times / round.times.sum()
 
 def mine(factor=1.0, **common):
     return folb.compose(times(factor), **common)
@@ -296,7 +301,9 @@ def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(t
 
     killed_on_flower(written(MINE), tmp_path / "run")
     for edited, settings in (
-        (MINE.replace("factor * round", "2 * factor * round"), {}),
+        (MINE.replace("LENGTH * factor", "2 * LENGTH * factor"), {}),
+        (MINE.replace("return round.times", "return 2 * round.times"), {}),  # in a function that the rule calls
+        (MINE.replace("LENGTH = 1.0", "LENGTH = 2.0"), {}),
         (MINE, {"factor": 0.5}),  # inside a function that another one made
     ):
         with pytest.raises(InputError, match=r"holds another run: .*other code in a part of your own"):
