@@ -1,4 +1,4 @@
-"""What rounds that do not wait cost over rounds that do, with the same number of devices that work.
+"""The cost of rounds that do not wait, relative to rounds that do, with the same number of working devices.
 
 FedBuff and FedAvg take turns: 20 mini-batch steps of 10 on each of K devices of 1,000, which have 10 samples with 60
 features; no evaluation. On a CPU, by CPU time on one core. The goal: at most twice the device work that a run contains.

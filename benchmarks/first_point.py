@@ -1,8 +1,8 @@
 """How soon a comparison shows its first point: python benchmarks/first_point.py ["DATASET OPTIONS" ...].
 
 `folb compare` is started for each dataset (`make bench-first`), or with the given words: with an empty cache of
-compiled programs, and then with that cache. It is stopped once an accuracy stands in its run directory or, if the first
-round takes long, in the line before it. CPU seconds are those of all cores, until it has stopped.
+compiled programs, and then with that cache. It is stopped once its run directory has an accuracy or, if the first round
+takes long, once it has printed one before that round. CPU seconds are those of all cores, until it has stopped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How the cost of a round grows: with the devices there are, those chosen, the parameters, and the runs stacked.
+"""How the cost of a round grows with the number of devices, of chosen devices, of parameters, and of stacked runs.
 
-Then the cost of a round of SCAFFOLD over one of FedAvg on the same work, which take turns; on a CPU, by CPU time on one
-core. The state goes from each turn to the next, and its memory has rows for the devices that all turns can meet.
+Then the cost of a round of SCAFFOLD relative to one of FedAvg on the same work. The two take turns; on a CPU, by CPU
+time on one core. Each turn continues from the state of the last; its memory has rows for all devices that can be met.
 
-FedAvg, 20 mini-batch steps of 10 on devices of 10 samples with 60 features; no evaluation in the rounds measured. Time
-is the median of three chunks of rounds; memory is what the compiled program asks for beside its inputs and outputs.
+FedAvg, 20 mini-batch steps of 10 on devices of 10 samples with 60 features; the measured rounds are not evaluated. Time
+is the median of three chunks of rounds; memory is what the compiled program needs besides its inputs and outputs.
 Prints tables, and writes docs/benchmarks/growth.json, growth.png and growth-scaffold.json.
 """
 
@@ -72,7 +72,7 @@ def parameters(model: Model) -> int:
 
 
 def sweeps(largest: int) -> Iterator[tuple[str, int, Federation, Model, int, int]]:
-    """What is varied, its value, and the work."""
+    """The varied number by name, its value, and the work."""
     small = federation(1000)
     logistic = models.logistic((FEATURES,), CLASSES)
     for N in (30, 1000, 30_000, 1_000_000):
@@ -88,7 +88,7 @@ def sweeps(largest: int) -> Iterator[tuple[str, int, Federation, Model, int, int
 
 
 def takes_turns(shared: Problem, algorithm: Algorithm, rounds: int, every: int = NEVER) -> Callable[[], float]:
-    """A function that goes on by `rounds` rounds, and returns the milliseconds of a round.
+    """A function that runs `rounds` more rounds, and returns the milliseconds of a round.
 
     One of `every` rounds is evaluated; by default none.
     """
@@ -112,7 +112,7 @@ def _clock() -> float:
 
 
 def small_works(largest: int) -> Iterator[tuple[str, int, Federation, Model, int]]:
-    """What is varied for SCAFFOLD, its value, the work, and the rounds of a turn."""
+    """For SCAFFOLD: the varied number by name, its value, the work, and the rounds of a turn."""
     for N in (100, 1000, 10_000, 100_000, 1_000_000):
         if largest >= N:
             yield "devices N", N, federation(N), models.logistic((FEATURES,), CLASSES), 100

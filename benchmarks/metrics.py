@@ -1,4 +1,4 @@
-"""What metrics beside the accuracy cost, if every round is evaluated.
+"""The cost of metrics besides the accuracy, if every round is evaluated.
 
 A round without metrics and the same round with one of them take turns: FedAvg, 10 devices, 20 mini-batch steps of 10.
 The data are Synthetic_1_1 (660 test samples) with two models, and 1,000 devices with 10,000 test samples of 100

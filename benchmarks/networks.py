@@ -3,7 +3,7 @@
 The work: K = 10 of 30 devices without replacement, 10 SGD steps of batch 10 over shuffled samples, average weighted
 by samples, training loss and test accuracy after the last round. The convolutional network (conv 32, conv 64,
 dense 128, 62 classes) learns 28x28 images, the character LSTM (embedding 8, 2 x 256) windows of 80 characters. All on
-one core, on which CPU time is the work done and not threads waiting for each other.
+one core, where CPU time measures the work, and no threads that wait for each other.
 """
 
 from __future__ import annotations

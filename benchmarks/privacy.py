@@ -1,8 +1,8 @@
-"""What privacy costs: accuracy at each epsilon, beside Flower's own private FedAvg, and the time of a round.
+"""What privacy costs: accuracy at each epsilon, compared with Flower's own private FedAvg, and the time of a round.
 
 `study`: accuracy against epsilon on MNIST and FEMNIST, for FedAvg, accord and FOLB with a sketch, 5 seeds each, all
 with Poisson draws, an adaptive clip and noise of the server. The results go to docs/privacy/accuracy.json, one part
-after the other, so that an interrupted study goes on; then it draws docs/privacy/accuracy.png.
+after the other, so that an interrupted study can be resumed; then it draws docs/privacy/accuracy.png.
 `flower`: Flower's DifferentialPrivacyServerSideFixedClipping around its FedAvg, and FedAvg of folb with the same noise,
 clip and draws, both on an in-process grid or in the simulator. It prints both, and writes docs/privacy/flower.json.
 `cost`: private rounds and plain ones take turns on the same work. It prints a table, and writes
@@ -56,7 +56,7 @@ def contender(name: str, about: dict[str, Any], epsilon: float | None) -> Any:
 
 
 def study(out: Path, wanted: list[str]) -> None:
-    """Run what is not there yet, and draw the picture."""
+    """Run the parts that have no results yet, and draw the picture."""
     path = out / "accuracy.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     for dataset in wanted:

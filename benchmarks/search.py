@@ -96,7 +96,7 @@ def in_one_process() -> dict[str, float]:
 def as_commands(count: int) -> dict[str, float]:
     """`folb tune` of the grid, which also runs its winner on 5 more seeds; and `folb compare` of each point.
 
-    Of the points, `count` are measured, spread over the grid, and the rest are taken to be like them.
+    Of the points, `count` are measured, spread over the grid, and the rest are assumed to be like them.
     """
     shared = ["--seeds", str(SEEDS), "--rounds", str(ROUNDS), "--json"]
     grid = [f"--{name}={','.join(map(str, values))}" for name, values in (("mu", MU), ("psi", PSI))]

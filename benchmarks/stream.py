@@ -1,10 +1,10 @@
-"""What it costs that the samples stay on the host: the same run, resident and streamed, in one run.
+"""The cost of keeping the samples on the host: the same run with resident and with streamed samples.
 
 FedAvg, K = 10 devices of 100 images of 28 x 28 in float32, 10 steps of batch 10, from files that are mapped. Rounds
-without an evaluation, then rounds with one, which reads every sample; the median of three turns, in turn; compiled
-beforehand. Where the samples do not fit on the accelerator, the streamed run is alone.
+without an evaluation, then rounds with one, which reads every sample. The two ways take turns; a number is the median
+of three turns, without compilation. If the samples do not fit on the accelerator, there is only the streamed run.
 
-On a GPU, XLA_PYTHON_CLIENT_MEM_FRACTION=0.2 makes one of a fifth of the memory, and --gigabytes more than that.
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.2 makes a GPU look five times smaller, and --gigabytes can then exceed its memory.
 Prints a table, and writes docs/benchmarks/stream.json.
 """
 
@@ -39,7 +39,7 @@ TURNS = 3
 
 @contextmanager
 def mapped(gigabytes: float, folder: Path | None) -> Iterator[Federation]:
-    """Devices of 100 images to train on and 10 to test on: noise that repeats, for it is not looked at."""
+    """Devices of 100 images to train on and 10 to test on: noise that repeats, because its content does not matter."""
     N = max(20, int(gigabytes * 1e9 / ((EACH + TESTED) * 4 * 28 * 28)))
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((EACH * 200, *SHAPE), np.float32)

@@ -1,4 +1,4 @@
-"""Your own server step: no step is longer than a multiple of the mean step before it.
+"""Your own server step: no step is longer than a multiple of the mean of the earlier steps.
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/my_server.py:steady --set steady.most=1,2
 """

@@ -1,4 +1,4 @@
-"""Your own upload: each device tells how well its update follows its gradient, and is weighted by this.
+"""Your own upload: each device reports how well its update follows its gradient, and is weighted by this.
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/my_upload.py:by_descent --set power=1,2
 

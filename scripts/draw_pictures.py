@@ -73,7 +73,7 @@ def _svg(figure: Any) -> bytes:
 
 
 def benchmarks(out: Path) -> None:
-    """The pictures of what was measured, where it was: nothing is run."""
+    """Draw a picture of each stored measurement; nothing is run."""
     sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers")]
     import growth
     import table

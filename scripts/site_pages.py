@@ -1,4 +1,4 @@
-"""What the site has beside docs/: README, other Markdown files, the examples that pages link to, and the notebooks.
+"""What the site has besides docs/: README, other Markdown files, the examples that pages link to, and the notebooks.
 
 MkDocs calls the functions whose names begin with `on_`. On the site, README is the front page, and a link to a file
 outside docs/ leads to a page that shows this file. So the same Markdown files are right in the repository and on the
@@ -95,7 +95,7 @@ def linked(path: Path) -> list[Path]:
 
 
 def resolved(source: Path, target: str) -> Path:
-    """What a link means: a directory that explains itself is its README."""
+    """The file that a link leads to: for a directory with a README, this README."""
     path = Path(os.path.normpath(source.parent / target))
     return path / "README.md" if (path / "README.md").is_file() else path
 

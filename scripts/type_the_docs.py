@@ -4,8 +4,8 @@ python scripts/type_the_docs.py [DOCUMENT ...]
 
 It types in a fresh clone. Each command must end with exit code 0 and print its key line, and each block of Python must
 run. The documents are typed one after the other in one directory, as a reader would. `SHORTER` says what is shortened,
-`LEFT_OUT` what is not typed and why; each is printed. Ctrl-C ends it, and a line says how to go on with the document
-that it was at.
+`LEFT_OUT` what is not typed and why; each is printed. Ctrl-C ends it, and a line says how to continue with
+the document that was interrupted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LEFT_OUT = {
     r"^flwr .*\bdeploy\b": "it needs a SuperLink; tests/test_deployment.py types it",
     r"path/to/|/var/lib/": "the path stands for one of yours",
 }
-REAL_DATA = r"\b(mnist|femnist|shakespeare|sent140|cifar10|cifar100)\b"  # left out where its files are not there
+REAL_DATA = r"\b(mnist|femnist|shakespeare|sent140|cifar10|cifar100)\b"  # left out if its files are missing
 
 SHORTER = (  # in this order
     (r"\bRUN RUN\b|\bRUN\b", "last"),
@@ -84,7 +84,7 @@ KEY_LINES = {  # what a command must print
     r"folb (arena|reproduce).*--pages-only": r"README\.md",
     r"folb defend.*--pages-only": r"study\.md",
     r"folb watch": r"127\.0\.0\.1",
-    r"flwr run": r"round 5 of 5|resuming after round 5",  # its exit code is 0, whatever becomes of the run
+    r"flwr run": r"round 5 of 5|resuming after round 5",  # its exit code is 0, even if the run fails
 }
 
 
@@ -123,7 +123,7 @@ def key_line(command: str) -> str:
 
 
 def typed(command: str, home: Path, env: dict[str, str]) -> tuple[int, str]:
-    """The exit code and the output of a command; one that goes on for ever is stopped with Ctrl-C once it answers."""
+    """The exit code and the output of a command; one that never ends is stopped with Ctrl-C once it answers."""
     if command.startswith("folb watch"):
         return watched(command, home, env)
     with keyboard() as terminal:

@@ -122,7 +122,7 @@ def test_the_target_ignores_points_that_diverge():
 
 def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):
     ran, told = carry_out(home)
-    assert ran == [] and told[0] == "tiny-a, fedavg is there already (1 of 6)"
+    assert ran == [] and told[0] == "tiny-a, fedavg is done already (1 of 6)"
     wider = replace(FEDPROX, box={"lr": "log:0.0001..1", "mu": [0.1, 1.0]})
     ran, _ = carry_out(home, contenders=[FEDAVG, wider], datasets=[A])
     assert ran and all("fedprox" in about for about in ran)

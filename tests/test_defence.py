@@ -54,7 +54,7 @@ def test_a_battle_is_run_once_and_again_if_it_changes(tmp_path, monkeypatch):
     assert honest > attacked + 0.1 and 0 < found["attacks"]["flipped_x1000"]["weight"] < 1
     assert carry_out(home, wanted) == (
         [],
-        ["tiny-mean-0 (1 of 2) is there already", "tiny-mean-20 (2 of 2) is there already"],
+        ["tiny-mean-0 (1 of 2) is done already", "tiny-mean-20 (2 of 2) is done already"],
     )
     assert battles.stored(home, replace(wanted[1], dataset=replace(TINY, title="another"))) == found
     assert battles.stored(home, replace(wanted[1], dataset=replace(TINY, rounds=7))) is None

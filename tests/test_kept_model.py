@@ -175,7 +175,7 @@ def test_an_own_file_that_is_gone_or_changed(whole, federation):
     sound = folb.load_model(whole, **chosen).predict(federation.test.x)
     try:
         file.write_text(text.replace("tanh(x", "sin(x"))
-        with pytest.raises(InputError, match=r"own.py:tanh'?: has changed since the run; put back the file of then"):
+        with pytest.raises(InputError, match=r"own.py:tanh'?: has changed since the run; restore the file"):
             folb.load_model(whole, **chosen)
         file.unlink()
         with pytest.raises(

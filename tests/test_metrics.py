@@ -489,6 +489,6 @@ def test_the_command_refuses_a_metric_in_one_line(houses, capsys):
     given = ["compare", str(houses), "--model", "linear", "--set", "device=town", "--set", "label=price"]
     assert main([*given, "--set", "regression=true", "--metrics", "auc"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("folb: error: metrics = 'auc': is for classes, and the model predicts numbers: mse, mae")
+    assert said.startswith("folb: error: metrics = 'auc': is for classes, but the model predicts numbers: mse, mae")
     assert main([*given, "--metrics", "fairnes"]) == 2
     assert "did you mean" in capsys.readouterr().err

@@ -495,7 +495,7 @@ def test_a_run_directory_has_what_was_spent_and_an_interrupted_run_goes_on_with_
     again = []
     execute(EXPERIMENT, directory=tmp_path / "run", on_start=again.append)
     assert again[0].finished  # though it has fewer rounds than the experiment
-    ended = f"after {allowed} rounds, with delta 1e-05, and a round more would exceed 1.9"
+    ended = f"after {allowed} rounds, with delta 1e-05, and one more round would exceed 1.9"
     assert ended in tables.summary(again[0].plan)
 
 

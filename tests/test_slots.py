@@ -20,6 +20,7 @@ import folb
 from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
+from folb.core.local_step import LOCAL_STEPS
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
@@ -33,6 +34,16 @@ FEDERATION = data.load("synthetic", alpha=1, beta=1, devices=5, sizes=[20, 31, 4
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot")
 SYSTEM = system.uniform(high=4, dropout=0.3)
 K, ROUNDS, SEED, LR, BATCH = 6, 8, 3, 0.05, 5  # more draws than devices, so that some repeat
+
+
+PARTS = {  # what a device needs for an example
+    "my_step.py": lambda file: [file.heavy_ball(0.8)],
+    "my_upload.py": lambda file: [file.DESCENT],
+}
+
+
+def parts_for(name):
+    return PARTS[name](sys.modules[f"folb_own_{Path(name).stem}"]) if name in PARTS else ()
 
 
 @functools.cache
@@ -226,16 +237,19 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     np.testing.assert_allclose(kept[[0, 2]], [[1.0, 0.0], np.array([1.0, 0.5]) / np.sqrt(1.25)], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "settings"),
-    [
-        ("scaffold.py", "scaffold", {"average": "ema"}),
-        ("scaffold.py", "scaffold", {"option": "1"}),
-        ("my_selection.py", "by_last_update", {}),
-        ("my_server.py", "steady", {}),
-    ],
-)
-def test_a_killed_run_with_a_memory_ends_with_the_same_bits(name, function, settings, tmp_path, monkeypatch):
+OWN = [
+    ("scaffold.py", "scaffold", {"average": "ema"}),
+    ("scaffold.py", "scaffold", {"average": "last_two", "option": "1"}),
+    ("my_selection.py", "by_last_update", {}),
+    ("my_step.py", "local_momentum", {}),
+    ("my_upload.py", "by_descent", {}),
+    ("my_rule.py", "softmax", {}),
+    ("my_server.py", "steady", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "settings"), OWN)
+def test_a_killed_run_with_parts_of_one_s_own_ends_with_the_same_bits(name, function, settings, tmp_path, monkeypatch):
     algorithm = own(name, function)(K=K, lr=LR, batch=BATCH, **settings)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path, monkeypatch, rounds=12)
@@ -243,7 +257,7 @@ def test_a_killed_run_with_a_memory_ends_with_the_same_bits(name, function, sett
         np.testing.assert_array_equal(resumed.params[name], whole.params[name])
 
 
-def killed_on_flower(algorithm, directory, after=3):
+def killed_on_flower(algorithm, directory, parts=(), after=3):
     """A run of 5 rounds that ends in the middle."""
 
     def killed(t, record):
@@ -251,23 +265,16 @@ def killed_on_flower(algorithm, directory, after=3):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        on_flower(algorithm, directory=directory, rounds=5, evaluate_fn=killed)
+        on_flower(algorithm, parts, directory=directory, rounds=5, evaluate_fn=killed)
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "settings"),
-    [
-        ("scaffold.py", "scaffold", {"average": "last_two"}),
-        ("scaffold.py", "scaffold", {"option": "1"}),
-        ("my_selection.py", "by_last_update", {}),
-        ("my_server.py", "steady", {}),
-    ],
-)
-def test_a_killed_run_with_a_memory_on_flower_ends_with_the_same_bits(name, function, settings, tmp_path):
+@pytest.mark.parametrize(("name", "function", "settings"), OWN)
+def test_a_killed_run_with_parts_of_one_s_own_on_flower_ends_with_the_same_bits(name, function, settings, tmp_path):
     algorithm = own(name, function)(K=K, lr=LR, batch=BATCH, **settings)
-    whole, _ = on_flower(algorithm, directory=tmp_path / "whole", rounds=5)
-    killed_on_flower(algorithm, tmp_path / "killed")
-    resumed, _ = on_flower(algorithm, directory=tmp_path / "killed", rounds=5)
+    parts = parts_for(name)
+    whole, _ = on_flower(algorithm, parts, directory=tmp_path / "whole", rounds=5)
+    killed_on_flower(algorithm, tmp_path / "killed", parts)
+    resumed, _ = on_flower(algorithm, parts, directory=tmp_path / "killed", rounds=5)
     for name in ("weight", "bias"):
         np.testing.assert_array_equal(resumed[name], whole[name])
     assert len((tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()) == 5
@@ -318,24 +325,23 @@ def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(t
 # the other parts -----------------------------------------------------------------------------------------------------
 
 SLOTS = {
-    "selection": ("my_selection.py", "by_last_update", {"explore": 0.6}, None),
-    "local step": ("my_step.py", "local_momentum", {"decay": 0.8}, lambda file: [file["heavy_ball"](0.8)]),
-    "upload": ("my_upload.py", "by_descent", {"power": 2.0}, lambda file: [file["DESCENT"]]),
-    "server step": ("my_server.py", "steady", {"most": 0.7}, None),
-    "rule": ("my_rule.py", "softmax", {"temperature": 0.2}, None),
-    "memory": ("scaffold.py", "scaffold", {}, None),
+    "selection": ("my_selection.py", "by_last_update", {"explore": 0.6}),
+    "local step": ("my_step.py", "local_momentum", {"decay": 0.8}),
+    "upload": ("my_upload.py", "by_descent", {"power": 2.0}),
+    "server step": ("my_server.py", "steady", {"most": 0.7}),
+    "rule": ("my_rule.py", "softmax", {"temperature": 0.2}),
+    "memory": ("scaffold.py", "scaffold", {}),
 }
 
 
 @pytest.mark.parametrize("slot", SLOTS)
 def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
-    name, function, settings, parts = SLOTS[slot]
+    name, function, settings = SLOTS[slot]
     assert len((EXAMPLES / name).read_text().splitlines()) <= 40
     make = folb.named(own(name, function))
     algorithm = make(K=K, lr=LR, batch=BATCH, **settings)
     run = simulated(algorithm)
-    given = () if parts is None else parts(vars(sys.modules[f"folb_own_{Path(name).stem}"]))
-    deployed, _ = on_flower(algorithm, given)
+    deployed, _ = on_flower(algorithm, parts_for(name))
     assert furthest(deployed, run.params) <= 1e-5
     assert furthest(deployed, begin()) > 1e-2
     other = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH))
@@ -344,7 +350,7 @@ def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
 
 @pytest.mark.parametrize("slot", [slot for slot in SLOTS if slot != "memory"])
 def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
-    name, function, settings, _ = SLOTS[slot]
+    name, function, settings = SLOTS[slot]
     (key, value), *_ = settings.items()
     small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"K={K}", "--rounds", "8", "--seeds", "2"]
     command = ["compare", "synthetic_1_1", "--algorithms", f"{EXAMPLES / name}:{function}", *small]
@@ -439,6 +445,67 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     assert run.bytes_up.tolist() == ((run.times > 0).sum(axis=1) * model + 4 * FEDERATION.N).tolist()
 
 
+def widest(grad):
+    return {"low": grad["bias"].min(), "high": grad["bias"].max()}
+
+
+WIDEST = folb.Upload("widest", widest)
+
+
+@pytest.mark.parametrize(
+    ("asked", "remember"),
+    [
+        ("loss", lambda answers, K: answers),
+        (WIDEST, lambda answers, K: answers["high"] - answers["low"]),
+    ],
+)
+def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
+    """Devices are drawn by what they said before the first round."""
+    import jax.numpy as jnp
+
+    keeps = folb.DeviceMemory(lambda params: ((), jnp.float32(0)), lambda round: ((), round.own))
+    sampling = folb.Sampling(lambda known: known.memory**3, memory=True, keeps=keeps, first=folb.First(asked, remember))
+    algorithm = folb.compose(folb.rules.mean, sampling=sampling, K=2, lr=LR, batch=BATCH)
+    run = simulated(algorithm, rounds=4)
+    deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
+    assert furthest(deployed, run.params) <= 1e-5
+    uniform_draws = simulated(folb.compose(folb.rules.mean, K=2, lr=LR, batch=BATCH), rounds=4)
+    assert run.devices.tolist() != uniform_draws.devices.tolist()
+
+
+def quarter(g, state, lr):
+    return folb.vector.scaled(g, -lr / 4), state
+
+
+def test_a_step_of_one_s_own_is_never_taken_for_one_of_folb():
+    """A device finds a step by its name."""
+
+    def sgd(g, state, lr):
+        return quarter(g, state, lr)
+
+    with pytest.raises(InputError, match="local_step = 'sgd': should have another name"):
+        folb.compose(folb.rules.mean, local_step=sgd)
+    for parts in ([folb.LocalStep(sgd)], [folb.LocalStep(quarter)] * 2, [folb.Upload("loss", lambda grad: 0.0)]):
+        with pytest.raises(InputError, match=f"parts = '{parts[0].name}': should be a name that no other part has"):
+            Device(*samples(0), gradient, parts=parts)
+    Device(*samples(0), gradient, parts=[LOCAL_STEPS["adam"], folb.LocalStep(quarter)])
+    held = functools.partial(quarter)
+    assert folb.compose(folb.rules.mean, local_step=held).solver.step.name == "quarter"
+
+
+def test_steps_of_different_sizes_say_so():
+    """What divides by the size of the steps rejects them, as it rejects folb's own such steps."""
+    uneven = folb.LocalStep(quarter, one_size=False)
+    for make, settings in (
+        (algorithms.fednova, {}),
+        (algorithms.fedavg, {"memory": "scaffold"}),
+        (algorithms.folb, {"gradient": "proxy"}),
+    ):
+        with pytest.raises(InputError, match=r"(local_step = 'quarter'|gradient = 'proxy'): should be"):
+            make(local_step=uneven, **settings)
+        make(local_step=folb.LocalStep(quarter), **settings)
+
+
 # the model that is kept ----------------------------------------------------------------------------------------------
 
 
@@ -517,6 +584,8 @@ def state_of_another_shape(g, state, lr):
     return g, (g,)
 
 
+KEEPS = folb.DeviceMemory(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
+
 MISTAKES = {
     "a number of another step": (
         {"server": "plain", "beta": 0.5},
@@ -554,6 +623,22 @@ MISTAKES = {
     "a survey after the work": (
         {"sampling": folb.Sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
         "survey = 'a': should need none of delta",
+    ),
+    "what is asked once, of another type": (
+        {"sampling": folb.Sampling(lambda known: known.size, keeps=KEEPS, first=("loss", len))},
+        r"sampling: first = \('loss', .*: should be a folb.First",
+    ),
+    "what is asked once, after the work": (
+        {
+            "sampling": folb.Sampling(
+                lambda known: known.size, keeps=KEEPS, first=folb.First(folb.Upload("a", lambda delta: 0), len)
+            )
+        },
+        "sampling: first = 'a': should need none of delta",
+    ),
+    "what is asked once, and kept nowhere": (
+        {"sampling": folb.Sampling(lambda known: known.size, first=folb.First("loss", len))},
+        "sampling: keeps = None: should be a DeviceMemory",
     ),
     "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
     "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
@@ -608,6 +693,18 @@ SHAPES = {
     "a server's model": (
         {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: (update.delta["bias"], memory))},
         "server: the model and the memory",
+    ),
+    "what is remembered of all devices": (
+        {
+            "sampling": folb.Sampling(
+                lambda known: known.size,
+                keeps=KEEPS,
+                memory=True,
+                first=folb.First("loss", lambda answers, K: answers[:2]),
+            ),
+            "K": 2,
+        },
+        "sampling: first: what `remember` returns",
     ),
     "a type": (
         {"memory": folb.DeviceMemory(lambda w: ((), 0), lambda r: ((), r.times))},

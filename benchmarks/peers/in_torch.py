@@ -44,7 +44,7 @@ class Text(nn.Module):  # type: ignore[misc]
                 own.copy_(torch.tensor(initial[f"{layer}.recurrent"].T))
                 bias.copy_(torch.tensor(initial[f"{layer}.bias"]))
                 second.zero_()
-                second.requires_grad_(False)  # trained too, it would double the step of the first
+                second.requires_grad_(False)  # if it were trained, too, the first one's step would double
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, 80] -> [batch, 80]."""

@@ -13,7 +13,7 @@ from in_torch import Tensors, network
 from torch.utils.data import DataLoader, TensorDataset
 from work import BATCH, K, Scores, measure, shuffled_rows, task
 
-# FedLab imports torchvision, whose compiled half is missing beside a CPU build of torch: declare what it looks for.
+# FedLab imports torchvision, whose compiled part is missing with a CPU build of torch: declare what it looks for.
 with contextlib.suppress(RuntimeError):
     for operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")

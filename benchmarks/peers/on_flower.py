@@ -54,7 +54,7 @@ def cpu() -> float:
 
 @server.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """The server: Ray runs on between the warm-up and what is measured."""
+    """The server: Ray keeps running between the warm-up and the measured rounds."""
     work, data, model = asked.work, Tensors(asked.work), network(asked.work)
     initial = ArrayRecord(model.state_dict())
 

@@ -37,13 +37,13 @@ class Network(torch.nn.Module):  # type: ignore[misc]
         self.scores = network(work)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Of a batch, for its gradient."""
+        """The loss of a batch, for its gradient."""
         return cross_entropy(self.scores(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor, wanted: str = "") -> dict[str, Any]:
-        """Of a block of the evaluation, the one that is wanted: pfl adds the blocks up.
+        """The wanted metric of a block of the evaluation: pfl adds the blocks up.
 
-        In the first round pfl also evaluates every device, which no other library does: there, none is wanted.
+        In the first round pfl also evaluates every device, which no other library does: there, no metric is wanted.
         """
         if not wanted:
             return {"nothing": Weighted(0, 1)}
@@ -69,7 +69,7 @@ class Model(PyTorchModel):  # type: ignore[misc]
 
 
 class BySamples(WeightingStrategy):  # type: ignore[misc]
-    """A device weighs as its samples do, not as those it was handed for a round."""
+    """A device's weight is the number of its samples, not of those that it was given for a round."""
 
     def postprocess_one_user(self, *, stats: Any, user_context: Any) -> tuple[Any, Metrics]:
         """Weight a device's update."""

@@ -1,8 +1,8 @@
 """Where the time of a round goes: the works of the peers' benchmark on this library, under JAX's profiler, on one core.
 
 Prints, for each work, the share of the time in matrix products, in moving data about, in arithmetic on single numbers,
-and in no operation at all; and the operations that take most. The products' share is not that of the limit: small
-products are slower than large ones.
+and in no operation at all; and the operations that take most. The share of the products is larger than in the peers'
+benchmark, whose limit assumes the rate of large products: small ones are slower.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The matrix rate: operations per second in large products of 32-bit floats, of a core or of a GPU.
 
-On a core also the rate of products of ten rows by 256 x 1,024, which an LSTM of 256 units has at every time.
+On a core also the rate of products of ten rows by 256 x 1,024, which an LSTM of 256 units has at every time step.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Each peer gets a virtual environment of its own under .venv-peers/, with the versions pinned beside this file. A script
 for each library does the work (see work.py) in a process of its own and prints one line. The libraries take turns, so
-that a noisy moment does not favour one of them, and a turn is a draw: its number is the seed. A library that cannot be
-installed, or does not run, is put down with the reason.
+that a noisy moment does not favour one of them, and a turn is a draw: its number is the seed. If a library
+cannot be installed or does not run, the results name the reason.
 
-With --gpu, the libraries built on JAX, which is to be installed here with all that they need, on the one GPU.
+With --gpu, only the libraries built on JAX run, on one GPU. They must be installed in this environment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Failure(Exception):  # noqa: N818
 
 
 def python(name: str, gpu: bool) -> str:
-    """The interpreter of a library's environment, which is made if it is not there as pinned."""
+    """The interpreter of a library's environment, which is made unless it has the pinned versions already."""
     if name == "folb" or gpu:
         return sys.executable
     home, pins = ENVIRONMENTS / name, HERE / f"requirements-{name}.txt"
@@ -71,7 +71,7 @@ def python(name: str, gpu: bool) -> str:
 
 
 def call(*command: str, environment: dict[str, str] | None = None) -> str:
-    """What a command prints; or a `Failure`, with the last line of its complaint."""
+    """What a command prints; or a `Failure`, with the last line of its error output."""
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ def say(text: str) -> None:
 
 
 def take_turns(works: dict[str, Settings], names: list[str], turns: int, cores: int, gpu: bool) -> dict[str, Any]:
-    """The figures of each run, and why there are none: by library, or by library and work; and the matrix rate."""
+    """The figures of each run; the reasons for missing ones, by library or by library and work; and the matrix rate."""
     failures: dict[str, str] = {}
     runs: list[dict[str, Any]] = []
     operations: dict[str, float] = {}

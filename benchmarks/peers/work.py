@@ -76,10 +76,10 @@ class Work(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Additions and multiplications in the matrix products that a round cannot do without, on average.
+        """Additions and multiplications in the matrix products that a round needs at least, on average.
 
-        Forward, one product for each weight; back, one for the weight's gradient and, but for what the data itself
-        enters, one for its input's.
+        Forward: one product for each weight. Backward: one for the weight's gradient and, except where the data itself
+        is the input, one for the input's gradient.
         """
         forward, of_data = _products(self.name)
         steps = K * self.settings.steps * BATCH * (3 * forward - of_data)
@@ -89,7 +89,7 @@ class Work(NamedTuple):
 
 
 def _products(name: str) -> tuple[float, float]:
-    """Operations of a sample's forward pass, and those among them that the data enters."""
+    """Operations of a sample's forward pass, and of those the ones whose input is the data."""
     if name == "cnn":
         first, second = 2 * 28 * 28 * 9 * 32, 2 * 14 * 14 * 9 * 32 * 64
         return first + second + 2 * (7 * 7 * 64 * 128 + 128 * 62), first

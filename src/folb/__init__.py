@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from folb.core.rules import Round as Round
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
+    from folb.core.selection import First as First
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
     from folb.core.server_step import ServerStep as ServerStep
@@ -57,6 +58,7 @@ _NAMES = {
     "Experiment": "experiments.experiment",
     "Federation": "data.federation",
     "InputError": "errors",
+    "First": "core.selection",
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",
@@ -108,7 +110,7 @@ def __dir__() -> list[str]:
 
 
 class _Moved:
-    """Says where a module is that used to be at the top: `import folb.rules` finds none."""
+    """Tells where a module is now that was at the top before: `import folb.rules` fails, and says so."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

@@ -25,12 +25,12 @@ class Measure(NamedTuple):
     lower: bool = False  # lower is better
 
     def text(self, value: float, digits: int = 1) -> str:
-        """The value as people read it: so many decimals of a share, four significant digits of others."""
+        """The value as people read it: a share with so many decimals, any other with four significant digits."""
         shown = f"{100 * value:.{digits}f}" if self.is_share else f"{self.factor * value:.4g}"
         return f"{shown} {self.unit}" if self.unit else shown
 
     def goal(self, target: float) -> str:
-        """A target as headings have it."""
+        """A target as headings show it."""
         return f"{100 * target:g} %" if self.is_share else f"{target:g}"
 
     @property
@@ -67,7 +67,7 @@ SAYS = {
     "f1": "macro F1: the mean over the classes",
     "auc": "the area under the ROC curve; of more than two classes, the mean of one against the rest",
     "top5": "how often the label is among the five highest scores, or as many as the number says",
-    "mse": "the mean squared error of a regression, which is measured anyway",
+    "mse": "the mean squared error of a regression; it is always measured",
     "mae": "the mean absolute error of a regression",
 }
 
@@ -102,7 +102,7 @@ def measured(metrics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_measure(name: object) -> bool:
-    """Whether records may have it beside the accuracy."""
+    """Whether records may have it besides the accuracy."""
     return isinstance(name, str) and (name in (*OF_CLASSES, *OF_NUMBERS, *OWN) or TOP.fullmatch(name) is not None)
 
 

@@ -11,7 +11,7 @@ from folb.errors import InputError
 from folb.typing import NDArray
 
 UNPACKED = 1_000_000_000  # bytes that any file may unpack to
-TIMES = 100  # and as many times its own bytes: data seldom shrinks so much
+TIMES = 100  # or this many times its own bytes, if that is more: data rarely shrinks so much
 
 
 def room(path: Path) -> int:
@@ -29,7 +29,7 @@ def check_room(path: Path, found: int, limit: int | None = None) -> None:
 def arrays(
     path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, NDArray]:
-    """Arrays of an npz file that declares at most `limit` bytes, or those of `room`. Python objects are not read."""
+    """Arrays of an npz file of at most `limit` bytes, by default those of `room`. Python objects are not read."""
     part = str(path)
     found: dict[str, NDArray] = {}
     # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.

@@ -32,7 +32,7 @@ def carry_out(
 ) -> None:
     """Run every contender on every dataset, unless its results are in `home` and fit what is asked for.
 
-    `reference` gives each dataset its target; by default it is the contender called fedavg. It is searched first, also
+    `reference` gives each dataset its target; by default it is the contender called fedavg. It is searched first, even
     if it is not among the contenders. Several processes may work on one `home` if they have different datasets.
     """
     check_whole("points", points, 1, 10**6)
@@ -54,7 +54,7 @@ def carry_out(
                 tell(f"{where} is left out ({done} of {total}): {why}")
                 continue
             if cup.stored(contender) is not None:
-                tell(f"{where} is there already ({done} of {total})")
+                tell(f"{where} is done already ({done} of {total})")
                 continue
             try:
                 path = cells.keep(home, cup.found(contender))

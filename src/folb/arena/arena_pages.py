@@ -178,7 +178,7 @@ def _overall(found: Standings) -> Iterator[str]:
 
 
 def _ablation(found: Standings) -> Iterator[str]:
-    """Ours with a part left out, beside the whole."""
+    """Ours with a part left out, compared with the whole."""
     whole = next((one for one in found.members([OURS]) if not one.tuned), None)
     parts = found.members([ABLATION])
     if whole is None or not parts:

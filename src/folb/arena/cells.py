@@ -33,7 +33,7 @@ def keep(home: Path, cell: Cell) -> Path:
 
 
 def read(home: Path, dataset: Dataset, contender: Contender) -> Cell | None:
-    """The stored results, whatever they are of; None if there are none."""
+    """The stored results, even of other settings; None if there are none."""
     path = place(home, dataset.name, contender.name)
     if not path.is_file():
         return None

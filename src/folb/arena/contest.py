@@ -63,8 +63,8 @@ class Contest:
         return {"tuning": targets(draws, runs), "reported": targets(*zip(*reported[2], strict=True))}
 
     def stored(self, contender: Contender) -> Cell | None:
-        """The results of the contender, if they are there and fit. To know that may need the search of the reference,
-        but not if there is nothing."""
+        """The results of the contender, if they exist and fit. If they exist, the check may run the search of the
+        reference."""
         cell = cells.read(self.home, self.dataset, contender)
         if cell is None or not cells.fits(cell, self.dataset, contender, self.points, cell["target"]):
             return None
@@ -87,7 +87,7 @@ class Contest:
         return plans[0].algorithms, by_algorithm(plans[0], found), draws
 
     def check(self, contender: Contender) -> None:
-        """Plan the contender, and run nothing: a mistake is an error before anyone is run."""
+        """Plan the contender without running it: a mistake is an error before any contender is run."""
         next(self._planned(contender, self.dataset.trials, {}, **self._budget(contender) if contender.tuned else {}))
 
     def _budget(self, contender: Contender) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Contest:
     def _planned(
         self, contender: Contender, trials: Trials, chosen: Mapping[str, Any], **given: Any
     ) -> Iterator[tuple[int, Plan, str]]:
-        """Each draw, its plan, and what it is in words."""
+        """Each draw, its plan, and a description in words."""
         fixed = {**contender.set, **chosen}
         if contender.every_device:
             fixed["K"], given["rounds"] = self.devices, self.dataset.every_device_rounds or self.dataset.rounds

@@ -1,4 +1,4 @@
-"""The picture of the arena: for each dataset, rounds to the target beside the best of the classic contenders."""
+"""The picture of the arena: for each dataset, rounds to the target relative to the best of the classic contenders."""
 
 from __future__ import annotations
 

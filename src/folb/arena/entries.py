@@ -24,7 +24,7 @@ from folb.experiments.experiment import Experiment
 from folb.experiments.typed_tables import made
 
 DECADES = 3  # that the step sizes of a box span, at least
-UNUSED_TARGET = 0.7  # in the names of run directories; what is measured has a target by a rule
+UNUSED_TARGET = 0.7  # only in the names of run directories: a rule gives the targets of the results
 YOURS = "yours"  # the group of a contender from the command line
 
 
@@ -79,7 +79,7 @@ class Dataset:
     set: Mapping[str, Any] = field(default_factory=dict)
     every_device_rounds: int | None = None  # of a contender with every device in every round
     without: Mapping[str, str] = field(default_factory=dict)  # contenders that are not run here, and why
-    left_out: str = ""  # why nobody is run here
+    left_out: str = ""  # why no contender is run here
 
     def __post_init__(self) -> None:
         """Check that nothing that is tuned on is reported."""
@@ -141,7 +141,7 @@ class Contender:
     every_device: bool = False  # K = N
 
     def __post_init__(self) -> None:
-        """Check the name, which is a file's, and that step sizes are sought widely."""
+        """Check the name, which is part of a file's name, and that the range of step sizes is wide enough."""
         check_name("contender", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
         found = boxes.spelt(self.box)
         steps = boxes.parse("lr", found["lr"]) if "lr" in found else None
@@ -229,7 +229,7 @@ def chosen(known: Sequence[Any], patterns: Sequence[str], field: str) -> list[An
 
 def digest(dataset: Dataset, contender: Contender, points: int, target: Any) -> str:
     """A digest of what the results of a contender on a dataset depend on."""
-    # `loss_samples` changes no accuracy: the loss breaks ties in a search, and tells who diverged
+    # `loss_samples` changes no accuracy: the loss breaks ties in a search, and shows which runs diverged
     apart = ("title", "loss_samples", "without", "left_out")
     about = {key: value for key, value in asdict(dataset).items() if key not in apart}
     if not contender.every_device:

@@ -23,7 +23,7 @@ from folb.results import summary
 from folb.results.effects import Effect, interval
 
 FEW = 5  # draws: an interval over the means of fewer says nothing
-NEVER = 2  # times the rounds that it had: so much a run counts that never holds the target
+NEVER = 2  # a run that never holds the target counts with this many times its rounds
 ROUNDS, FINAL = "rounds", "final"
 MEASURES = {
     ROUNDS: "rounds to the target",
@@ -35,7 +35,7 @@ MEASURES = {
 }
 NOT_RUN = "not run"
 OURS, ABLATION, LIMIT = "ours", "ablation", "limit"
-RIVALS = {  # whom ours is compared with: a name, and the groups
+RIVALS = {  # the groups that ours are compared with, by name
     "classic": ("classic",),
     "averaged": ("averaged",),
     "all published": ("classic", "averaged", "published"),

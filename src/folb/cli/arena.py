@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
     """`folb arena`."""
     arena = commands.add_parser(
         "arena",
-        help="contenders on datasets: everyone is tuned with the same budget, and winners are run on other seeds",
+        help="compare contenders on datasets: all are tuned with the same budget, and winners are run on other seeds",
     )
     out = "docs/arena if it exists, else arena; arena with --points or --datasets"
     common.add_pages(arena, ("dataset", "mnist-*"), out)
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
     )
     common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
-    arena.add_argument("--points", type=int, metavar="N", help="points that everyone may try on each dataset (12)")
+    arena.add_argument("--points", type=int, metavar="N", help="points that each contender may try on a dataset (12)")
     arena.add_argument(
         "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
     )

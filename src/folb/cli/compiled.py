@@ -12,7 +12,7 @@ WARNING = re.compile("Error reading persistent compilation cache entry for '([^'
 
 
 def drop_damaged(home: Path) -> None:
-    """From now on, remove an entry that a killed process left half written, in place of jax's warning about it."""
+    """From now on, remove entries that a killed process left half written, in place of jax's warnings about them."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, *about: Any, **more: Any) -> None:
@@ -28,7 +28,7 @@ def drop_damaged(home: Path) -> None:
 
 
 def _is_damaged(entry: Path) -> bool:
-    """Whether an entry cannot be unpacked. One in another format than zlib's goes, too: it is compiled again."""
+    """Whether an entry cannot be unpacked. An entry in another format than zlib's is removed, too."""
     try:
         zlib.decompress(entry.read_bytes())
     except (OSError, zlib.error):

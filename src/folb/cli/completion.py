@@ -37,7 +37,7 @@ def _completion(options: argparse.Namespace) -> None:
 
 
 def _names() -> dict[str, tuple[str, ...]]:
-    """The words that stand for the arguments of these names."""
+    """The words that can be given for the arguments of these names."""
     from folb.core.algorithms import ALGORITHMS
     from folb.data import DATASETS
     from folb.experiments.systems import SYSTEMS

@@ -13,10 +13,10 @@ from folb.errors import InputError
 
 def add(commands: Any) -> None:
     """`folb defend`."""
-    defend = commands.add_parser("defend", help="robust rules on datasets under all attacks: which loses least")
+    defend = commands.add_parser("defend", help="run robust rules on datasets under all attacks: which loses least")
     common.add_pages(defend, ("dataset", "mnist-*"), "docs/attacks if it exists, else defence; defence with --datasets")
     defend.add_argument("--rules", metavar="A,B", help="these rules, such as median,krum (all)")
-    defend.add_argument("--shares", metavar="A,B", help="these percents of liars; 0 is the pace without any (all)")
+    defend.add_argument("--shares", metavar="A,B", help="these percentages of liars; 0: the pace without liars (all)")
     defend.add_argument(
         "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
     )

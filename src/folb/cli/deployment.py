@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     demo.add_argument("--rounds", type=int, default=5, help="rounds (5); each takes about 10 seconds")
     demo.add_argument("--nodes", type=int, default=4, help="SuperNodes (4); each is a device of Synthetic_1_1")
     demo.add_argument("--out", metavar="DIR", help="the run directory (runs/deploy-ALGORITHM-NODES)")
-    demo.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
+    demo.add_argument("--again", action="store_true", help="run it again from the start, even if it is finished")
     demo.set_defaults(handle=_demo)
 
 

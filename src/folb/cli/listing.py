@@ -192,17 +192,17 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "local_step: a device's step": {name: first_line(one.apply) for name, one in LOCAL_STEPS.items()},
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.items()},
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
-        "robust: what stands in for a mean of updates": {name: first_line(one) for name, one in CENTRES.items()},
+        "robust: what replaces the mean of updates": {name: first_line(one) for name, one in CENTRES.items()},
         "attack: what lying devices do, in the simulator": dict(SAYS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
         "step_size: how the server changes lr from round to round": {
             name: first_line(one) for name, one in STEP_SIZES.items()
         },
-        "staleness: what an old update counts, with concurrency": {
+        "staleness: how much an old update counts, with concurrency": {
             name: first_line(one) for name, one in STALENESS.items()
         },
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
-        "metrics: what --metrics measures beside the accuracy": dict(METRICS),
+        "metrics: what --metrics measures besides the accuracy": dict(METRICS),
     }
 
 

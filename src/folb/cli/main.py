@@ -30,7 +30,7 @@ from folb.cli import (
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
-COLLECT = 500_000  # new objects between two searches for garbage: more than a short command makes, some 50 MB
+COLLECT = 500_000  # new objects between two garbage collections: more than a short command makes, about 50 MB
 
 EXAMPLES = """examples:
   folb compare synthetic_1_1
@@ -93,9 +93,9 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
 
 
 def search_seldom_for_garbage() -> None:
-    """Imports and traces make many objects that stay: to look through them takes a tenth of a short command's time.
+    """Collect garbage rarely. Imports and traces make many objects that stay: checks take 10 % of a short command.
 
-    The last search, at the end of the process, would take longest, just before the system frees everything.
+    The last collection, at the end of the process, would take longest, just before the system frees everything.
     """
     gc.set_threshold(max(COLLECT, gc.get_threshold()[0]))
     atexit.register(gc.freeze)
@@ -141,12 +141,12 @@ def main(arguments: list[str] | None = None) -> int:
     top = parser(arguments[:1] == ["tune"])
     options, unknown = top.parse_known_args(arguments)
     if unknown:
-        top.prog += f" {options.command}"  # whose help has the options that there are
+        top.prog += f" {options.command}"  # its help lists the options
         top.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with interruptible():
             options.handle(options)
-            sys.stdout.flush()  # here a reader that has gone away is noticed, and not at the end of the process
+            sys.stdout.flush()  # notice here, not at the end of the process, that the reader has gone away
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
         return leave(options, 2)

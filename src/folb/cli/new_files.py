@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     """`folb new`."""
     new = commands.add_parser("new", help="write a small algorithm, dataset or Flower app to start from")
     new.add_argument("kind", choices=KINDS, help="what to start")
-    new.add_argument("directory", metavar="DIR", help="where its files go; none that is there is overwritten")
+    new.add_argument("directory", metavar="DIR", help="where its files go; existing files are not overwritten")
     new.set_defaults(handle=_new)
 
 
@@ -60,7 +60,7 @@ def _new(options: argparse.Namespace) -> None:
 
 
 def write(files: tuple[Path, ...], home: Path) -> None:
-    """Copy the files into a directory. If one of them is there already, nothing is written."""
+    """Copy the files into a directory. If one of them exists already, nothing is written."""
     there = [file.name for file in files if (home / file.name).is_symlink() or (home / file.name).exists()]
     if there:
         raise InputError("directory", str(home), f"has {there[0]} already; choose another directory")

@@ -79,7 +79,7 @@ def add_box(command: argparse.ArgumentParser, what: str, more: str) -> None:
 def add_running(command: argparse.ArgumentParser) -> None:
     """The options of every command that runs an experiment."""
     command.add_argument("--json", action="store_true", help=JSON)
-    command.add_argument("--again", action="store_true", help="run it again from the start, if it is there already")
+    command.add_argument("--again", action="store_true", help="run it again from the start, even if it is finished")
     command.add_argument(
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),

@@ -13,8 +13,8 @@ def add(commands: Any) -> None:
     privacy.add_argument("--devices", metavar="N", type=int, required=True, help="how many devices there are")
     privacy.add_argument("--K", metavar="K", type=int, default=10, help="devices of a round (10)")
     privacy.add_argument("--rounds", metavar="R", type=int, default=100, help="rounds (100)")
-    privacy.add_argument("--epsilon", metavar="E", type=float, help="the budget: it tells the noise")
-    privacy.add_argument("--noise", metavar="Z", type=float, help="the noise of a sum, in clips: it tells epsilon")
+    privacy.add_argument("--epsilon", metavar="E", type=float, help="the budget, to find its noise")
+    privacy.add_argument("--noise", metavar="Z", type=float, help="the noise of a sum, in clips, to find its epsilon")
     privacy.add_argument("--delta", metavar="D", type=float, default=1e-5, help="less than 1 / N (0.00001)")
     privacy.add_argument(
         "--sampling",
@@ -61,6 +61,6 @@ def _privacy(options: argparse.Namespace) -> None:
         print(json.dumps(found))
         return
     tables.say(f"noise {noise:g}: the sum of a round has noise of standard deviation {noise:g} times the clip")
-    ended = "" if rounds == options.rounds else f", and a round more would exceed {options.epsilon:g}"
+    ended = "" if rounds == options.rounds else f", and one more round would exceed {options.epsilon:g}"
     count = f"{rounds} round{'s' * (rounds != 1)}"
     tables.say(f"epsilon {found['epsilon']:g} after {count}, with delta {options.delta:g}{ended}")

@@ -56,7 +56,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
         return "" if part.epsilon is None else f", epsilon {part.epsilon:.3g}"
 
     def end() -> None:
-        if tasks:  # otherwise it would end a line that never began
+        if tasks:  # otherwise no bar was started
             bar.stop()
 
     def observe(i: int, first: int, part: Run) -> None:
@@ -71,7 +71,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
             done.append(work(begin, observe))
         except BaseException as error:
             failed.append(error)
-        ended.set()  # not join(): after an interrupt it believes that the thread has ended
+        ended.set()  # not join(): after an interrupt it would act as if the thread had ended
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -33,7 +33,7 @@ def completed(
     command: str | None = None,
     tell: bool = True,
 ) -> tuple[RunDirectory, Start | None]:
-    """The run directory that `work` fills, and how it began. Of several processes, only the first knows the latter.
+    """The run directory that `work` fills, and how it began. Of several processes, only the first knows how.
 
     If it is interrupted, `command` resumes it; by default that is `folb resume`. With `tell`, a line on standard error
     says if nothing was run.
@@ -81,7 +81,7 @@ def _look(start: Start) -> None:
 def executed(
     options: argparse.Namespace, experiment: Experiment, command: str | None = None
 ) -> tuple[RunDirectory, Start | None]:
-    """An experiment that was run as the options say; otherwise as `completed`."""
+    """Run an experiment as the options say; the result is as for `completed`."""
     from folb.experiments.execute import execute
 
     common.use_compilation_cache()
@@ -106,7 +106,7 @@ def executed(
 
 
 def completing(options: argparse.Namespace) -> Complete:
-    """What runs each of many experiments for one command. That command again resumes them."""
+    """A function that runs each of many experiments of one command. The same command resumes them."""
     from folb.experiments import execute
 
     accelerators = common.accelerators(options)
@@ -126,7 +126,7 @@ def completing(options: argparse.Namespace) -> Complete:
 
 
 def tell(line: str) -> None:
-    """Say on standard error how far it is."""
+    """Print a line about progress on standard error."""
     print(f"folb: {one_line(line)}", file=sys.stderr)
 
 

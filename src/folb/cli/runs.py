@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
     page.add_argument(
-        "--figures", action="store_true", help="also write the curves of each run beside it, as png, svg and pdf"
+        "--figures", action="store_true", help="also write the curves of each run next to it, as png, svg and pdf"
     )
     page.set_defaults(handle=_report)
     watch = commands.add_parser("watch", help="serve the same page live, on this machine only")
@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     compare.add_resume(commands)
     remove = commands.add_parser("rm", help="remove runs")
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
-    remove.add_argument("--yes", action="store_true", help="remove them without a question")
+    remove.add_argument("--yes", action="store_true", help="remove them without asking")
     remove.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     remove.set_defaults(handle=_remove)
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
-    tune = commands.add_parser(
-        "tune", help="the line search: find the best of a grid, or of a box, of an algorithm's settings"
-    )
+    tune = commands.add_parser("tune", help="the line search: find an algorithm's best settings in a grid or a box")
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     tune.add_argument("--algorithm", required=True, help="a name of `folb list`, or my_file.py:function")
     if whole:

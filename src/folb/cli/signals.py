@@ -18,7 +18,7 @@ AGAIN = 0.02  # seconds
 
 
 def _collecting(frame: FrameType | None) -> bool:
-    """Whether jax's function for searches for garbage is running."""
+    """Whether jax's function for garbage collection is running."""
     while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
         frame = frame.f_back
     return frame is not None
@@ -28,17 +28,17 @@ def _collecting(frame: FrameType | None) -> bool:
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash.
 
-    In a search for garbage Python calls a function of jax, and those of weak references, and drops what is raised
-    there: Ctrl-C then comes again a moment later.
+    During garbage collection Python calls a function of jax, and functions of weak references, and drops exceptions
+    that are raised there. So Ctrl-C is then sent again a moment later.
     """
-    searching = False
+    collecting = False
 
     def note(phase: str, about: Any) -> None:
-        nonlocal searching
-        searching = phase == "start"
+        nonlocal collecting
+        collecting = phase == "start"
 
     def interrupt(number: int, frame: Any) -> None:
-        if searching or _collecting(frame):
+        if collecting or _collecting(frame):
             threading.Timer(AGAIN, _thread.interrupt_main).start()
             return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):

@@ -141,7 +141,7 @@ def say(text: str) -> None:
 
 
 def files(stored: RunDirectory) -> str:
-    """The files of a finished run, those first that a reader wants first."""
+    """The files of a finished run, the most useful first."""
     names = ("curves.png", "results.json", "rounds.jsonl", "experiment.toml", "model.npz")
     return ", ".join(name for name in names if (stored.path / name).exists())
 
@@ -169,7 +169,7 @@ def _private(planned: Plan) -> Iterator[str]:
             yield (
                 f"private ({found.place}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
                 f"{rounds} round{'s' * (rounds != 1)}, with delta {found.delta:g}"
-                + (f", and a round more would exceed {found.epsilon:g}" if early else "")
+                + (f", and one more round would exceed {found.epsilon:g}" if early else "")
             )
 
 
@@ -182,7 +182,7 @@ def _plain(*headings: str, left: Iterable[str]) -> Table:
 
 
 def results(runs: Sequence[Run], target: float, clock: str = "simulated s", rounds: int | None = None) -> Table:
-    """One line for each algorithm: medians and means over the seeds; of how many rounds, if they are not all done."""
+    """One line for each algorithm: medians and means over the seeds; `rounds` is given if not all are done."""
     headings, rows = results_of.table(runs, target, clock, rounds)
     table = _plain(*headings, left=headings[:1])
     for row in rows:

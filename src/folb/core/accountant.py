@@ -3,8 +3,8 @@
 The accountant is that of the package dp-accounting (Renyi differential privacy). A round is a Gaussian mechanism on
 devices that were drawn by chance. Neighbouring federations differ in one device, and both have N devices:
 
-- poisson: each device joins with the chance K/N. In the neighbour, one device has nothing to say: it adds 0. The sum
-  differs by at most the clip.
+- poisson: each device joins with the chance K/N. In the neighbour, one device adds 0. The sum differs by at most the
+  clip.
 - fixed: K of N devices, without replacement. In the neighbour, one device has other data. The sum differs by at most
   two clips.
 """
@@ -27,11 +27,11 @@ from folb.typing import NDArray
 
 DELTA = 1e-5  # of (epsilon, delta), unless set
 SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighbours differ
-NOISES = (1e-2, 1e4)  # a budget that needs another noise is an error
+NOISES = (1e-2, 1e4)  # a budget that needs a noise outside these bounds is an error
 DIGITS = 4  # of a noise that is found
-# a noise that is given: with much less, epsilon is no finite number, and rounds with such a number are not read
+# of a noise that the user sets: with much less, epsilon is not finite, and no record of a round may have such a value
 NOISE = (lambda noise: noise >= 1e-6, "should be at least 0.000001")
-# orders for fixed draws: all that the accountant usually takes would take four times as long, and epsilon is 0.3 % less
+# orders for fixed draws: with all of the accountant's usual ones, epsilon is 0.3 % less, at four times the time
 FEWER = (*range(2, 33), 40, 48, 64, 96, 128)
 
 
@@ -49,7 +49,7 @@ class Rounds(NamedTuple):
 
     def within(self, epsilon: float, delta: float, most: int) -> int:
         """How many rounds, at most `most`, stay within a budget."""
-        low, high = 0, most + 1  # low rounds do, and high rounds do not, or are too many
+        low, high = 0, most + 1  # `low` rounds do; `high` rounds do not, or are more than `most`
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.epsilon(middle, delta) <= epsilon else (low, middle)
@@ -135,6 +135,6 @@ def _package() -> ModuleType:
         import dp_accounting
         from dp_accounting import rdp  # noqa: F401
     except ImportError as error:
-        expected = "is not installed, and counts epsilon: pip install 'folb[privacy]'"
+        expected = "is needed to compute epsilon: pip install 'folb[privacy]'"
         raise InputError("privacy", "dp-accounting", expected) from error
     return dp_accounting

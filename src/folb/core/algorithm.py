@@ -72,7 +72,7 @@ class Algorithm:
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
-    compression: Compression = field(default=Compression(), metadata={"static": True})  # of what crosses the wire
+    compression: Compression = field(default=Compression(), metadata={"static": True})  # of what is sent
     attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
     privacy: Privacy | None = None  # how it is differentially private; None: it is not
     root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
@@ -138,9 +138,9 @@ class Common(TypedDict, total=False):
     beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
     eps: Annotated[float | None, "eps of adam, yogi, adagrad and fedexp; by default 0.001"]
     bias_correction: Annotated[
-        bool | None, "of adam and yogi: yes, as optax, by default; no, as Reddi et al. print them"
+        bool | None, "of adam and yogi: as in optax (yes, by default), or as Reddi et al. print them (no)"
     ]
-    eps_decay: Annotated[float | None, "by what fedexp multiplies eps in each round; by default 0.996"]
+    eps_decay: Annotated[float | None, "what fedexp multiplies eps by in each round; by default 0.996"]
     step_size: Annotated[
         Literal["consensus", "agreement", "cosine", "step", "inverse", "constant"] | None,
         "how the server changes lr from round to round; by default it does not",
@@ -173,14 +173,14 @@ class Common(TypedDict, total=False):
     ]
     staleness: Annotated[
         Literal["constant", "polynomial", "hinge"] | None,
-        "with concurrency: s(tau), what an update counts after tau steps of the server; by default polynomial",
+        "with concurrency: s(tau), how much an update counts after tau steps of the server; by default polynomial",
     ]
     staleness_power: Annotated[float | None, "a of staleness=polynomial, (1 + tau)^-a; by default 0.5"]
     staleness_slope: Annotated[float | None, "a of staleness=hinge, 1 / (1 + a (tau - b)); by default 10"]
     staleness_bound: Annotated[float | None, "b of staleness=hinge: s(tau) is 1 up to it; by default 4"]
     compress_up: Annotated[
         Literal["int8", "int4", "top_k", "random_k", "sign"] | None,
-        "the codec of updates, and of gradients beside them; by default none",
+        "the codec of updates, and of gradients sent with them; by default none",
     ]
     compress_down: Annotated[Literal["int8", "int4"] | None, "the codec of the model; by default none"]
     keep: Annotated[float | None, "of top_k and random_k: the share of the numbers that is sent; by default 0.1"]
@@ -200,10 +200,10 @@ class Common(TypedDict, total=False):
             "fltrust",
         ]
         | None,
-        "what stands in for the mean of the updates, if devices may lie; by default the mean stays",
+        "what replaces the mean of the updates, if devices may lie; by default the mean stays",
     ]
     liars: Annotated[float | None, "of robust: the share of devices that may lie; by default 0.2"]
-    bucket: Annotated[int | None, "of robust: means of so many replies, at random, are what it sees; by default of 1"]
+    bucket: Annotated[int | None, "of robust: it is given means of so many replies, drawn at random; by default of 1"]
     root: Annotated[int | None, "of robust=fltrust: training samples that the server has, too; by default 100"]
     attack: Annotated[
         Literal[
@@ -242,9 +242,9 @@ class Common(TypedDict, total=False):
     ]
     delta: Annotated[float | None, "of privacy: delta, less than 1 / N; by default 0.00001"]
     noise: Annotated[
-        float | None, "of privacy: the standard deviation of a sum's noise, in clips; by default as epsilon needs it"
+        float | None, "of privacy: the standard deviation of a sum's noise, in clips; by default what epsilon needs"
     ]
-    clip: Annotated[float | None, "of privacy: the longest update, which longer ones are clipped to; by default 1"]
+    clip: Annotated[float | None, "of privacy: the longest update; longer ones are clipped to it; by default 1"]
     clip_quantile: Annotated[
         float | None, "of privacy: adapt clip to this quantile of the updates' lengths; by default it stays"
     ]
@@ -359,17 +359,17 @@ def compose(
         expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
         raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
     if chosen.memory and remembers is None and chosen.keeps is None:
-        raise InputError("memory", None, "should be a DeviceMemory: the sampling looks at one")
+        raise InputError("memory", None, "should be a DeviceMemory: the sampling needs one")
     step = local_steps.local_step(
         local_step, beta=local_beta, beta2=local_beta2, eps=local_eps, gamma=local_gamma, delta=local_delta
     )
     shifts = isinstance(remembers, DeviceMemory) and remembers.shift is not None
-    if step.apply in local_steps.UNEVEN:
+    if not step.one_size:
         if gradient is not None and gradient.works:
-            expected = f"should be exact or sketch: the steps of {step.name} have no one size"
+            expected = f"should be exact or sketch: the steps of {step.name} differ in size"
             raise InputError("gradient", "proxy", expected)
         if isinstance(remembers, DeviceMemory) and remembers.one_size:
-            expected = f"should be sgd or momentum: memory={memory} divides by their size"
+            expected = f"should be sgd or momentum: memory={memory} divides by the size of a step"
             raise InputError("local_step", step.name, expected)
     if second and gradient is not None and gradient.works and shifts:
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
@@ -454,9 +454,9 @@ def _check_asynchronous(
 ) -> None:
     """Raise an `InputError` for what needs all devices of a round at the same time."""
     if over_selection is not None:
-        raise InputError("over_selection", over_selection, "should be None with concurrency: a round waits for nobody")
+        raise InputError("over_selection", over_selection, "should be None with concurrency: a round does not wait")
     if second:
-        raise InputError("concurrency", M, "should be None with a second set, which answers at the same model")
+        raise InputError("concurrency", M, "should be None with a second set: both sets need the same model")
     if memory is not None:
         name = memory if isinstance(memory, str) else "your own"
         raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")

@@ -30,13 +30,13 @@ Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K
 Sampling = Annotated[
     Literal["uniform", "samples", "poisson", "power_of_choice", "remembered_loss", "oort", "clusters"],
     "P_k: uniform, or a device's share of the samples; or each device by itself with chance K/N (poisson); or the K of "
-    "some candidates with the largest loss, as they say now or said last; or by use and speed (oort); or one device of "
+    "some candidates with the largest loss, reported now or last time; or by use and speed (oort); or one device of "
     "each of K clusters",
 ]
 
 
 OneByOne = Annotated[
-    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among those who are free"
+    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among the free devices"
 ]
 
 
@@ -126,9 +126,10 @@ adabest = _against_drift(
 def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
     """FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."""
     by = {"simple": rules.fednova, "samples": rules.fednova_by_samples}
-    if (step := common.get("local_step")) in ("delta_sgd", "adam"):
-        raise InputError("local_step", step, "should be sgd or momentum: FedNova divides by steps of one size")
-    return compose(by[choose("averaging", averaging, by)], sampling=sampling, **common)
+    made = compose(by[choose("averaging", averaging, by)], sampling=sampling, **common)
+    if not (step := made.solver.step).one_size:
+        raise InputError("local_step", step.name, "should be sgd or momentum: FedNova needs steps of one size")
+    return made
 
 
 @_listed

@@ -23,7 +23,7 @@ def _square(delta: Params, *, clip: Any) -> Any:
     return xp.minimum(length / clip, xp.float32(1)) ** 2
 
 
-# with noise of the device's own they can be any number
+# a device may add noise of its own, so these can be any number
 WITHIN = Upload("within", _within, {"clip": 1.0})
 SQUARE = Upload("square", _square, {"clip": 1.0})
 BOUNDED = {one.name: one for one in (WITHIN, SQUARE)}

@@ -4,7 +4,7 @@ int8 and int4 have blocks of 256 numbers. The scale of a block is its largest ab
 one of 255 (15) levels from -scale to scale, up or down by chance, so that it is right on average: QSGD (Alistarh et
 al., 2017), with the largest value in place of the norm. sign has one bit for each number, and as scale the mean
 absolute value of the block. top_k sends the largest numbers and their places. random_k sends numbers at random
-places: these follow from random words that both sides have, and are not sent.
+places. The places follow from random words that both sides have, and are not sent.
 
 All sizes follow from the number of parameters and the settings. The same functions run in jax and in NumPy.
 """
@@ -25,7 +25,7 @@ from folb.typing import Params
 BLOCK = 256  # numbers with one scale
 BITS = {"int8": 8, "int4": 4, "sign": 1}
 MOST_PLACES = 2**24  # the shuffle of random_k cannot handle more parameters
-OWN = 0x5BD1E995  # so that a codec's luck is not that of the batches
+OWN = 0x5BD1E995  # keeps a codec's random numbers apart from those of the batches
 CODECS = {
     "int8": "A byte for each number, right on average, and a scale for each 256.",
     "int4": "Half a byte for each number, right on average, and a scale for each 256.",
@@ -34,7 +34,7 @@ CODECS = {
     "sign": "A bit for each number, and the mean absolute value of each 256.",
 }
 SPARSE = ("top_k", "random_k")
-WHOLE = ("int8", "int4")  # that keep every number: for the model
+WHOLE = ("int8", "int4")  # they keep every number, so the model may go through them
 
 
 class Codec(NamedTuple):
@@ -86,10 +86,10 @@ class Codec(NamedTuple):
         return {"codes": to_bytes(codes, BITS[self.name]), "scale": scale}
 
     def decoded(self, sent: dict[str, Any], words: Any, like: Params, whole: bool = False) -> Params:
-        """The tree that was encoded, as far as the codec goes, in the shapes of `like`.
+        """The tree that was encoded, with the errors of the codec, in the shapes of `like`.
 
-        random_k stretches its numbers by d / k, so that they are right on average; not if `whole`: if the numbers that
-        are missing come later, by error feedback.
+        random_k multiplies its numbers by d / k, so that they are right on average. It does not if `whole`: then error
+        feedback sends the missing numbers later.
         """
         d = size(like)
         if self.name in SPARSE:
@@ -112,7 +112,7 @@ class Codec(NamedTuple):
         if "scale" in sent and not np.all((sent["scale"] >= 0) & (sent["scale"] <= most)):
             return f"a scale is not from 0 to {most:g}"
         if self.name in WHOLE and not np.all(from_bytes(sent["codes"], BITS[self.name], d) > 0):
-            return f"a code is 0, which is no level of {self.name}"
+            return f"a code is 0, which is not a level of {self.name}"
         if "places" in sent:
             places = sent["places"]
             if not (np.all((places >= 0) & (places < d)) and np.all(places[1:] > places[:-1])):

@@ -1,4 +1,4 @@
-"""What an algorithm costs besides its rounds: what crosses the wire, and what the server remembers."""
+"""What an algorithm costs besides its rounds: what is sent, and what the server remembers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from folb.core.round import begin
 from folb.core.traffic import nbytes, sizes, upload_size
 from folb.core.upload import DELTA
 
-D = 9973  # parameters of the model that is measured: a prime, so that multiples of it are told from other numbers
+D = 9973  # parameters of the model that is measured: a prime, so that its multiples are seen among other numbers
 
 
 class Costs(NamedTuple):

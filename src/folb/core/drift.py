@@ -32,7 +32,7 @@ def _came(round: Round) -> Array:
 
 
 def _mean_of_all(round: Round, total: Params) -> Params:
-    """A sum over all devices as their mean. Sums are kept, and not means: on real devices N changes."""
+    """The mean over all devices, from their sum. Sums are kept, and not means: on real devices N changes."""
     assert round.N is not None
     return scaled(total, 1.0 / round.N)
 
@@ -252,7 +252,7 @@ def _adabest_correct(round: Round, *, beta: Any) -> Params:
 
 
 def adabest(memory_beta: Any = 0.9, memory_mu: Any = 0.02) -> DeviceMemory:
-    """AdaBest (Varno et al., 2022): a local step is g - h_k, and the server goes on by beta times its last move.
+    """AdaBest (Varno et al., 2022): a local step is g - h_k, and the server adds beta times its last move.
 
     h_k <- h_k / (t - t_k) + mu (w^t - w_k), where t_k is the device's last round.
     """

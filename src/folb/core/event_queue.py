@@ -1,6 +1,6 @@
 """The devices at work in rounds that do not wait, and the models that they started from.
 
-It is part of a run's state: whoever resumes the run resumes them, too.
+The queue is part of a run's state, so a resumed run has it, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Queue(NamedTuple):
     rows are in use: there is always one for the model of the round.
     """
 
-    device: Array  # [M] who is at work, or NOBODY
+    device: Array  # [M] the device at work, or NOBODY
     number: Array  # [M] the number of its start, which its random words depend on
     left: Array  # [M] seconds until it is done, from the start of the round
     lost: Array  # [M] whether no reply will come then
@@ -31,8 +31,8 @@ class Queue(NamedTuple):
     models: Params  # [M, ...] the rows
     version: Array  # [M] how many steps had led to the model
     lr: Array  # [M] the step size that was sent with it
-    started: Array  # devices so far
-    steps: Array  # of the server so far
+    started: Array  # devices that have started so far
+    steps: Array  # the server's steps so far
 
 
 def nobody_yet(M: int, params: Params) -> Queue:

@@ -1,7 +1,8 @@
-"""Where FOLB's rules get grad F_k from: FOLB weighs by inner products alone, and these can be had for less.
+"""Where FOLB's rules get grad F_k from. FOLB needs only inner products of gradients, and these cost fewer bytes.
 
-`exact` uploads the gradient itself: as much as an update. `sketch` uploads a few numbers that keep the inner products,
-nearly (`folb.core.sketch`). `proxy` uploads nothing: -Delta_k / (lr J_k), the mean gradient of the device's own steps.
+`exact` uploads the gradient itself: as much as an update. `sketch` uploads a few numbers that nearly keep the inner
+products (`folb.core.sketch`). `proxy` uploads nothing: -Delta_k / (lr J_k), the mean gradient of the device's own
+steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from folb.typing import Params
 
 GRADIENTS = {
     "exact": "The gradient itself: as much as an update.",
-    "sketch": "A few numbers that keep the inner products, nearly.",
+    "sketch": "A few numbers that nearly keep the inner products.",
     "proxy": "-Delta_k / (lr J_k), the mean gradient of the device's own steps: nothing is sent.",
 }
 

@@ -12,7 +12,7 @@ and raises its own weight. A guarded rule screens the round, applies the rule, a
 6. no weight exceeds cap / K, by water-filling; it does not exceed 1 / K if only the device's own gradient vouches for
    it: if <grad F_k, g> <= 0, where g is the reference without the part of device k;
 7. no weight times the length of its update exceeds m / n, where m is the median length and n the number of devices
-   that replied, or K / cap if fewer did: who has more weight has a shorter update.
+   that replied, or K / cap if fewer did: a device with more weight has a shorter update.
 
 K counts all draws of the round, whether a reply came or not: neither a rejected reply nor a lost one raises the bound
 of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are left, their weights

@@ -31,7 +31,7 @@ class Attack(NamedTuple):
     reach: Any = 0.0  # 1, 2: the mean less as much of the spread as min-max or min-sum allows
     length: Any = 0.0  # if not 0: scale the result to so many median norms of honest updates
     gradient: Any = 1.0  # factor of their gradient
-    shared: Any = 0.0  # 1: of the honest mean gradient, scaled to the norm of their own, instead
+    shared: Any = 0.0  # 1: that factor of the honest mean gradient instead, scaled to the norm of their own
     vouch: Any = 0.0  # 1: the gradient 1e6 (q - 0.02 u), where u is their update's direction
     grazing: Any = 0.0  # 1: turn the update until it just descends on their gradient, so that it passes the check
     gamma: Any = 0.0  # added to gamma

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from folb.core.vector import each, namespace, norm, scaled, zeros
@@ -27,19 +28,24 @@ def no_state(params: Params) -> tuple[()]:
 class LocalStep:
     """A step, its state at the start of a round, and its numbers, which can be swept.
 
-    reach(J, *, numbers) is what the gradients of J steps weigh together, if that is not J: how far J steps go along a
-    gradient that stays the same, in units of lr.
+    reach(J, *, numbers) is the total weight of the gradients in J steps, if that is not J: how far J steps go along a
+    gradient that stays the same, in units of lr. `one_size` is False if its steps are not lr times a mean of gradients:
+    what divides by the size of the steps rejects it.
     """
 
     apply: Callable[..., tuple[Params, Any]]
     init: Callable[[Params], Any] = no_state
     numbers: Mapping[str, Any] = field(default_factory=dict)
     reach: Callable[..., Any] | None = None
+    one_size: bool = True
 
     @property
     def name(self) -> str:
-        """The name by which a device knows it."""
-        return self.apply.__name__
+        """The name by which a device knows it: that of its function."""
+        function = self.apply
+        while isinstance(function, partial):
+            function = function.func
+        return str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, g: Params, state: Any, lr: Any) -> tuple[Params, Any]:
         """The move, and the state after it."""
@@ -117,10 +123,9 @@ def adam(g: Params, state: Moments, lr: Any, *, beta: Any, beta2: Any, eps: Any)
 LOCAL_STEPS: dict[str, LocalStep] = {
     "sgd": LocalStep(sgd),
     "momentum": LocalStep(momentum, zeros, {"beta": 0.9}, _reach),
-    "delta_sgd": LocalStep(delta_sgd, _no_pace, {"gamma": 2.0, "delta": 0.1}),
-    "adam": LocalStep(adam, _no_moments, {"beta": 0.9, "beta2": 0.999, "eps": 1e-8}),
+    "delta_sgd": LocalStep(delta_sgd, _no_pace, {"gamma": 2.0, "delta": 0.1}, one_size=False),
+    "adam": LocalStep(adam, _no_moments, {"beta": 0.9, "beta2": 0.999, "eps": 1e-8}, one_size=False),
 }
-UNEVEN = (delta_sgd, adam)  # their steps are not lr times a mean of gradients
 NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
 RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beta": (lambda beta: (beta >= 0) & (beta < NEAR_ONE), "should be at least 0 and less than 1, in 32 bits"),
@@ -152,5 +157,8 @@ def local_step(step: str | LocalStep | Callable[..., Any] | None, **numbers: Any
     names = list(inspect.signature(found.apply).parameters)
     if len(names) < 3 or not set(found.numbers) <= set(names[3:]):
         expected = f"should be a function (g, state, lr, *, {', '.join(found.numbers) or '...'})"
+        raise InputError("local_step", found.name, expected)
+    if found.name in LOCAL_STEPS and found.apply is not LOCAL_STEPS[found.name].apply:
+        expected = "should have another name: a device finds a step by its name, and folb has a step of this name"
         raise InputError("local_step", found.name, expected)
     return found

@@ -1,6 +1,6 @@
 """The code of the parts that a user wrote.
 
-On Flower no whole run is compiled, so this is what tells an edited rule from the earlier one.
+On Flower no whole run is compiled: only this code shows that a rule was edited.
 """
 
 from __future__ import annotations

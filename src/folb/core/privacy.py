@@ -11,8 +11,8 @@ Each part that the server adds up has a bound on what one device can add, and no
 `noise` is the standard deviation of the noise in bounds of the whole. A part has a share of the whole, and noise of
 standard deviation noise bound / sqrt(share). The shares add up to 1, so all parts together are one Gaussian mechanism
 with `noise`, though a later part (FOLB's weights) may depend on an earlier one (the released gradient). Sums are
-divided by K, the expected number of devices, and never by how many came. Whatever follows sees the released sums alone:
-the server step, the step size and the average are given a round without replies (`Released.round`).
+divided by K, the expected number of devices, and never by how many came. Everything after that sees only the
+released sums: the server step, the step size and the average are given a round without replies (`Released.round`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLACES = {
 }
 SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  # of the whole; `delta` has the rest
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
-TIGHT = 1 - 1e-6  # so that rounding does not lead beyond a bound
+TIGHT = 1 - 1e-6  # so that rounding errors do not exceed a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
 SURE = 6.0  # standard deviations that the noise of a device does not exceed
 # what FOLB weighs by: its inner products, less a discount
@@ -58,7 +58,7 @@ WEIGHED = {rules.folb: None, rules.folb_hetero: as_printed, rules.folb_never_fli
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Privacy:
-    """How an algorithm is private. What is None was not given."""
+    """How an algorithm is private. A setting that was not given is None."""
 
     place: str = field(metadata={"static": True})  # of PLACES
     scheme: str = field(metadata={"static": True})  # of accountant.SCHEMES
@@ -66,7 +66,7 @@ class Privacy:
     parts: tuple[str, ...] = field(metadata={"static": True})
     epsilon: Any  # the budget
     delta: Any
-    noise: Any  # by `calibrated`, if it is None
+    noise: Any  # if it is None, `calibrated` finds it
     clip: Any
     clip_gradient: Any
     quantile: Any
@@ -101,7 +101,7 @@ class Noise(NamedTuple):
 
 
 class Released(NamedTuple):
-    """What a private round gives away: its update, a round without replies that knows it, and the next clip."""
+    """What a private round releases: its update, that update in a round without replies, and the next clip."""
 
     update: Update
     round: Round
@@ -114,7 +114,7 @@ def private(
     parts: Mapping[str, Any],
     **numbers: Any,
 ) -> Algorithm:
-    """The algorithm with privacy; None leaves it as it is. What cannot be private is refused, with the reason.
+    """The algorithm with privacy; None leaves it as it is. What cannot be private is rejected, with the reason.
 
     `parts` has the settings of parts that may not be private, as they were given.
     """
@@ -190,7 +190,7 @@ REASONS = {
     "robust": "one device can move a robust centre far",
     "attack": "the liars of the simulator know the others' updates",
     "concurrency": "devices that do not wait are not drawn again in each round",
-    "over_selection": "who is fast would be in more rounds than by chance",
+    "over_selection": "fast devices would be in more rounds than by chance",
 }
 
 
@@ -214,7 +214,7 @@ def _scheme(algorithm: Algorithm, sampling: Any) -> str:
     if is_poisson(how.sampling):
         return "poisson"
     if how.sampling != SAMPLINGS["uniform"]:
-        expected = "should be poisson, or uniform without replacement, with privacy: others draw by what devices have"
+        expected = "should be poisson, or uniform without replacement, with privacy: others depend on the devices' data"
         raise InputError("sampling", _called(sampling), expected)
     if how.replacement:
         expected = (
@@ -266,7 +266,7 @@ def spent(algorithm: Algorithm, N: int, rounds: int) -> float:
 
 
 def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
-    """The algorithm whose devices are told the clip of the round after a state that has `clip`; () if it is fixed."""
+    """The algorithm with the clip for its devices in the next round: `clip` of the state, or () if it is fixed."""
     if algorithm.privacy is None:
         return algorithm
     now = algorithm.privacy.clip if isinstance(clip, tuple) else clip
@@ -305,7 +305,7 @@ def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
 
 
 def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
-    """The round with its noise by (seed, round, device); if it says whose replies these are, with that of devices."""
+    """The round with its noise, by (seed, round, device); with the noise of its devices, too, if it names them."""
     found = algorithm.privacy
     if found is None:
         return round
@@ -329,7 +329,7 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     total = {part: _noisy(found, part, known, round) for part, known in sums(algorithm, round, g).items()}
     size = jnp.maximum(total["importance"], LEAST * found.K) if "importance" in total else found.K
     update = Update(tree.divided(total["delta"], size), jnp.where(round.times > 0, 1.0 / found.K, 0.0))
-    blind = update._replace(weights=jnp.full(len(round.times), 1.0 / found.K))  # they do not tell who came
+    blind = update._replace(weights=jnp.full(len(round.times), 1.0 / found.K))  # they do not show which devices replied
     square = None
     if SQUARE.name in total:
         square = jnp.maximum(total[SQUARE.name] / found.K, 0.0) * jnp.float32(found.clip) ** 2
@@ -379,7 +379,7 @@ def _clipped(found: Privacy, part: str, round: Round) -> Params:
     most, there = found.bound(part, found.clip) * TIGHT, round.times > 0
     stack = round.delta if part == "delta" else round.grad
     own = polar(stack, there)
-    if _came_noisy(found, round):  # no more is taken of it than a clipped update with noise can have
+    if _came_noisy(found, round):  # shortened to what a clipped update with noise can have
         d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
         spread = found.deviation(part, found.clip) / math.sqrt(len(round.times))
         most = most + spread * (math.sqrt(d) + SURE)
@@ -394,8 +394,8 @@ def _sum(stack: Params) -> Params:
 def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
     """A sum with its noise. If devices add their shares, the server adds those of the slots whose device did not come.
 
-    So the noise is the same however many came: otherwise its length would tell their number, and amplification by
-    sampling needs that nobody learns it.
+    So the noise is the same however many came. Otherwise its length would show how many, and amplification by sampling
+    holds only while nobody knows that number.
     """
     assert round.noise is not None
     deviation = found.deviation(part, found.clip)
@@ -412,7 +412,7 @@ def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
 def _weights(rule: Any, found: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
     """FOLB's weight of each device, from -1 to 1: its importance, divided by the squared length of the mean gradient.
 
-    `g` is the released gradient. Its squared length is too large by that of its noise, which is known.
+    `g` is the released gradient. Its squared length contains that of its noise, which is known and subtracted.
     """
     d = sum(leaf.size for leaf in jax.tree.leaves(g))
     added = d * (found.deviation("gradient", found.clip) / found.K) ** 2

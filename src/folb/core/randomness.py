@@ -15,7 +15,7 @@ SERVER = 0xFFFFFFFF  # in place of a device's number: the server's own draws
 CANDIDATES = 0xFFFFFFFE  # the server's draw of candidates
 ROUND = 0xFFFFFFFD  # words that all devices of a round share
 NOISE = 0xFFFFFFFC  # the noise that the server adds, if the run is private
-HOME = 0  # in place of a round: what a device keeps for good; rounds begin with 1
+HOME = 0  # in place of a round: for what a device keeps in all rounds; rounds begin with 1
 
 
 def words(seed: Array | int, t: Array | int, who: Array | int, n: int) -> Array:

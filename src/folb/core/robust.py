@@ -31,7 +31,7 @@ TURNS = 8  # of the iterations for the geometric median and of centred clipping
 
 
 class Vectors(NamedTuple):
-    """What a centre is taken of: a stack of vectors, some of which count."""
+    """What a centre is computed from: a stack of vectors, some of which count."""
 
     stack: Params
     counted: Array
@@ -207,7 +207,7 @@ def inner(rule: Rule) -> Rule:
 
 
 def around(rule: Rule, wrap: Callable[[Rule], Rule]) -> Rule:
-    """wrap(rule), within a robust rule if it is one."""
+    """wrap(rule); if the rule is robust, the rule inside it is wrapped."""
     if getattr(rule, "func", None) is not _robust:
         return wrap(rule)
     return Partial(_robust, **rule.keywords | {"rule": wrap(inner(rule))})  # type: ignore[attr-defined]
@@ -237,9 +237,9 @@ def _robust(round: Round, *, rule: Rule, centre: Centre, liars: Any, bucket: Any
 
 
 def _buckets(round: Round, counted: Array, size: Any) -> tuple[Array, Array]:
-    """Bucketing (Karimireddy et al., 2022): the part of each reply in each mean of `size` replies at random.
+    """Bucketing (Karimireddy et al., 2022): the part of each reply in each bucket, a mean of `size` random replies.
 
-    Also which buckets there are. With size 1 each reply is alone.
+    The second result says which buckets exist. With size 1 each reply is alone.
     """
     key = jnp.zeros(2, jnp.uint32) if round.key is None else round.key
     luck = randomness.uniform(randomness.words(key[0], key[1], jnp.arange(len(counted)), 1))[:, 0]

@@ -139,7 +139,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         seen = seen._replace(update=update)
     else:
         update, seen, clip = privacy.release(algorithm, round)
-        weighty = jnp.bool_(True)  # a round in which nobody came adds its noise, too
+        weighty = jnp.bool_(True)  # a round without replies adds its noise, too
     round = round._replace(update=update)
     if remembers is not None and remembers.correct is not None:
         corrected = remembers.correct(seen)
@@ -158,7 +158,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
     residual = tree.sub(_model(algorithm, state), start) if jax.tree.leaves(state.residual) else ()
     changed = State(params, memory, shared, average, size, residual=residual, clip=clip)
-    # whoever plays the round keeps these
+    # the carrier keeps these
     others = {name: getattr(state, name) for name in ("devices", "residuals", "queue", "clock")}
     following = tree.where(weighty, changed, state._replace(**dict.fromkeys(others, ())))
     return Closed(following._replace(**others), update, weighty, own)
@@ -230,12 +230,12 @@ def shared_words(seed: Any, t: Any) -> Array:
 
 
 class Exchange(NamedTuple):
-    """What devices are asked, as a system model may see it. Bytes and `works` are for all devices, or for each."""
+    """One exchange, as a system model may see it. Bytes and `works` are for all devices, or for each."""
 
     down: Any = 0.0  # bytes
     up: Any = 0.0
     now: Any = 0.0  # on the clock of the run
-    works: Any = True  # without work, a unit costs nothing
+    works: Any = True  # whether the devices work; if not, a unit of work costs nothing
 
 
 def managed(
@@ -268,7 +268,7 @@ def first_replies(drawn: Multiset, effort: Effort, wanted: int, luck: Array) -> 
     """Over-selection: the round ends with the first `wanted` usable replies, each counted as often as it was drawn.
 
     Later replies are lost. Replies that come at the same moment are in the order of `luck`. The second result is the
-    moment of the last reply that counts; if fewer come, there is none.
+    moment of the last reply that counts; if fewer than `wanted` come, there is none.
     """
     usable = (drawn.times > 0) & ~effort.lost
     order = jnp.lexsort((luck, jnp.where(usable, effort.seconds, jnp.inf)))

@@ -40,7 +40,7 @@ class Round(NamedTuple):
     sent: Mapping[str, Any] = {}  # further uploads, by name
     t: Array | int | None = None  # the number of the round
     N: Array | int | None = None  # how many devices there are
-    steps: Array | None = None  # local steps of each slot's device; with momentum, what they weigh together
+    steps: Array | None = None  # local steps of each slot's device; with momentum, their total weight
     lr: Array | float | None = None  # size of those steps; one for each slot, if rounds do not wait
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
@@ -124,7 +124,7 @@ def samples(round: Round) -> Update:
 def fednova(round: Round) -> Update:
     """FedNova (Wang et al., 2020): (sum_k p_k a_k) sum_k p_k Delta_k / a_k, where a_k is the number of local steps.
 
-    With local momentum a_k is larger: what the gradients of these steps weigh together. `round.steps` has it.
+    With local momentum a_k is larger: the total weight of the gradients in these steps. `round.steps` has it.
     """
     return _fednova(round, round.times)
 

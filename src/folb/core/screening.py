@@ -1,4 +1,6 @@
-"""What a rule rejects or clips must not reach the model by another way: the server step, a memory, the step size."""
+"""A reply that a rule rejects or clips must not change the model in another way: by the server step,
+a memory or the step size.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Draw(NamedTuple):
     devices: Callable[[Array], Multiset]
     correction: Callable[[Array], Array]  # p_k / P_k of devices: corrects a mean over the draw to (1)
     inner: Array | None = None  # <grad f, grad F_k> of all N devices, if the selection (7) needed them
-    another: Callable[[Array, Array], Array] | None = None  # by a random word, one device that is none of some others
+    another: Callable[[Array, Array], Array] | None = None  # by a random word, one device that is not among some others
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +64,7 @@ class Sampling:
 
     `survey` is an upload that all N devices are asked for before the draw. With `memory`, the sampling sees what the
     server remembers about each device: the algorithm's memory, or `keeps`, if the sampling has a memory of its own.
-    With `candidates`, that many devices are drawn with equal chances before, and only they are asked, remembered and
+    With `candidates`, that many devices are first drawn with equal chances, and only they are asked, remembered and
     chosen from. With `first`, all devices are asked once, before the first round.
     """
 
@@ -79,9 +79,13 @@ class Sampling:
 
 
 class First(NamedTuple):
-    """What all devices are asked for once: remember(answers, K) gives what `keeps` knows of each device then."""
+    """What all devices are asked for once, before the first round.
 
-    upload: Upload
+    remember(answers, K) returns what `keeps` then knows of each device. `answers` is the upload of all devices,
+    stacked; so is what it returns.
+    """
+
+    upload: Upload  # or its name
     remember: Callable[[Any, Any], Any]
 
 
@@ -126,7 +130,7 @@ MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would
 
 
 def over_selected(how: Selection, factor: float | None) -> Selection:
-    """The selection with `factor` times as many devices, and candidates, of which the first K replies are enough."""
+    """The selection with `factor` times as many devices and candidates; the first K replies are enough."""
     if factor is None:
         return how
     check("over_selection", factor, lambda factor: 1 <= factor <= 10, "should be from 1 to 10")
@@ -214,13 +218,13 @@ def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Dra
 
 
 def _another_from(P: Array, word: Array, others: Array) -> Array:
-    """One device from P, none of the `others`; if all whom P allows are among them, any other one."""
+    """One device from P that is not among `others`; if P allows only those, any other device."""
     idle = jnp.ones(len(P), bool).at[others].set(False, mode="drop")
     chances = jnp.where(idle, P, 0.0)
     chances = jnp.where(jnp.any(chances > 0), chances, idle)
     total = jnp.cumsum(chances)
     found = jnp.searchsorted(total, randomness.uniform(word) * total[-1], side="right")
-    last = len(P) - 1 - jnp.argmax(chances[::-1] > 0)  # rounding must not lead beyond it
+    last = len(P) - 1 - jnp.argmax(chances[::-1] > 0)  # rounding errors must not lead beyond it
     return jnp.minimum(found, last).astype(jnp.int32)
 
 
@@ -240,7 +244,7 @@ def _uniform(known: Known) -> Draw:
 def _poisson(known: Known, *, expected: int | Array) -> Draw:
     """Each device joins by itself, with the chance K/N. If more join than there is room for, the round asks nobody.
 
-    A device that is offline joins, too, and is then not reached: who joins depends on nothing but luck.
+    A device that is offline may join, too, but is not reached: which devices join depends on chance alone.
     """
     N = len(known.size)
 
@@ -255,11 +259,11 @@ def _poisson(known: Known, *, expected: int | Array) -> Draw:
 
 
 def is_poisson(sampling: Sampling) -> bool:
-    """Whether each device joins by itself. A sampling of your own may say so (`expected`), but draw otherwise."""
+    """Whether each device joins by itself. Your own sampling may say so (`expected`), but draw in another way."""
     return getattr(sampling.weigh, "func", None) is _poisson
 
 
-FULL = 1e-5  # how often a round has no room for all who join
+FULL = 1e-5  # how often a round may have no room for all devices that join
 
 
 def room(K: int) -> int:
@@ -274,7 +278,7 @@ def room(K: int) -> int:
 
 def _by_samples(known: Known) -> Draw:
     """P_k = n_k / n."""
-    samples = known.start[-1] + known.size[-1]  # of all devices, even if y holds only a window
+    samples = known.start[-1] + known.size[-1]  # the samples of all devices, even if y holds only a window
     another = partial(another_by_samples, start=known.start, size=known.size)
     if not known.replacement or known.online is not None:
         return from_distribution(known.size / samples, known)._replace(another=another)
@@ -299,7 +303,7 @@ def _by_norm(known: Known) -> Draw:
 
 
 def _chosen(device: Array) -> Draw:
-    """These devices, whatever the luck."""
+    """These devices, whatever the random numbers."""
     return Draw(1, lambda words: _multiset(device), lambda device: jnp.ones(jnp.shape(device)))
 
 
@@ -319,7 +323,7 @@ def _power_of_choice(known: Known) -> Draw:
 
 def _largest_remembered(known: Known) -> Draw:
     """Of some random candidates, the K whose loss was largest when they last worked."""
-    # Who was not met has the median loss. If it came first, a device that never answers would be asked for ever.
+    # A device not met yet has the median loss. If it were drawn first, one that never answers would always be drawn.
     met = jnp.isfinite(known.memory)
     ordered = jnp.sort(jnp.where(met, known.memory, jnp.inf))
     middle = ordered[jnp.maximum(jnp.sum(met) - 1, 0) // 2]
@@ -335,9 +339,9 @@ def _last_loss(round: Round) -> tuple[tuple[()], Array]:
     return (), round.sent["loss"]
 
 
-SLOW = 2.0  # alpha of Oort: who takes r times the median seconds is r^-alpha as useful
-CROWD = 0.95  # of all devices that were met: nobody is more useful than this quantile of them
-HIGHEST = 1e30  # use: more, times the number of devices, would overflow 32 bits
+SLOW = 2.0  # alpha of Oort: a device that takes r times the median seconds is r^-alpha times as useful
+CROWD = 0.95  # no device counts as more useful than this quantile of all devices that were met
+HIGHEST = 1e30  # of a device's use: more, times the number of devices, would overflow 32 bits
 
 
 def _useful_and_fast(known: Known, *, exploration: Array | float) -> Array:
@@ -347,14 +351,14 @@ def _useful_and_fast(known: Known, *, exploration: Array | float) -> Array:
     count = jnp.sum(met)
 
     def quantile(values: Array, share: float) -> Array:
-        """The value of that share of those met; never the largest of several, which one liar can choose."""
+        """That quantile over the devices met; never the largest of several, which one liar can choose."""
         ordered = jnp.sort(jnp.where(met, values, jnp.inf))
         place = jnp.minimum(jnp.ceil(share * count).astype(jnp.int32) - 1, count - 2)
         return ordered[jnp.maximum(place, 0)]
 
     slowness = jnp.maximum(seconds / jnp.maximum(quantile(seconds, 0.5), 1e-30), 1.0)
     use = jnp.minimum(known.size * jnp.maximum(loss, 0.0) * slowness**-SLOW, HIGHEST)
-    use = jnp.where(met, jnp.minimum(use, quantile(use, CROWD)), 0.0)  # so a liar gains little by a huge loss
+    use = jnp.where(met, jnp.minimum(use, quantile(use, CROWD)), 0.0)  # so a liar gains little with a huge loss
     others = jnp.where(jnp.all(met), met, ~met).astype(jnp.float32)
     mixed = (1 - exploration) * _proportional(use) + exploration * _proportional(others)
     return jnp.where(count > 0, mixed, 1.0 / len(loss))
@@ -371,9 +375,10 @@ def _last_use(round: Round) -> tuple[tuple[()], Array]:
 
 def _of_each_cluster(known: Known) -> Draw:
     """One device of each of K clusters, by a sketch of their first gradients."""
-    # if a cluster has no device here, a second one of another cluster comes in
+    # if a cluster has no device, another cluster gets a second one
     N, K = len(known.size), known.K
-    label = jnp.where(known.memory < 0, jnp.arange(N) % K, known.memory)  # who came later belongs to any
+    # a device that came later belongs to any cluster
+    label = jnp.where(known.memory < 0, jnp.arange(N) % K, known.memory)
 
     def devices(words: Array) -> Multiset:
         luck = randomness.uniform(words)
@@ -418,8 +423,8 @@ def clustered(answers: Array, K: Any) -> Array:
         return jnp.where(norm > 0, total / jnp.maximum(norm, 1e-30), centres)
 
     label = jnp.argmax(rows @ jax.lax.fori_loop(0, CLUSTERING, turn, centres).T, axis=1).astype(jnp.int32)
-    # A device alone in its cluster would be drawn in every round, and a liar could see to that. So a cluster has at
-    # least half of its share of the devices: nobody is drawn more than twice as often as by chance.
+    # A device alone in its cluster would be drawn in every round, and a liar could arrange that. So a cluster has at
+    # least half of its share of the devices: none is drawn more than twice as often as by chance.
     count = jnp.zeros(K, jnp.int32).at[label].add(1)
     return jnp.where(2 * K * count[label] < len(rows), -1, label)
 
@@ -477,14 +482,13 @@ def sampling(
             check_whole("candidates", candidates, K, 10**6)
         return replace(found, candidates=CANDIDATES * K if candidates is None else candidates)
     if candidates is not None:
-        raise InputError("candidates", candidates, "is for a sampling of folb; yours has Sampling(candidates=...)")
+        raise InputError("candidates", candidates, "is for folb's own samplings; set yours in Sampling(candidates=...)")
     made = wanted if isinstance(wanted, Sampling) else Sampling(wanted)
     if not callable(made.weigh):
         raise InputError("sampling", wanted, f"should be one of {', '.join(SAMPLINGS)}, or a function of `Known`")
     survey = None if made.survey is None else upload(made.survey)
-    if survey is not None and (late := set(survey.needs) - set(BEFORE_WORK)):
-        expected = f"should need none of {', '.join(sorted(late))}: a survey comes before the devices work"
-        raise InputError("survey", survey.name, expected)
+    if survey is not None:
+        _check_early("survey", survey)
     if made.candidates is not None:
         check_whole("candidates", made.candidates, K, 10**6)
         if survey == GRAD:
@@ -493,8 +497,26 @@ def sampling(
             )
     if made.first is not None and made.keeps is None:
         raise InputError("sampling: keeps", None, "should be a DeviceMemory, which has what `first` asks for")
-    keeps = device_memory(made.keeps)
-    return replace(made, weigh=compiled(made.weigh), survey=survey, keeps=keeps)
+    keeps, first = device_memory(made.keeps), _first(made.first)
+    return replace(made, weigh=compiled(made.weigh), survey=survey, keeps=keeps, first=first)
+
+
+def _first(wanted: First | None) -> First | None:
+    """What all devices are asked for once, checked."""
+    if wanted is None:
+        return None
+    if not isinstance(wanted, First) or not callable(wanted.remember):
+        expected = "should be a folb.First: an upload, and a function remember(answers, K)"
+        raise InputError("sampling: first", wanted, expected)
+    asked = upload(wanted.upload)
+    _check_early("sampling: first", asked)
+    return First(asked, compiled(wanted.remember))
+
+
+def _check_early(field: str, asked: Upload) -> None:
+    if late := set(asked.needs) - set(BEFORE_WORK):
+        expected = f"should need none of {', '.join(sorted(late))}: devices are asked before they work"
+        raise InputError(field, asked.name, expected)
 
 
 def candidates(how: Selection, N: int, seed: Array | int, t: Array | int, online: Array | None = None) -> Array | None:
@@ -541,17 +563,17 @@ def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multise
 
 
 def another_uniform(word: Array, others: Array, N: int) -> Array:
-    """One of N devices with equal chances, none of the `others`, at a cost that does not grow with N.
+    """One of N devices with equal chances, not among `others`, at a cost that does not grow with N.
 
-    The others are distinct; a number of N or more is nobody.
+    The others are distinct; a number of N or more stands for no device.
     """
-    place = below(N - jnp.sum(others < N), word)  # among those who are left
+    place = below(N - jnp.sum(others < N), word)  # among the devices that are left
     before = jnp.sort(others) - jnp.arange(len(others))  # how many of these precede each of the others
     return (place + jnp.sum(before <= place)).astype(jnp.int32)
 
 
 def another_by_samples(word: Array, others: Array, start: Array, size: Array) -> Array:
-    """One device in proportion to its samples, none of the `others`: the owner of a random row of the rest."""
+    """One device in proportion to its samples, not among `others`: the owner of a random row of the rest."""
     N = len(size)
     others = jnp.sort(others)
     theirs = jnp.where(others < N, size[jnp.minimum(others, N - 1)], 0)

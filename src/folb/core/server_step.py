@@ -81,10 +81,10 @@ def _accelerate(
 
 
 def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
-    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|, and how large it may be.
+    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|, and its largest value.
 
-    It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same. It stays within these
-    bounds, so that nobody can stretch the step further.
+    It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same. It is clipped to these
+    bounds, so that no device can stretch the step further.
     """
     a = jnp.abs(update.weights)
     if round.mean_square is not None:
@@ -102,9 +102,9 @@ def disagreement(round: Round, update: Update) -> Array:
     """How far the updates of a round disagree: 0 if all are the same, 1 if they are orthogonal, or more opposed.
 
     It estimates what part of the mean update's squared length comes from differences between devices, rather than from
-    what they share: (s - 1) / (K - 1), where s is the ratio above and K its largest value. It is 1 where nothing can be
-    said: of one update, or of updates so long that their squares overflow. The noise of a private round is no part of
-    what they share.
+    what they share: (s - 1) / (K - 1), where s is the ratio above and K its largest value. It is 1 where it
+    cannot be known: for one update, or for updates so long that their squares overflow. The noise of a private round
+    does not count as shared.
     """
     ratio, most = _shortening(round, update)
     square = tree.dot(update.delta, update.delta)
@@ -117,7 +117,7 @@ def disagreement(round: Round, update: Update) -> Array:
 
 
 def without_noise(square: Array, noise: Array, size: int) -> Array:
-    """A squared length of `size` numbers without that of its noise; at least what may be luck."""
+    """A squared length of `size` numbers without that of its noise; at least what may be due to chance."""
     return jnp.maximum(square - noise, noise / math.sqrt(size))
 
 
@@ -129,7 +129,7 @@ def lookahead(lr: Any = 1.0, beta: Any = 0.85, stretch: Any = None) -> ServerSte
     """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m.
 
     The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
-    (sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2)^stretch, where p_k is |a_k| over their sum: with 1/2, it gets as
+    (sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2)^stretch, where p_k is |a_k| over their sum: with 1/2, it is as
     long as a device's update.
     """
     apply = Partial(_accelerate, lr=lr, beta=beta, stretch=stretch)

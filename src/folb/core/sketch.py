@@ -1,4 +1,4 @@
-"""A sketch of a vector: a few numbers that keep its inner products with others, nearly.
+"""A sketch of a vector: a few numbers that nearly keep its inner products with others.
 
 The coordinates are shuffled, each gets a random sign, and equal parts of them are added up: s = R g, with one +1 or -1
 in each column of R. So <R a, R b> is <a, b> on average, with a standard deviation of about
@@ -54,14 +54,14 @@ def to_bytes(level: Any, bits: int) -> Any:
 
 
 def from_bytes(codes: Any, bits: int, m: int) -> Any:
-    """The m whole numbers again."""
+    """The m whole numbers, from their bytes."""
     xp = namespace(codes)
     shift = xp.arange(8 // bits, dtype=xp.uint32) * xp.uint32(bits)
     return ((codes.astype(xp.uint32)[:, None] >> shift) & xp.uint32(2**bits - 1)).reshape(-1)[:m]
 
 
 def unpacked(sent: Any, m: int, bits: int) -> Any:
-    """The m numbers again, as far as their bits go."""
+    """The m numbers of a sketch, as exact as their bits allow."""
     if bits == 32:
         return sent
     codes, scale = sent["codes"], sent["scale"][0]

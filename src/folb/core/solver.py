@@ -11,7 +11,7 @@ from jax import Array
 
 from folb.core.local_step import LOCAL_STEPS, LocalStep
 
-jax.tree_util.register_dataclass(LocalStep, data_fields=["numbers"], meta_fields=["apply", "init", "reach"])
+jax.tree_util.register_dataclass(LocalStep, data_fields=["numbers"], meta_fields=["apply", "init", "reach", "one_size"])
 
 
 @jax.tree_util.register_dataclass
@@ -27,7 +27,7 @@ class Solver:
 
 
 def steps_of(solver: Solver, work: Array, size: Array) -> Array:
-    """The local steps in `work` units of a device with `size` samples; with momentum, what they weigh together."""
+    """The local steps in `work` units of a device with `size` samples; with momentum, their total weight."""
     J = work if solver.unit == "gradient" else work * unit_cost(solver, size)
     reach = solver.step.reach
     return J if reach is None else reach(J.astype(jnp.float32), **solver.step.numbers)

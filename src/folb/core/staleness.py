@@ -1,4 +1,4 @@
-"""Rounds that do not wait: how many devices work at any time, and what an old reply still counts.
+"""Rounds that do not wait: how many devices work at any time, and how much an old reply counts.
 
 With a `concurrency` of M, M devices are at work at any time, each from the model that was the server's when it
 started. As soon as one is done, another one starts. Every K replies the server takes a step. The staleness tau of a
@@ -41,8 +41,8 @@ class Asynchrony:
     def seen(self, round: Round) -> Round:
         """The round as the rule and the server step see it: with s(tau_k) Delta_k in place of Delta_k.
 
-        With `mixing`, Delta_k is first the way from the server's model now to the device's. So a step of size alpha
-        ends at (1 - alpha s) w + alpha s w_k.
+        With `mixing`, Delta_k is first replaced by the device's model less the server's present one. So a step of size
+        alpha ends at (1 - alpha s) w + alpha s w_k.
         """
         assert round.staleness is not None and round.starts is not None
         delta = round.delta

@@ -91,7 +91,7 @@ def _agree(memory: Agreed, round: Round, *, gain: Any, goal: Any) -> Agreed:
 
 
 def agreement(gain: Any, goal: Any) -> StepSize:
-    """Longer local steps while the rounds agree on the way, and shorter ones once they do not.
+    """Longer local steps while the rounds agree on a direction, and shorter ones once they do not.
 
     lr <- lr exp(gain (c - goal)), where c is the cosine between the mean updates of two rounds in a row. If steps are
     too short, one round repeats the other, and c is near 1. If they are too long, one undoes the other, and c is below
@@ -104,8 +104,8 @@ SETTLING = 10.0  # rounds after which the step size changes half as fast
 
 
 class Consensus(NamedTuple):
-    """The memory of `consensus`: the logarithm of the factor, and of earlier rounds the last mean update, the lengths
-    of the last two, and their number."""
+    """The memory of `consensus`: the logarithm of the factor, the last mean update, the lengths of the last two mean
+    updates, and the number of rounds so far."""
 
     log: Array
     before: Params
@@ -134,15 +134,15 @@ def _seek_consensus(memory: Consensus, round: Round, *, gain: Any, goal: Any) ->
 
 
 def consensus(gain: Any, goal: Any) -> StepSize:
-    """Longer local steps while rounds agree on the way, and shorter ones while the devices of a round do not.
+    """Longer local steps while rounds agree on a direction, and shorter ones while the devices of a round do not.
 
     lr <- lr exp(gain_t (max(c, 0) - goal q^2 - max(-c, 0) g)), with gain_t = gain / (1 + t / 10): it settles. t counts
     the rounds that changed the model.
     c is the cosine between the mean updates of two rounds in a row. If steps are too short, it is near 1.
     q is the disagreement of the round's devices, from 0 to 1. If it is large, their steps lead away from each other.
     g = min(max(||Delta|| / max(||Delta'||, ||Delta''||) - 1, 0), 1) is how much longer the mean update is than those of
-    both rounds before. That rounds undo each other (c < 0) says little: with momentum they do so along steep
-    directions, whatever the step. If they also grow, the steps are too long. The first round changes nothing.
+    both rounds before. c < 0 alone says little: with momentum, rounds undo each other along steep directions, whatever
+    the step. If the updates also grow, the steps are too long. The first round changes nothing.
     """
     return StepSize(Partial(_start_consensus), Partial(_factor), Partial(_seek_consensus, gain=gain, goal=goal))
 

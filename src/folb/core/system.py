@@ -1,7 +1,7 @@
 """How much work a device manages in a round, when its reply arrives, and whether it does.
 
 A system model is a function (home, luck, cost) -> Effort for one device in one round. `home` and `luck` are two random
-numbers each, between 0 and 1. `home` depends on (seed, device) and is for what a device keeps for good, such as its
+numbers each, between 0 and 1. `home` depends on (seed, device) and is for a device's lasting properties, such as its
 speed; `luck` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm gets the same
 draws. `cost` is the number of mini-batch steps in one unit of work.
 
@@ -61,7 +61,7 @@ def times_bytes(system: System) -> bool:
 
 
 MOST = 10**6  # units of work: more would take far too long, and overflow 32 bits in mini-batch steps
-RATES = (1e-9, 1e9)  # of a speed or a bandwidth: with the widest spread, those of all devices have 32 bits
+RATES = (1e-9, 1e9)  # of a speed or a bandwidth: with the widest spread, those of all devices fit into 32 bits
 WIDEST = 10.0  # spread
 
 Low = Annotated[int, "least work"]
@@ -181,8 +181,8 @@ def network(
 ) -> System:
     """Bytes cost seconds: latency + bytes down / bandwidth + work / speed + bytes up / bandwidth.
 
-    Work is uniform in low .. high. With tau a device does no more of it than it can send in time; if that is not one
-    unit, its reply is lost.
+    Work is uniform in low .. high. With tau, a device stops early enough to reply in time; if that leaves less than
+    one unit, its reply is lost.
     """
     _check_rates(speed=speed, up_mbit=up_mbit, down_mbit=down_mbit)
     _check_between("latency", latency, LONGEST)
@@ -255,7 +255,7 @@ def exchanged(
 ) -> Effort:
     """One exchange with a device: it is sent `down` bytes, works, and sends `up` bytes.
 
-    Without tau, the server stops waiting for a lost reply when it would have come. Nothing takes longer than LONGEST.
+    Without tau, the server waits for a lost reply until it would have come. Nothing takes longer than LONGEST.
     """
     messages = jnp.minimum(link.latency + 8e-6 * (down / link.down + up / link.up), LONGEST)  # bytes over Mbit/s
     unit = jnp.minimum(cost / link.speed, LONGEST)

@@ -64,11 +64,11 @@ class Trace:
         return Effort(jnp.where(lost, 0, found.work), jnp.minimum(found.seconds, left), lost)
 
     def online(self, now: Array) -> Array:
-        """[N] who can be reached."""
+        """[N] which devices can be reached."""
         return jax.vmap(self._line, in_axes=(0, None))(jnp.arange(len(self.first) - 1), now)[1]
 
     def wait(self, now: Array) -> Array:
-        """Seconds until someone is online; infinite if nobody will be."""
+        """Seconds until a device is online; infinite if none will be."""
         phase, begin = self._within(now), jnp.asarray(self.begin)
         longest = jnp.min(jnp.where(begin > phase, begin - phase, begin + self.period - phase))
         return jnp.where(jnp.any(self.online(now)), 0.0, longest)
@@ -94,9 +94,9 @@ class Trace:
         return jnp.where(jnp.isfinite(self.period), jnp.mod(now, self.period), now)
 
     def _phase(self, now: Array) -> Array:
-        """The time within the period, later by a little more than its rounding.
+        """The time within the period, plus a little more than its rounding error.
 
-        A round often ends, or begins, when a device leaves or comes: that moment counts as past.
+        A round often ends, or begins, just when a device leaves or comes: that moment counts as past.
         """
         return self._within(now * (1 + ROUNDING))
 

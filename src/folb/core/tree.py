@@ -81,7 +81,7 @@ def check_like(field: str, found: Params, wanted: Params) -> None:
     """Raise an `InputError` unless both have the same structure, shapes and types: jax would broadcast in silence."""
 
     def kind(leaf: Any) -> str:
-        known = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)  # a number of Python's
+        known = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)  # a Python number
         return f"{known.dtype}{list(known.shape)}"
 
     kinds, expected = (jax.tree.map(kind, tree) for tree in (found, wanted))

@@ -55,7 +55,7 @@ def flat(a: Params) -> Any:
 
 
 def shaped(row: Any, like: Params) -> Params:
-    """The tree of which `row` has all numbers: the inverse of `flat`. `like` has its shapes."""
+    """The tree whose numbers are in `row`: the inverse of `flat`. `like` has its shapes."""
     found, first = [], 0
     for part in leaves(like):
         size = math.prod(part.shape)

@@ -21,7 +21,7 @@ FORMAT = 1  # part of every key: increase it when the same recipe gives other ar
 
 
 def directories() -> list[Path]:
-    """Where entries may be: beside the data directory, or else in the platform's cache directory."""
+    """Where entries may be: next to the data directory, or else in the platform's cache directory."""
     folders = [source_files.directory()]
     with contextlib.suppress(InputError):  # a user without a home has only the first
         folders.append(source_files.platform_cache() / "data")

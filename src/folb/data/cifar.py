@@ -34,7 +34,7 @@ class Form(NamedTuple):
     unpacked: str  # the folder that the archive unpacks to
     files: tuple[str, ...]
     labels: int  # label bytes of a record
-    at: int  # which of them is meant
+    at: int  # which of them is the label
     classes: int
     names: str  # the file with the names of the classes
 
@@ -68,7 +68,8 @@ Draw = Annotated[int, "which random draw of the partition and of the test sample
 Shards = Annotated[int | None, "shards per device, for shards; 2 if not set"]
 Capped = Annotated[bool | None, "for dirichlet: a device with its even share gets no more; no if not set"]
 Test = Annotated[
-    Literal["server", "devices"], "test on the published test images; or on a tenth of each device's, of all images"
+    Literal["server", "devices"],
+    "test on the published test images; or share out all images, and test on a tenth of each device's",
 ]
 
 
@@ -201,7 +202,7 @@ def _read(path: Path, form: Form) -> NDArray:
 
 
 def _names(folder: Path, form: Form) -> tuple[str, ...] | None:
-    """The names of the classes, if their file is beside the images."""
+    """The names of the classes, if their file is next to the images."""
     path = folder / form.names
     if not path.exists():
         return None

@@ -1,7 +1,7 @@
 """A trace of devices from a table, csv (gz or plain) or parquet: their speed and connection, and when they are online.
 
-Columns: device (0 to N - 1), speed (mini-batch steps per second), up and down (Mbit/s); if you like, latency (seconds),
-and from and until (seconds): a stay online. A device with several stays has several lines.
+Columns: device (0 to N - 1), speed (mini-batch steps per second), up and down (Mbit/s).
+Optional: latency (seconds), and from and until (seconds): a stay online. A device with several stays has several lines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Table(NamedTuple):
 def trace(
     *,
     file: Annotated[
-        str, "csv or parquet: device, speed (steps/s), up, down (Mbit/s), and if you like latency, from, until (s)"
+        str, "csv or parquet: device, speed (steps/s), up, down (Mbit/s), and optionally latency, from, until (s)"
     ] = "",
     period: Annotated[float | None, "seconds after which from and until repeat; by default never"] = None,
     low: Low = 1,
@@ -57,7 +57,7 @@ def trace(
     tau: Tau = None,
     dropout: Rate = 0.0,
 ) -> System:
-    """As network, but speeds, bandwidths, latencies and who is online when are from a file."""
+    """As network, but a file has each device's speed, connection, and times online."""
     numbers = rounds(low, high, tau, dropout)
     if period is not None:
         expected = f"should be more than 0, up to {LONGEST:g}"
@@ -191,7 +191,7 @@ def _all(table: Table, name: str, right: NDArray, expected: str) -> None:
 
 
 def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
-    """The trace of a table that was checked, but for stays that overlap."""
+    """The trace of a checked table; stays that overlap are found here."""
     count = len(table.columns["device"])
     begin = table.columns.get("from", np.zeros(count)).astype(np.float32)
     end = table.columns.get("until", np.full(count, math.inf)).astype(np.float32)

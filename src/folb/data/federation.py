@@ -48,7 +48,7 @@ class Split:
         return Split(self.x[rows], self.y[rows], start, end - start)
 
     def at_most(self, n: int) -> Split:
-        """At most n samples of each device at random, in their order, always the same ones; the server's all stay."""
+        """At most n random samples of each device, in their order, always the same ones; and all of the server's."""
         device = np.repeat(np.arange(len(self.size)), self.size)
         shuffled = np.lexsort((np.random.default_rng(0).random(len(device)), device))
         rank = np.arange(len(device)) - np.repeat(starts(self.size), self.size)

@@ -34,7 +34,7 @@ UNKNOWN = 2  # in the array `split`, beside 0 for train and 1 for test
 def femnist(
     *,
     partition: Annotated[
-        Literal["writer", "power_law", "fedprox"], "a device is a writer, has two classes, or is one of FedProx's a-j"
+        Literal["writer", "power_law", "fedprox"], "each device a writer; sizes by a power law; or FedProx's own draw"
     ] = "writer",
     devices: Annotated[int, "number of devices; of writers, those with the most images"] = 200,
     classes: Annotated[int, "classes per device, for power_law"] = 2,

@@ -16,7 +16,7 @@ from folb.data import cifar, source_files
 from folb.errors import InputError, choose
 
 Progress = Callable[[str, int, int | None], None]
-"""progress(file name, bytes so far, bytes in all where known)"""
+"""progress(file name, bytes so far, bytes in all if known)"""
 
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 18
@@ -26,7 +26,7 @@ MOST = 2_000_000_000  # bytes of a file whose size is not published
 class Source(NamedTuple):
     """A published file: its path in the data directory, its addresses, and its size and sha256 if published.
 
-    Of a zip or tar.gz archive with `members` (name in the archive -> name beside it), only these members are kept.
+    Of a zip or tar.gz archive with `members` (name in the archive -> name next to it), only these members are kept.
     """
 
     path: str

@@ -32,7 +32,7 @@ def mnist(
     capped: Annotated[bool | None, "for dirichlet: a device with its even share gets no more; no if not set"] = None,
     test: Annotated[
         Literal["server"] | None,
-        "train on MNIST's 60,000 images, test on its 10,000; if not set, on each device's tenth",
+        "train on MNIST's 60,000 images, test on its 10,000; if not set, on a tenth of each device's",
     ] = None,
     pixels: Annotated[Literal["unit"] | None, "from 0 to 1; if not set, standardised over all images"] = None,
 ) -> Federation:

@@ -151,7 +151,7 @@ def by_name(
     each: int | None = None,
     capped: bool | None = None,
 ) -> NDArray:
-    """The partition of that name, with those of the numbers that it has; `each` is the number of shards per device."""
+    """The partition of that name, with the numbers that it takes; `each` is the number of shards per device."""
     for setting, value, owner in (("shards", each, "shards"), ("capped", capped, "dirichlet")):
         if value is not None and name != owner:
             raise InputError(setting, value, f"is only for partition={owner}; partition is {name}")

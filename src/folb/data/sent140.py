@@ -48,7 +48,7 @@ def sent140(
     """Tell happy tweets (1) from sad ones (0), a device for each user, 80/20 at random within each.
 
     Words are split as in LEAF and FedProx. These keep the case, which leaves one word in five without a vector; in
-    lower case it is one in eleven. As in theirs, such a word is the zero vector, and zero vectors fill up a short
+    lower case it is one in eleven. Here as there, such a word is the zero vector, and zero vectors fill up a short
     tweet.
     """
     check("min_tweets", min_tweets, min_tweets is None or min_tweets >= 2, "should be at least 2: to train and to test")

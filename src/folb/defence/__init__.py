@@ -21,7 +21,7 @@ def home() -> Path:
 
 
 def carry_out(wanted: Sequence[Battle], home: Path, complete: Complete, tell: Callable[[str], None]) -> None:
-    """Fight the battles whose results are not in `home`. Several processes may share a `home`, each with its own."""
+    """Fight the battles whose results are not in `home`. Several processes with different battles may share it."""
     atomic.directory(home / "results")
     missing: dict[str, MissingError] = {}
     for i, battle in enumerate(wanted, start=1):
@@ -29,7 +29,7 @@ def carry_out(wanted: Sequence[Battle], home: Path, complete: Complete, tell: Ca
         if battle.dataset.name in missing:
             continue
         if battles.stored(home, battle) is not None:
-            tell(f"{where} is there already")
+            tell(f"{where} is done already")
             continue
         try:
             path = battles.keep(home, battle, battles.fought(battle, complete))

@@ -30,7 +30,7 @@ def keep(home: Path, battle: Battle, found: Found) -> Path:
 
 
 def read(home: Path, battle: Battle) -> Found | None:
-    """The stored results, whatever they are of; None if there are none."""
+    """The stored results, even of other settings; None if there are none."""
     path = place(home, battle)
     if not path.is_file():
         return None

@@ -37,10 +37,10 @@ class Dataset:
     model: str = "by dataset"
     attacks: Sequence[str] = EVERYWHERE
     set: Mapping[str, Any] = field(default_factory=dict)  # a table is for the algorithm of that name
-    goal: bool = False  # the goal is about this one
+    goal: bool = False  # the goal is about this dataset
 
     def __post_init__(self) -> None:
-        """Check what an experiment does not."""
+        """Check what `Experiment` does not check."""
         check_name("dataset", self.name, "[a-z0-9_.-]+")
         if len(frozenset(self.shares)) < len(self.shares) or not all(0 < share < 50 for share in self.shares):
             raise InputError(f"{self.name}: shares", list(self.shares), "should be different percents from 1 to 49")
@@ -50,7 +50,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Rule:
-    """An algorithm with settings that should bear liars."""
+    """An algorithm with settings that should withstand liars."""
 
     name: str
     algorithm: str
@@ -61,7 +61,7 @@ class Rule:
     attacks: Sequence[str] = ()  # besides those of the dataset
 
     def __post_init__(self) -> None:
-        """Check the name, which is a file's, and the attacks."""
+        """Check the name, which is part of a file's name, and the attacks."""
         check_name("rule", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
         for name in self.attacks:
             choose(f"{self.name}: attacks", name, ATTACKS)
@@ -101,7 +101,7 @@ class Battle:
             seeds=self.dataset.seeds,
             target=UNUSED_TARGET,
             evaluate_every=1 if self.share == PACE else self.dataset.evaluate_every,
-            evaluate="all",  # whatever the model costs: the page does not speak of a sample
+            evaluate="all",  # even if the model is costly: the page says nothing about samples
             set={**for_all, part: own},
         )
 

@@ -1,4 +1,4 @@
-"""The credentials of a SuperLink and its SuperNodes: certificates of one's own authority, and node keys.
+"""The credentials of a SuperLink and its SuperNodes: certificates of their own authority, and node keys.
 
 `docs/deployment.md` does the same with `openssl` and `ssh-keygen`.
 """

@@ -68,7 +68,7 @@ def place(algorithm: str, nodes: int) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """Raise an `InputError` unless the run can be kept there, before Flower is started in vain."""
+    """Raise an `InputError` unless the run can be kept there. This is checked before Flower is started."""
     if store.is_run(path):
         if not store.read(path).deployed:
             raise InputError("out", str(path), "holds a run of the simulator; choose another directory")

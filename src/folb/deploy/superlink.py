@@ -38,7 +38,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until a message starts its process; otherwise 1
+BRISK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # seconds until a message starts its process; by default 1
 
 START = 60.0  # seconds until a process must answer
 STOP = 10.0  # seconds in which processes may end by themselves
@@ -52,8 +52,8 @@ class Process:
     command: Callable[[], list[str]]
     environment: dict[str, str]
     log: Path
-    kept: bool = False  # start it again whenever it ends
-    due: float = 0.0  # when
+    kept: bool = False  # restart it whenever it ends
+    due: float = 0.0  # when to restart it
     starts: int = 0
 
     def start(self) -> None:
@@ -199,7 +199,7 @@ class Deployment:
     def keep(self) -> None:
         """Start ended nodes again until the deployment ends, like the restart policy of a real one.
 
-        Asking for the exit code also removes the zombie process, which Flower's children would take for a living one.
+        Asking for the exit code also removes the zombie process, which Flower's children would take for a running one.
         """
         while not self.ending.wait(0.2):
             with self.lock:
@@ -223,7 +223,7 @@ class Deployment:
         for process in here:
             process.popen.kill()
             process.popen.wait()
-        # Flower's children end when they see that their parent has ended; a child may also have been born just now
+        # Flower's children end when they see that their parent has ended; a child may also have started just now
         holds(lambda: not self.living(), STOP)
         holds(lambda: not kill_all(self.living()), STOP)
 

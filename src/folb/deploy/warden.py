@@ -2,10 +2,10 @@
 
     python -P -m folb.deploy.warden PROGRAM ARGUMENTS
 
-Flower's Control API asks nobody who he is, and any user of this machine could reach it on loopback: he could have the
-SuperLink run his code as its owner. So every connection is looked up in the system's table, which has the user at its
-other end. And a deployment that is killed cannot end its processes: each holds the end of a pipe, and ends when the
-other end is gone.
+Flower's Control API does not check who calls it. Any user of this machine could reach it on loopback, and make the
+SuperLink run code as the SuperLink's owner. So every connection is looked up in the system's table, which has the user
+at its other end. Also, a deployment that is killed cannot end its processes. So each process holds one end of a pipe,
+and ends when the other end is closed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def knows_users() -> bool:
 def is_own(table: str, client: tuple[str, int], server: tuple[str, int], user: int) -> bool:
     """Whether the connection from `client` to `server` is that of `user`, by the system's table.
 
-    A connection that its client has closed counts for root there, so only a living one is believed.
+    The table names root as the user of a connection that its client has closed, so only an open one counts.
     """
     ends = [_end(*client), _end(*server)]
     rows = [line.split() for line in table.splitlines()[1:]]
@@ -98,7 +98,7 @@ def close_to_others() -> None:
 
 
 def end_with_the_other_end(pipe: int) -> None:
-    """End this process once nobody holds the other end of the pipe."""
+    """End this process once no process holds the other end of the pipe."""
     while os.read(pipe, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -22,9 +22,9 @@ def settings(
     attackers: Sequence[str],
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The settings of the experiment. FOLB is plain and guarded; all others have the robust `rules`, or their usual.
+    """The settings of the experiment. FOLB is plain and guarded; all others have the robust `rules`, or the usual ones.
 
-    What is `given` comes first.
+    A setting in `given` replaces these.
     """
     found: dict[str, Any] = {"attack": list(attacks), "attackers": list(attackers)}
     for name in (name.rpartition(":")[2] for name in algorithms):

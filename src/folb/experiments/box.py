@@ -4,8 +4,8 @@
     "log:0.001..1"    its logarithm is uniform: as many points from 0.001 to 0.01 as from 0.1 to 1
     [5, 10]           these values
 
-Of n points, each n-th part of a range has one, and values come about equally often. The points depend on nothing but
-the box, their number and the seed.
+A range is cut into as many parts as there are points, and each part has one point. Values come about equally often.
+The points depend only on the box, their number and the seed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
     if n > size:
         raise InputError("points", n, f"should be at most {size:.0f}: the box has no more points")
     points: dict[str, tuple[Any, ...]] = {}
-    for turn in itertools.count():  # whole numbers and values may repeat a point, and then others are drawn
+    for turn in itertools.count():  # with whole numbers or values, a point may be drawn twice; then more are drawn
         columns = zip(box.items(), _orders(list(box), n, f"{seed} {turn}"), strict=True)
         for point in zip(
             *(_column(name, found, order, f"{seed} {turn}") for (name, found), order in columns), strict=True
@@ -146,7 +146,7 @@ def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _orders(names: Sequence[str], n: int, key: str) -> list[list[int]]:
-    """For each setting, the part of its range that each point is in: of many draws, that with the least correlation.
+    """For each setting, the part of its range that each point is in. The least correlated of many draws is taken.
 
     Without this, the high values of one setting would often meet only the low values of another.
     """

@@ -1,4 +1,4 @@
-"""What an experiment sets otherwise than by default, in words: by this, a list tells runs apart."""
+"""The choices of an experiment that are not the defaults, in words. They distinguish the runs in a list."""
 
 from __future__ import annotations
 

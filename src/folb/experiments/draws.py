@@ -14,7 +14,7 @@ from folb.store.directory import RunDirectory
 
 MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
 
-# Runs a planned experiment in the run store, unless it is there already. The text says what it is, for people.
+# Runs a planned experiment in the run store, unless it is finished already. The text describes it for people.
 Complete = Callable[[Plan, str], RunDirectory]
 
 

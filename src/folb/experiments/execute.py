@@ -46,7 +46,7 @@ class Start(NamedTuple):
 
     plan: Plan
     path: Path  # of its run directory
-    finished: bool  # the results are there already, and no round is run
+    finished: bool  # the results exist already, and no round is run
     keep_model: bool = True  # at the end
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
     first_look: Callable[[], FirstLook | None] = lambda: None  # what can be said before a long first round
@@ -233,13 +233,13 @@ def _perform(
     planned, path = start.plan, start.path
     fresh = not store.is_run(path)
     check_place(path, planned, again, accelerators)
-    # first: an experiment that cannot run clears nothing, and a user's own file may change while the rounds run
+    # this comes first: an experiment that cannot run must clear nothing, and a user's own file may change later
     simulation = ready(planned, accelerators)
     runs = about_runs(planned.algorithms, planned.experiment.seeds, planned.model.judged_by)
     about = about_model(planned, runs) if start.keep_model else None
     prepare(path, planned, again, accelerators, start.keep_model, given)
-    # It draws the picture at the end and takes half a second to load, so it loads while the rounds run. Not before all
-    # runs play: it would keep the interpreter from lowering and loading their programs.
+    # matplotlib draws the picture at the end. It takes half a second to load, so it loads while rounds are played,
+    # but only after every run has begun: before that, the interpreter is busy with lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
     playing: set[int] = set()
     try:
@@ -363,7 +363,7 @@ def prepare(
     elif given or there.get("keep_model", True) != keep_model:
         naming.write(path, naming.named(there | {"keep_model": keep_model}, given or {}))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
-    for written in (store.MODEL, store.RESULTS):  # they are damaged, or of a process that was killed at its end
+    for written in (store.MODEL, store.RESULTS):  # damaged, or left by a process that was killed at its end
         (path / written).unlink(missing_ok=True)
     (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
@@ -385,7 +385,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, Any] | None = None) -> None:
     """Write the models, if `about` describes them, the picture and the results; then remove the checkpoints.
 
-    If it is killed before the results are there, the checkpoints have it all; if later, `_complete` does the rest.
+    If it is killed before the results are written, the checkpoints have everything; later, `_complete` does the rest.
     """
     if about is not None:
         model_file.save(path / store.MODEL, about, [run.params for run in runs])

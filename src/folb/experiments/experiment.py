@@ -44,7 +44,7 @@ class Experiment:
     evaluate: Evaluate = None  # "all", or how many samples of each side; None: by the model's cost
     device_samples: int | None = None  # at most so many training samples of each device; None: all
     records: bool = False  # keep every device's weight and gamma in every round
-    metrics: Sequence[str] = ()  # measured beside the accuracy, such as fairness, f1, auc or top5
+    metrics: Sequence[str] = ()  # measured besides the accuracy, such as fairness, f1, auc or top5
     set: Mapping[str, Any] = None  # type: ignore[assignment]
     box: Mapping[str, Any] = None  # type: ignore[assignment]
     points: int | None = None  # with a box: 12

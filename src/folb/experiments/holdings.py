@@ -45,7 +45,7 @@ def _counted(stored: RunDirectory) -> dict[str, Any]:
     try:
         known = settings(data.constructor(name))
         federation = data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
-    except (InputError, TypeError, ValueError, MemoryError) as error:  # the settings are a file's, and unchecked
+    except (InputError, TypeError, ValueError, MemoryError) as error:  # settings from a file are not checked
         return {"missing": str(error) or type(error).__name__}
     if stored.environment["devices"] != federation.N:
         return {"missing": f"the data now have {federation.N:,} devices, and the run had another number"}
@@ -55,7 +55,7 @@ def _counted(stored: RunDirectory) -> dict[str, Any]:
 
 
 def counted(federation: Federation) -> dict[str, Any]:
-    """For each device, its samples to train and to test on, and of each label."""
+    """For each device, how many samples it has to train on, to test on, and of each label."""
     return {
         "train": federation.train.size.tolist(),
         "test": federation.test.size.tolist(),

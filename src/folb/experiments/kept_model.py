@@ -36,8 +36,8 @@ class KeptModel:
     """A model that a run ended with.
 
     `params` are its parameters. `classes` are the names of the classes, or their numbers if the data has no names. A
-    file that has a model's arrays alone, as of a Flower app, says neither these nor the `shape` of a sample: they are
-    empty, and None.
+    file with only a model's arrays, such as that of a Flower app, does not tell the classes or the `shape` of a sample:
+    `classes` is then empty, and `shape` is None.
     """
 
     params: Params
@@ -56,7 +56,7 @@ class KeptModel:
         return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: {about})"
 
     def predict(self, x: Any) -> NDArray:
-        """The class of each sample, as a number; `classes[number]` is its name. Of a regression, the number itself.
+        """The class of each sample, as a number; `classes[number]` is its name. For a regression, the predicted number.
 
         `x` has samples first, each of the shape that the model was trained on.
         """
@@ -125,9 +125,9 @@ def load_model(
     `run` is a run directory, its path, its name, the beginning of its name, "last" for the newest, or the path of a
     model.npz.
     `algorithm` is a label of the table, or an algorithm's name. It and `seed` may be left out if there is only one.
-    `model` stands in for the model that the file names, such as one of your own whose file is gone. By default a model
-    from a file of your own is loaded from that file, which is executed. A file that has a model's arrays alone, under
-    the names that they have on Flower, needs it.
+    `model` replaces the model that the file names, for example one of your own whose file is gone. By default a model
+    of your own is loaded from its file, which is executed. A file with only a model's arrays, under the names that they
+    have on Flower, needs `model`.
     """
     path = _file(run)
     if model is not None and not model_file.is_described(path):
@@ -190,8 +190,8 @@ def _built(path: Path, about: Mapping[str, Any], shape: tuple[int, ...], classes
 
 
 def _check_own(file: Path, about: Mapping[str, Any]) -> None:
-    """Raise an `InputError` if a user's own file is gone, or is not what it was: it would predict something else."""
-    instead = "put back the file of then, or give the model itself: load_model(..., model=...)"
+    """Raise an `InputError` if a user's own file is gone or has changed: its model would predict something else."""
+    instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
     if not file.is_file():
         raise InputError("model", about["model"], f"there is no file {file} any more; {instead}")
     if "sha256" in about and _digest(file) != about["sha256"]:

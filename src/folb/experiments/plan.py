@@ -70,7 +70,7 @@ class Plan:
     algorithms: list[Algorithm]
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     stream: bool = False  # whether the samples stay on the host
-    differs: str = ""  # what it sets otherwise than by default
+    differs: str = ""  # the choices that are not the defaults
     evaluated: int | None = None  # how many samples of each side are evaluated; None: all
 
     @property
@@ -105,14 +105,14 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     variants: list[Algorithm] = []
     for part, values, box in zip(algorithms, given[3:], drawn, strict=True):
         found = _by_dataset(part, experiment.dataset) | values
-        # always in the order of the signature, so that repeated runs keep their places
+        # always in the order of the signature, so that a repeated experiment has the same run directory
         swept = {name: found[name] for name in part.settings if name in found and name not in box}
         points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
         for combination, point in itertools.product(itertools.product(*swept.values()), points):
             variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True)), **point))
         values |= swept
 
-    if system.constructor is trace and given[2].get("file"):  # it is found from any directory
+    if system.constructor is trace and given[2].get("file"):  # an absolute path is found from any directory
         given[2]["file"] = os.path.abspath(given[2]["file"])
     built_system = system.make(Callable, **given[2])
     if inspect.isfunction(built_system):  # a user's own: jax then sees a tree without arrays
@@ -128,7 +128,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
         known = usual(federation, built_model)
     experiment = _judged(experiment, built_model, federation)
     evaluated = known if experiment.evaluate is None else chosen(experiment.evaluate, federation, built_model)
-    # written only where it is not all, or not as usual: so that older runs keep their names
+    # written only if it is a sample, or all in place of the usual sample: so older runs keep their names
     asked, experiment = experiment, replace(experiment, evaluate=evaluated or (None if known is None else "all"))
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
     identity = _identity(whole, federation, built_system)
@@ -137,7 +137,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
 
 
 def _judged(experiment: Experiment, model: Model, federation: Federation) -> Experiment:
-    """The experiment without the metrics that are measured anyway, if its target and all others fit the model."""
+    """The experiment without the metrics that are measured anyway. Raises unless target and metrics fit the model."""
     if measure(model.judged_by).is_share and experiment.target > 1:
         raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
     chosen_metrics(experiment.metrics, model, federation)
@@ -220,7 +220,7 @@ def _anywhere(experiment: Experiment) -> Experiment:
     )
 
 
-RENEWED = ("adam", "yogi", "fedexp")  # their defaults have changed: older results are not theirs
+RENEWED = ("adam", "yogi", "fedexp")  # their defaults have changed, so older results are another experiment's
 
 
 def _identity(experiment: Experiment, federation: Federation, system: Any) -> str:

@@ -16,7 +16,7 @@ from folb.simulation.sample import usual
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
-MOVED = 300  # operations that take as long as a number that a product with few outputs reads or writes
+MOVED = 300  # operations that take as long as reading or writing one number, in a product with few outputs
 SAMPLES = 100  # of each device, if the model is costly
 EVALUATED = 300  # of each side, if the model is costly
 

@@ -118,7 +118,7 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     assert loaded is not None and loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
-    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import the files beside it
+    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files of its directory
     try:
         loaded.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -147,5 +147,5 @@ def naming_own_files(names: Sequence[str]) -> Iterator[None]:
         files = [name for name in names if ".py:" in name]
         if not files:
             raise
-        # what a function of theirs returned is not what folb can use
+        # one of their functions returned something that folb cannot use
         raise InputError("own file", ", ".join(files), reason) from error

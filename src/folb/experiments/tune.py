@@ -47,7 +47,7 @@ class Point:
     judged_by: str = ACCURACY  # what `accuracy` is, and the target is for
 
     def merit(self, by: By = "first") -> tuple[bool, float, int, float]:
-        """The key that ranks points, smallest first: the median of `arrived`, seeds that never arrive, then loss.
+        """The key that ranks points, smallest first: the median of `arrived`, how many seeds never arrive, the loss.
 
         Points that diverged come last. Losses that agree to four digits are equal: the other digits depend on the order
         in which a compiler adds.

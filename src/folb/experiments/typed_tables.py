@@ -18,7 +18,7 @@ def _whole(value: Any) -> bool:
 
 
 def all_of(what: Callable[[Any], bool], many: type) -> Callable[[Any], bool]:
-    """Whether a value is a list or a table, and all its values fit."""
+    """A test of whether a value is a list or a table, and all its values fit."""
 
     def fits(value: Any) -> bool:
         if not isinstance(value, many):

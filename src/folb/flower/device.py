@@ -23,6 +23,8 @@ from folb.flower.protocol import Arrays, Task
 from folb.flower.sums import SUMS
 from folb.typing import NDArray
 
+KNOWN_PARTS: Mapping[str, LocalStep | Upload] = {**LOCAL_STEPS, **UPLOADS, **SUMS, **BOUNDED, DELTA.name: DELTA}
+
 
 @dataclass(frozen=True, eq=False)
 class Device:
@@ -51,6 +53,11 @@ class Device:
         for name in ("x", "y"):
             if isinstance(getattr(self, name), list | tuple):
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
+        names = [part.name for part in self.parts]
+        for name in names:
+            if names.count(name) > 1 or (name in KNOWN_PARTS and KNOWN_PARTS[name] not in self.parts):
+                expected = "should be a name that no other part has: a device finds its parts by their names"
+                raise InputError("parts", name, expected)
 
     def answer(
         self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
@@ -232,7 +239,7 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, A
             raise InputError("arrays", sorted(params), f"should be the module's parameters: {sorted(known)}")
         with torch.no_grad():
             for name, parameter in known.items():
-                parameter.copy_(torch.from_numpy(np.ascontiguousarray(params[name])))
+                parameter.copy_(torch.from_numpy(np.asarray(params[name], order="C")))
         place = next(iter(known.values())).device
         module.zero_grad()
         labels = torch.as_tensor(y, device=place)

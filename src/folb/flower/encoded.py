@@ -1,9 +1,9 @@
 """A device's codec: the model as it came, and the arrays of a reply as they go.
 
 With error feedback, what the codec leaves out of an update stays on the device, in the state that Flower keeps for it
-(`Context.state`), and is added to its next update. It is never sent. A device does not know what becomes of a reply:
-what it left out counts from the moment it answers. Rounds count upwards: what was left out in this round or a later
-one is of another run, or of a round that is played again, and is dropped.
+(`Context.state`), and is added to its next update. It is never sent. A device does not know whether a reply is used:
+what it left out counts from the moment it answers. Within a run the round numbers only grow. So what was left out in
+this round or a later one comes from another run, or from a round that is repeated, and is dropped.
 
 This module imports only numpy and flwr, as `folb.flower.device` does.
 """

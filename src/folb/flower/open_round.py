@@ -31,7 +31,7 @@ from folb.flower.roster import Member
 from folb.measures import is_measure
 from folb.results.summary import short
 
-FEW = 3  # updates of which one liar could be the median
+FEW = 3  # updates: with fewer, a liar's own update could be the median
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
 
@@ -72,7 +72,7 @@ def plan(
     """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw.
 
     `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs. `luck` are the two
-    words that the draw alone follows from, by default the seed and t: devices learn what follows from `seed`.
+    words that only the draw depends on, by default the seed and t: devices learn words that depend on `seed`.
     """
     how = algorithm.selection
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
@@ -153,7 +153,7 @@ class Opened:
     algorithm: Algorithm
     members: list[Member]
     until: float
-    N: int = 0  # devices that were ever met: the memory is of all of them
+    N: int = 0  # all devices met so far: the memory has each of them
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
     start: Arrays | None = None  # the model that devices decode, if it has a codec
@@ -168,11 +168,11 @@ class Opened:
     before: dict[int, str] = field(default_factory=dict)  # rejected before the round's own messages
     looked_at: list[Message] = field(default_factory=list)
     owners: dict[str, int] = field(default_factory=dict)
-    enough: float = 0.0  # when as many replies were there as the round wants
-    aside: list[int] = field(default_factory=list)  # over-selected devices whose turn it was not
+    enough: float = 0.0  # when the round had as many replies as it wants
+    aside: list[int] = field(default_factory=list)  # over-selected devices that must wait for a later round
     shortened: list[tuple[int, str]] = field(default_factory=list)  # devices whose update was too long
     length: float = 0.0  # of a usual update in this round
-    epsilon: float | None = None  # that a private run has spent with this round
+    epsilon: float | None = None  # of a private run, after this round
     abandoned: str = ""
     update: Update | None = None  # once it is closed, if the model changed
     began: float = field(default_factory=time.monotonic)
@@ -267,16 +267,7 @@ class Opened:
         identities = [self.members[k].identity for k in drawn.first.device]
 
         def stack(who: Sequence[int], upload: Upload) -> Any:
-            shapes = self.forms[upload.name].shapes
-            replies = [self.usable.get(identity) for identity in who]
-            if shapes is None:
-                return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
-            found = {name: np.zeros((len(who), *shape), dtype) for name, (shape, dtype) in shapes.items()}
-            for i, reply in enumerate(replies):
-                if reply is not None and upload.name in reply.arrays:
-                    for name, value in reply.arrays[upload.name].items():
-                        found[name][i] = value
-            return found[protocol.VALUE] if set(found) == {protocol.VALUE} else found
+            return stacked_upload(upload, self.forms[upload.name], [self.usable.get(identity) for identity in who])
 
         def counted(chosen: Multiset, who: Sequence[int]) -> Any:
             there = np.array([identity in self.usable for identity in who])
@@ -310,6 +301,18 @@ class Opened:
             start=self.start,
             seconds=_array([self.took.get(identity, 0.0) for identity in identities]),
         )
+
+
+def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) -> Any:
+    """An upload of some devices: an array with a row for each, or a dict of them. Who sent nothing has zeros."""
+    if form.shapes is None:
+        return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
+    found = {name: np.zeros((len(replies), *shape), dtype) for name, (shape, dtype) in form.shapes.items()}
+    for i, reply in enumerate(replies):
+        if reply is not None and upload.name in reply.arrays:
+            for name, value in reply.arrays[upload.name].items():
+                found[name][i] = value
+    return found[protocol.VALUE] if set(found) == {protocol.VALUE} else found
 
 
 def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
@@ -354,7 +357,7 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     }
     if opened.epsilon is not None:
         line["epsilon"] = short(opened.epsilon, 6)
-    elif opened.algorithm.sends("gamma"):  # a private round keeps none: it has no noise
+    elif opened.algorithm.sends("gamma"):  # a private round does not record gammas: they have no noise
         line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
     if opened.length:
         line["length"] = opened.length

@@ -1,8 +1,8 @@
 """The messages between the server and a device: a task, and its answer.
 
-A task has all that a device needs, also its random words. So devices draw the same batches as the simulator, and keep
-no state between messages, except what a codec with error feedback leaves out (`folb.flower.encoded`). Models are flat:
-named arrays of float32, `first.weight` for a nested tree's leaf.
+A task has all that a device needs, including its random words. So devices draw the same batches as the simulator, and
+keep no state between messages, except what a codec with error feedback leaves out (`folb.flower.encoded`). Models are
+flat: named arrays of float32, `first.weight` for a nested tree's leaf.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def nested(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def packed(named: Mapping[str, NDArray]) -> ArrayRecord:
     """Named arrays as a record."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in named.items()})
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in named.items()})
 
 
 def unpacked(record: ArrayRecord) -> Arrays:

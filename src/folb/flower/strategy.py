@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from folb.core import gaussian, privacy, vector
+from folb.core import gaussian, privacy, tree, vector
 from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
@@ -39,7 +39,18 @@ from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import SINGLE, InputError, check, check_whole, choose
 from folb.flower import protocol
 from folb.flower.mailbox import SLACK, Post
-from folb.flower.open_round import Opened, candidates, close, form, plan, recorded, shifts, through, with_noise
+from folb.flower.open_round import (
+    Opened,
+    candidates,
+    close,
+    form,
+    plan,
+    recorded,
+    shifts,
+    stacked_upload,
+    through,
+    with_noise,
+)
 from folb.flower.protocol import Arrays, Task
 from folb.flower.remembered import Remembered
 from folb.flower.replies import Expected, Form, Refused, Reply, evaluation, means
@@ -67,9 +78,9 @@ class FederatedStrategy(Strategy):
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
     its devices if the rule is guarded or robust, and otherwise 1. After `max_abandoned` such rounds in a row the run
     ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
-    answered, or a little later: a device whose reply was used waits its turn (`_enough`); by default it is the
-    algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to that, and the
-    record says so.
+    answered, or a little later: a device whose reply was just used waits for its turn (`_enough`); by default it
+    is the algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to that, and
+    the record says so.
     A private algorithm is accounted for with N = `min_available_nodes`: no round draws from fewer. Its draws and its
     noise come from the operating system; with `replay` they follow from the seed, which is for reproduction alone.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
@@ -227,7 +238,7 @@ class FederatedStrategy(Strategy):
         self.algorithm = core_round.over_rounds(self._composed, num_rounds)
         model = self._checked_model(initial_arrays)
         self.algorithm = privacy.calibrated(self.algorithm, self.min_available_nodes, num_rounds)
-        privacy.affordable(self.algorithm, self.min_available_nodes, 1)  # a budget for no round at all is an error
+        privacy.affordable(self.algorithm, self.min_available_nodes, 1)  # raises if the budget covers no round
         self.post, self.roster, self.lengths, self.used = Post(grid), Roster(self.wait), [], set()
         self.spent = 0
         self.summary()
@@ -248,7 +259,7 @@ class FederatedStrategy(Strategy):
         )
         how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # an earlier run has none in its identity
-        if self.algorithm.privacy is not None:  # epsilon is for so many devices in all rounds
+        if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {self.min_available_nodes}"
         with recording(self.directory, about, state, how) as record:
             self.awaited, self.spent = set(record.devices), record.asked
@@ -312,9 +323,9 @@ class FederatedStrategy(Strategy):
         return result
 
     def _is_spent(self, t: int) -> bool:
-        """Whether the budget of a private run does not allow round t. If it does, the round counts from now on.
+        """Whether the budget of a private run is too small for round t. If it is not, the round counts from now on.
 
-        A round that is asked again, since the run was interrupted in it, counts twice: its devices have answered twice.
+        If the run was interrupted in a round, this round is repeated and counts twice: its devices answer twice.
         """
         found = self.algorithm.privacy
         if found is None:
@@ -450,9 +461,10 @@ class FederatedStrategy(Strategy):
         if len(there) < max(self.min_replies or 1, opened.algorithm.selection.K):
             opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
             return
-        answers = np.stack([found[identity].arrays[first.upload.name][protocol.VALUE] for identity in there])
-        known = np.asarray(first.remember(answers, opened.algorithm.selection.K))
+        answers = stacked_upload(first.upload, opened.forms[first.upload.name], [found[identity] for identity in there])
+        known = jax.tree.map(np.asarray, first.remember(answers, opened.algorithm.selection.K))
         new = self.remembered.stacked(there)
+        tree.check_like("sampling: first: what `remember` returns", known, new[1])
         self.remembered.update(there, [True] * len(there), (new[0], known))
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
@@ -713,7 +725,7 @@ class FederatedStrategy(Strategy):
         opened = self._round
         opened.take(replies)
         for identity, reason in (opened.before | opened.refused).items():
-            if reason.startswith(protocol.SIZE):  # it may have been restarted, with other data
+            if reason.startswith(protocol.SIZE):  # the device may have been restarted with other data
                 self.roster.forget(identity)
         self._take_turns(opened)
         following = opened.state
@@ -751,7 +763,7 @@ class FederatedStrategy(Strategy):
 
     def _finite(self, opened: Opened, closed: Closed) -> tuple[State, Update | None]:
         step = (closed.state.params, closed.state.memory, closed.state.average, closed.state.step_size)
-        remembered = (closed.state.shared, closed.own)  # which may mark by infinity what was not met
+        remembered = (closed.state.shared, closed.own)  # here infinity may mark a device that was not met
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step))
         if not finite or any(np.isnan(leaf).any() for leaf in jax.tree.leaves(remembered)):
             opened.abandoned = "the step is not finite"
@@ -825,17 +837,17 @@ def _check_private(
     fraction_evaluate: float,
     min_available_nodes: int,
 ) -> None:
-    """Raise an `InputError` for what would send something of a device without noise, or is not accounted for."""
+    """Raise an `InputError` for settings that would send values without noise, or that epsilon does not cover."""
     assert algorithm.privacy is not None
     K = algorithm.privacy.K
     for name, value in asked.items():
-        if value is not None and (name == "fraction_train" or value != 1):  # a share of 1 is all devices, and not K
+        if value is not None and (name == "fraction_train" or value != 1):  # a share of 1 means all devices, not K
             raise InputError(name, value, f"should be None with privacy: every round has its K = {K}, and is closed")
     if fraction_evaluate:
         expected = "should be 0 with privacy: the devices' metrics would have no noise"
         raise InputError("fraction_evaluate", fraction_evaluate, expected)
     if min_available_nodes < K:
-        expected = f"should be at least K = {K} with privacy: epsilon is for so many devices"
+        expected = f"should be at least K = {K} with privacy: epsilon is computed for this number of devices"
         raise InputError("min_available_nodes", min_available_nodes, expected)
 
 

@@ -1,11 +1,11 @@
 """FOLB in two phases, for a server that learns only sums.
 
 Phase 1 sums the devices' gradients; their mean g goes back. In phase 2 each device computes its own importance I_k of
-(13) or (18), and sends I_k Delta w_k and |I_k| into two sums; the server divides one by the other. The
-server never looks at one device's values alone: it only adds them up.
+(13) or (18), and sends I_k Delta w_k and |I_k| into two sums; the server divides one by the other. The server never
+looks at one device's values alone: it only adds them up.
 
-A function forms the sums, by default `in_the_clear`. It does not hide what it adds: for masking, a protocol of the
-carrier replaces this function.
+A function forms the sums, by default `in_the_clear`, which does not hide what it adds. To mask the values, replace it
+by a secure-aggregation protocol.
 """
 
 from __future__ import annotations

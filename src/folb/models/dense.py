@@ -46,7 +46,7 @@ def logistic(
 
 
 def linear(shape: tuple[int, ...], classes: int) -> Model:
-    """Linear regression: one linear map to the number that the label is, with the squared error for a loss."""
+    """Linear regression: one linear map to the label, a number, with the squared error as its loss."""
     inputs = prod(shape)
 
     def start(key: Array) -> Params:

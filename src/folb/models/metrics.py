@@ -1,6 +1,6 @@
-"""Metrics: what the predictions of a model are worth. Each is a function of all test samples together.
+"""Metrics: how good the predictions of a model are. Each is a function of all test samples together.
 
-`y` are the labels, `predicted` what the model predicts, `scores` a score for each sample and class.
+`y` are the labels, `predicted` are the predictions, and `scores` has a score for each sample and class.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def auc(y: Array, scores: Array) -> Array:
 
 
 def _area(positive: Array, score: Array) -> Array:
-    """For the samples of one class: the mean part of the others whose score is lower; NaN if a score is."""
+    """For the samples of one class: the mean share of the others that score lower; NaN if any score is not finite."""
     n = len(score)
     ordered, positive = jax.lax.sort((score, positive), num_keys=1)
     others = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(~positive, dtype=jnp.int32)])

@@ -18,11 +18,11 @@ class Model(NamedTuple):
     init(key) -> params; loss(params, x, y) -> the loss of each sample of a batch; predict(params, x) -> labels.
 
     `heavy` is about how a model is computed: it spends its time in large products. So its mini-batch steps are not
-    unrolled, it is evaluated on fewer samples at once, and on a CPU the devices of a round run one after another. What
-    it costs is another matter, which `folb.models.cost` counts. `block` is the largest number of samples that a CPU
-    should take at once, so that intermediate values stay in its cache. A model with `codes` takes whole
-    numbers from 0 to codes - 1 as inputs, and would ignore any others without an error. A model with `scores` tells as
-    many labels apart as scores(params, x) has columns; any others would have a loss that is not finite.
+    unrolled, it is evaluated on fewer samples at once, and on a CPU the devices of a round run one after another. Its
+    operations are counted in `folb.models.cost`. `block` is the largest number of samples that a CPU should take at
+    once, so that intermediate values stay in its cache. A model with `codes` takes whole numbers from 0 to codes - 1 as
+    inputs, and would ignore any others without an error. A model with `scores` knows one label for each column of
+    scores(params, x); any other label would give a loss that is not finite.
 
     `judged_by` names the metric that the target is for: "accuracy", "f1", "auc" or "top5" of a model that tells classes
     apart; "mse" or "mae" of one that predicts numbers, whose errors should be low.
@@ -58,7 +58,7 @@ def classifier(
     block: int | None = None,
     codes: int | None = None,
 ) -> Model:
-    """The model of class scores(params, x): [batch, classes], with the cross-entropy for a loss."""
+    """The model of class scores(params, x): [batch, classes], with the cross-entropy as the loss."""
     return Model(
         init=init,
         loss=lambda params, x, y: cross_entropy(scores(params, x), y),
@@ -76,7 +76,7 @@ def regressor(
     heavy: bool = False,
     block: int | None = None,
 ) -> Model:
-    """The model of numbers value(params, x): [batch], with the squared error for a loss, and judged by its mean."""
+    """The model of numbers value(params, x): [batch], with the squared error as the loss, and judged by its mean."""
     return Model(
         init=init,
         loss=lambda params, x, y: (value(params, x) - y) ** 2,

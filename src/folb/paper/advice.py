@@ -1,7 +1,7 @@
 """The advice of the front page: sentences that follow from verdicts.
 
 The file `front.toml` has their layout, and for each sentence the claim that it follows from and a wording for each
-outcome. So no sentence can say more than the stored results do, and none can grow stale. A wording may have
+outcome. So no sentence can say more than the stored results do, and none can become outdated. A wording may have
 
     {count} {total}  in how many conditions the claim holds, such as "3 of 21"; how many there are
     {often}          the share of these: Seldom, Sometimes or Mostly
@@ -11,7 +11,7 @@ outcome. So no sentence can say more than the stored results do, and none can gr
     {effect} {value} the least and the greatest effect with their intervals, or without
     {runs}           the runs of a condition
 
-A sentence about what was not run is left out, and its claim is named at the end.
+A sentence about something that was not run is left out, and its claim is named at the end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def say(sentence: Sentence, verdict: Verdict) -> str:
 
 
 def outcome(verdict: Verdict) -> str:
-    """The verdict in a word; of claims that do not hold it tells apart those that no comparison speaks against."""
+    """The verdict in a word. A claim that does not hold is "fails" only if a comparison speaks against it."""
     if verdict.word == verdicts.FAILS:
         against = sum(_against(verdict))
         return "fails" if against else "unclear" if verdict.conditions else "unreached"

@@ -119,7 +119,7 @@ def _ranked(
 ) -> list[tune.Point]:
     """The points of the grid from the best to the worst, over all the search's draws and seeds."""
     name = search.algorithm
-    # the other algorithms are not here to take their settings
+    # the search runs without the other algorithms, so their settings are left out
     others = {other for other in given.get("algorithms", ()) if other != name} | {"averaging"}
     settings = {key: value for key, value in given.get("set", {}).items() if key not in others}
     settings[name] = dict(settings.get(name, {})) | dict(search.grid)
@@ -237,7 +237,7 @@ def stored(home: Path, arm: Arm) -> dict[str, Any] | None:
 
 
 def earlier(home: Path, arm: Arm) -> str:
-    """What the results of an arm have that its experiment file has no more, or "". Then it is to be run again."""
+    """How the experiment of an arm's results differs from its file, or "". If it differs, the arm must be run again."""
     found = _read(home, arm)
     return "" if found is None else _earlier(found, arm)
 
@@ -289,7 +289,7 @@ def _damage(document: Mapping[str, Any], arm: Arm) -> str:
 
 
 def _earlier(document: Mapping[str, Any], arm: Arm) -> str:
-    """In what the experiment of stored results is not that of the arm's file, or ""."""
+    """How the experiment of stored results differs from the arm's file, or ""."""
     if arm.check is not None or "check" in document:
         same = document.get("check") == arm.check and document.get("settings") == dict(arm.settings)
         return "" if same else "another check"

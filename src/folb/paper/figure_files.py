@@ -269,7 +269,7 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
     if not own.get("check"):
         for key in table:
             choose(f"{where}: key of arm", key, KEYS)
-        table["evaluate"] = "all"  # whatever the model costs: the paper's figures are not of a sample
+        table["evaluate"] = "all"  # even if the model is costly: the paper's figures are of all samples
     found = []
     for values in itertools.product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))

@@ -35,7 +35,7 @@ class Page(NamedTuple):
     arms: Sequence[Arm]
     documents: Documents
     verdicts: Sequence[Verdict]
-    earlier: Mapping[str, str]  # by id: what the results have that the arm's file has no more
+    earlier: Mapping[str, str]  # by id: how the results differ from the arm's file
 
     @property
     def present(self) -> list[Mapping[str, Any]]:
@@ -208,7 +208,7 @@ def _page(one: Page, pictured: bool, quick: bool) -> Iterator[str]:
 
 
 def _published(compared: Sequence[Verdict]) -> Iterator[str]:
-    """Our numbers beside theirs, and what is not run."""
+    """Our numbers next to theirs, and what is not run."""
     if not compared:
         return
     for verdict in compared:

@@ -1,7 +1,7 @@
 """A verdict for each claim, computed from stored results.
 
 A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms`. If `under` lists
-words that tell variants apart (such as "mu=1, averaging=samples"), it does so for each of them. Each such case is a
+words that distinguish variants (such as "mu=1, averaging=samples"), it does so for each of them. Each such case is a
 condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
 
     rounds, seconds, loss, bytes_up  log(worse / better), shown as a ratio; above 1 in favour of `better`
@@ -66,7 +66,7 @@ class Condition(NamedTuple):
     effects: Mapping[str, Effect]
     holds: bool
     note: str = ""
-    ours: str = ""  # our number, beside a published one
+    ours: str = ""  # our number, next to a published one
 
 
 class Verdict(NamedTuple):
@@ -128,7 +128,7 @@ class Verdict(NamedTuple):
 
 
 def common(held: Sequence[str], names: Sequence[str]) -> str:
-    """What tells the names `held` from the others: one or two parts that only they have, or else all of them."""
+    """What distinguishes the names `held` from the others: one or two parts that only they have, or else all names."""
     parts = {name: name.split(", ") for name in names}
     known = list(dict.fromkeys(part for name in names for part in parts[name]))
     for n in (1, 2):
@@ -399,7 +399,7 @@ def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArra
 
 
 def label(document: Document, wanted: str, under: str = "") -> str:
-    """The algorithm of the document with all words of `wanted`, and with the words of `under` that tell it apart."""
+    """The algorithm of the document with all words of `wanted`, and with the words of `under` that distinguish it."""
     name, *words = wanted.split()
     found = [label for label in document["algorithms"] if label.split()[0] == name and set(words) <= set(label.split())]
     for word in under.replace(",", " ").split():
@@ -489,7 +489,7 @@ def _log_printed(document: Document) -> NDArray:
 
 
 def _far(document: Document) -> int:
-    """The rounds of a run that never arrives, beside a printed number: one more than it had could seem near."""
+    """The rounds of a run that never arrives, against a printed number: its rounds plus one could look close."""
     return 2 * int(document["experiment"]["rounds"])
 
 

@@ -63,7 +63,7 @@ def draw(
 def _logarithmic(axes: Any) -> None:
     """A logarithmic axis with plain numbers at 1, 2, 5, 10, ...
 
-    Powers of ten would be mathematics to matplotlib, whose parser takes a while.
+    matplotlib would draw powers of ten with its parser of mathematics, which takes a while.
     """
 
     def plain(value: float, _: Any) -> str:
@@ -95,7 +95,7 @@ def _swings(values: NDArray, log: bool) -> bool:
 
 
 def legend_rows(labels: Mapping[str, Any], width: float) -> tuple[int, int]:
-    """Rows and columns of a legend in a picture of that width, in inches. To measure the texts would take longer."""
+    """Rows and columns of a legend in a picture of that width, in inches: a guess, because measuring texts is slow."""
     most = max(1, int(width / (ENTRY + LETTER * max(map(len, labels), default=0))))
     rows = max(1, -(-len(labels) // most))
     return rows, max(1, -(-len(labels) // rows))

@@ -25,7 +25,7 @@ COLUMNS = {
     "seconds": "float32",
     "updated": "bool_",
     "lost": "int32",
-    "rounds_to_target": "int32",  # these two are of the whole run, and the same in each of its rounds
+    "rounds_to_target": "int32",  # these two belong to the whole run, and are the same in each of its rounds
     "held_from": "int32",
 }
 SPENT = {"epsilon": "float64"}  # only of private runs
@@ -80,7 +80,7 @@ def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
     for about, run in zip(known, stored.runs(), strict=True):
         arrivals = {"rounds_to_target": run.rounds_to(target), "held_from": run.held_from(target)}
-        about |= {name: t for name, t in arrivals.items() if t is not None}  # never: as unmeasured
+        about |= {name: t for name, t in arrivals.items() if t is not None}  # a target that is never reached: empty
     return names, (
         [_value(line.get("metrics", {}) | line | known[line["run"]], name) for name in names] for line in lines
     )

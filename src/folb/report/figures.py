@@ -41,7 +41,7 @@ def curves(
     """A picture in that format: for each algorithm, the median over the seeds as a line and the range as a band."""
     groups = labelled(runs)
     own = looks(groups)
-    # a fixed place for axes and legend: to fit them to their texts would take as long as to draw them
+    # a fixed place for axes and legend: fitting them to their texts would take as long as drawing them
     width = 9.0
     beneath = 0.55 + curve_panel.ROW * curve_panel.legend_rows(groups, width)[0]
     above = 0.35 + 0.2 * len(_lines(width, note))

@@ -78,7 +78,7 @@ class Server(ThreadingHTTPServer):
         return self.followed.setdefault(path, Following(path))
 
     def entries(self, runs: dict[str, Path]) -> list[dict[str, str]]:
-        """What the list shows of each run. One that cannot be read hides no other."""
+        """What the list shows of each run. A run that cannot be read does not hide the others."""
         return [_entry(name, path, self.following(path)) for name, path in runs.items()]
 
     def handle_error(self, request: Any, address: Any) -> None:
@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        # a foreign page would have to use another name for this machine
+        # a page of another site could only reach this server under another name of the machine
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             return self.send_error(HTTPStatus.FORBIDDEN)
@@ -173,7 +173,7 @@ def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
     try:
         stored = directory.read(path)
         about = described(stored)
-        if about["state"] == "running":  # of all others together there may be too much to read
+        if about["state"] == "running":  # the rounds of all other runs together may be too much to read
             found["progress"] = following.progress(stored)
         started = f"{stored.started[:16]} UTC"
         called = {"called": stored.given_name, "tags": ", ".join(stored.tags)}
@@ -204,7 +204,7 @@ class Following:
         with self.lock:
             self.advance(stored)
             about = described(stored) | {"table": self.table, "measures": measures(stored, self.runs)}
-        # a metric that nobody announced makes another page
+        # a metric that was not announced changes the identity, so that the page is built again
         about["identity"] += "".join(f" {known['name']}" for known in about["measures"])
         return {
             "cursor": _cursor(stored, end),
@@ -250,7 +250,7 @@ def joined(run: Run, later: Run) -> Run:
 
 
 def _joined(parts: Sequence[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-    """Values by name, part after part; NaN in a part, of so many values, that does not have the name."""
+    """Values by name, part after part. A part has a number of values; without the name, they are all NaN."""
     names = dict.fromkeys(name for values, _ in parts for name in values)
     return {
         name: np.concatenate([values.get(name, np.full(length, np.nan, np.float32)) for values, length in parts])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from zlib import crc32
 
-# page.css has the same, and colours for the dark: a test compares them
+# page.css has the same colours, and others for dark mode; a test compares them
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#b88000", "#3a93c4", "#333333")
 DASHES = ((), (7, 3), (2.5, 2.5), (9, 3, 2.5, 3), (4, 2))
 STROKE = 1.8  # the width of a line on the page, which its dashes are made for
@@ -69,12 +69,12 @@ class Look(NamedTuple):
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """The look of each label of a picture: the algorithm's own for its first, other dashes and shades for the rest.
 
-    A label is an algorithm's name, and after a space what tells it from others of that name.
+    A label is an algorithm's name and, after a space, the settings that distinguish it from others of that name.
     """
     labels = list(dict.fromkeys(labels))
     first = {_name(label): label for label in reversed(labels)}
     found: dict[str, Look] = {}
-    # an algorithm of ours never gives way, and a first label only to these
+    # folb's own algorithms always keep their look; the first label of another one only gives way to these
     for label in sorted(labels, key=lambda label: (first[_name(label)] != label, _name(label) not in ALGORITHMS)):
         found[label] = _free(_own(_name(label)), set(found.values()))
     return {label: found[label] for label in labels}

@@ -147,7 +147,7 @@ def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Con
 
 
 def _short(value: Any) -> Any:
-    """The fewest digits that 32 bits are read from again; a word or None stays."""
+    """The fewest digits from which the same 32-bit number is read again; a word or None stays."""
     return value if value is None or isinstance(value, str) else float(str(np.float32(value)))
 
 
@@ -199,7 +199,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
 
 
 def measures(stored: RunDirectory, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What the page can show beside the training loss: what the runs are judged by comes first."""
+    """The measures that the page can show besides the training loss. The one that judges the runs comes first."""
     judged = stored.measure
     asked = measured(tuple(stored.experiment.get("metrics", ())))
     always = () if is_regression(judged.name) else (ACCURACY,)
@@ -213,14 +213,14 @@ def _shown(known: Measure) -> dict[str, Any]:
 
 
 def _private(runs: Sequence[dict[str, Any]]) -> str:
-    """Who adds the noise, and delta: an epsilon says nothing without it."""
+    """Who adds the noise, and delta: an epsilon says nothing without delta."""
     given = [about["parameters"] for about in runs if about["parameters"].get("privacy")]
     said = (f"{own['privacy']}, delta {own.get('delta') or accountant.DELTA}" for own in given)
     return "; ".join(dict.fromkeys(said))
 
 
 def _own(stored: RunDirectory) -> dict[str, Any] | None:
-    """What is recorded of each device's own figure; None if it is not."""
+    """How the page shows each device's own figure; None if it was not recorded."""
     if not (stored.experiment["records"] and FAIRNESS in stored.experiment.get("metrics", ())):
         return None
     numbers = is_regression(stored.measure.name)

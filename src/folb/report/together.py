@@ -39,10 +39,10 @@ def together(stored: Sequence[RunDirectory], runs: Sequence[Sequence[Run]]) -> d
 
 
 def labels(stored: Sequence[RunDirectory]) -> list[list[str]]:
-    """For each run of each directory, its algorithm and what tells it from the others.
+    """For each run of each directory, its algorithm and what distinguishes it from the others.
 
-    These are settings of the algorithm, then choices of the whole experiment. If they do not tell it from one of
-    another directory, the directory's name does.
+    These are settings of the algorithm, then choices of the whole experiment. If a run of another directory has the
+    same ones, the directory's name is added.
     """
     entries = [one.environment["runs"] for one in stored]
     flat = iter(summary.labels([(entry["name"], entry["parameters"]) for own in entries for entry in own]))
@@ -68,7 +68,7 @@ def _apart(stored: Sequence[RunDirectory]) -> list[list[str]]:
 
 
 def _choices(experiment: Mapping[str, Any], own: set[str]) -> Iterable[tuple[str, str]]:
-    """The choices of an experiment as text, without the settings in `own`, which labels have already."""
+    """The choices of an experiment as text, without the settings in `own`, which the labels already have."""
     for key in WHOLE:
         yield key, os.path.basename(experiment[key]) or experiment[key]
     parts = {experiment[key] for key in WHOLE}

@@ -67,7 +67,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
 
 
 def _spent(run: Run) -> dict[str, Any]:
-    """The epsilon of a private run, and its delta: the one means nothing without the other."""
+    """The epsilon of a private run, and its delta: epsilon means nothing without delta."""
     if run.epsilon is None:
         return {}
     given = run.parameters.get("delta")

@@ -11,7 +11,7 @@ import numpy as np
 from folb.results.run import Run
 from folb.results.summary import finite, labels
 
-OF_ATTACKS = ("attack", "attackers")  # the settings that do not make another rule
+OF_ATTACKS = ("attack", "attackers")  # settings that are not part of a rule
 
 
 @dataclass(frozen=True)

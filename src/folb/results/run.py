@@ -58,7 +58,7 @@ class Run:
     def rounds_to(self, target: float) -> int | None:
         """The first round that reaches `target`: its test accuracy is at least so high.
 
-        If lower is better, as for a mean squared error, it is at most so high; likewise below.
+        If lower is better, as for a mean squared error, it is at most so high. The methods below do the same.
         """
         reached = np.flatnonzero(_reaches(self.judged, target, self.measure.lower))
         return int(self.evaluated_rounds[reached[0]]) if len(reached) else None

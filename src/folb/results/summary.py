@@ -45,8 +45,8 @@ def table(
 ) -> tuple[list[str], list[list[str]]]:
     """The headings of the table of results, and a row for each algorithm; `clock` is the heading for seconds.
 
-    A column that may well be zero everywhere is left out if it is. If a run has fewer than `rounds`, each row says
-    after how many rounds it stands. The metrics of the runs are those of the last evaluated round.
+    Some columns are left out if they are zero everywhere. If a run has fewer than `rounds`, each row says how many
+    rounds it is about. The metrics of the runs are those of the last evaluated round.
     """
     known = judged(runs)
     goal, drops = known.goal(target), known.worsened
@@ -154,9 +154,9 @@ def ranged(reached: Sequence[float | None]) -> str:
 
 
 def told_apart(runs: Sequence[Run], target: float) -> str:
-    """Who needs the fewest rounds to the target, and who is not told from it by the seeds, in a line.
+    """The line that says which algorithms need the fewest rounds, and which others the seeds cannot tell from them.
 
-    If none reaches the target with most seeds, or every run does at once, it says so. It is otherwise empty if there is
+    If none reaches the target with most seeds, or every run does at once, it says so. Otherwise it is empty if there is
     only one algorithm.
     """
     groups, known = labelled(runs), judged(runs)

@@ -33,9 +33,9 @@ class Arrivals(NamedTuple):
     device: Array  # [K], NOBODY if the round ended before
     number: Array  # [K] the numbers of their starts
     row: Array  # [K] the models that they started from
-    replied: Array  # how many they are
-    gone: Array  # [PATIENCE K] who was lost, or NOBODY
-    lost: Array  # how many they are
+    replied: Array  # how many replies
+    gone: Array  # [PATIENCE K] the devices that were lost, or NOBODY
+    lost: Array  # how many were lost
     started: Array  # devices that were sent the model
     seconds: Array
 
@@ -43,7 +43,7 @@ class Arrivals(NamedTuple):
 def arrivals(
     problem: Problem, algorithm: Algorithm, draw: Draw, params: Params, queue: Queue, seed: Array | int
 ) -> tuple[Queue, Arrivals]:
-    """The next K replies; whoever starts meanwhile starts from `params`. The replies leave the queue."""
+    """The next K replies; devices that start meanwhile start from `params`. The replies leave the queue."""
     if draw.another is None:
         raise InputError("sampling: a Draw", "without `another`", "should be an array of chances with concurrency")
     another, K = draw.another, algorithm.selection.K

@@ -1,4 +1,4 @@
-"""What can be said before a long first round: how good the model is that all begin with, and how long a round takes."""
+"""What is known before a long first round: how good the initial model is, and about how long a round takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FirstLook(NamedTuple):
 
     algorithm: str
     train_loss: float
-    test_accuracy: float  # NaN if the model tells no classes apart
+    test_accuracy: float  # NaN if the model predicts numbers
     seconds: float  # of one of its rounds
 
     def __str__(self) -> str:
@@ -41,8 +41,8 @@ def first_look(
 ) -> FirstLook | None:
     """A first look at a run whose rounds cost as much as `cost` gradients of single samples.
 
-    None if there is soon something to see anyway, or if the look itself would take long. Several accelerators do not
-    look: only the first of several processes would.
+    None if there is soon something to see anyway, or if the look itself would take long. With several accelerators
+    there is none: only the first of several processes would look.
     """
     if not problem.model.heavy or problem.abreast or problem.streamed or problem.mesh is not None:
         return None

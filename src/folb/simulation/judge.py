@@ -1,4 +1,4 @@
-"""What a model is judged by beyond its accuracy: what it says of every test sample, and the metrics of that."""
+"""Metrics beyond the accuracy: what a model predicts for every test sample, and what is computed from that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from folb.typing import Params
 
 
 class Said(NamedTuple):
-    """What a model says of samples, in their order."""
+    """What a model predicts for samples, in their order."""
 
     predicted: Array
     scores: Array | None  # only if a metric needs them
@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
 
 def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -> tuple[str, ...]:
-    """What is measured beside the accuracy: what the model is judged by, and what was asked for, if it fits.
+    """What is measured besides the accuracy: what the model is judged by, and what was asked for, if it fits.
 
     The accuracy of a classifier is measured anyway, and need not be asked for.
     """
@@ -47,16 +47,16 @@ def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -
 
 
 def check_judged(model: Model, federation: Federation) -> None:
-    """Raise an `InputError` unless the model is judged by something that fits it, and is for such labels."""
+    """Raise an `InputError` unless the metric that judges the model fits it, and the model fits the labels."""
     by = model.judged_by
     if not (isinstance(by, str) and TOP.fullmatch(by)):
         choose("model: judged_by", by, KNOWN)
     if is_regression(by) and not federation.regression:
-        expected = "predicts numbers, and the labels are classes: a classifier would fit, such as logistic; if they are"
+        expected = "predicts numbers, but the labels are classes: a classifier would fit, such as logistic; if they are"
         raise InputError("model: judged_by", by, f"{expected} numbers to predict, set regression=true")
     if federation.regression and not is_regression(by):
         expected = (
-            "tells classes apart, and the labels are numbers: --model linear would fit, or a Model with judged_by='mse'"
+            "tells classes apart, but the labels are numbers: --model linear would fit, or a Model with judged_by='mse'"
         )
         raise InputError("model: judged_by", by, expected)
 
@@ -69,23 +69,23 @@ def _check_fits(name: str, model: Model, federation: Federation) -> None:
     if is_regression(model.judged_by):
         if top or name in OF_CLASSES:
             raise refuse(
-                f"is for classes, and the model predicts numbers: {', '.join(OF_NUMBERS)} or fairness would fit"
+                f"is for classes, but the model predicts numbers: {', '.join(OF_NUMBERS)} or fairness would fit"
             )
     elif name in OF_NUMBERS:
         raise refuse(
-            f"is for numbers, and the model tells classes apart: {', '.join(OF_CLASSES)} or fairness would fit"
+            f"is for numbers, but the model tells classes apart: {', '.join(OF_CLASSES)} or fairness would fit"
         )
     if (top or name == "auc") and model.scores is None:
-        raise refuse("needs the scores of classes, and the model has none (Model.scores): f1 would fit")
+        raise refuse("needs the scores of classes, but the model has none (Model.scores): f1 would fit")
     if top and int(top[1]) >= federation.classes:
         least = "there is no such metric for two classes" if federation.classes == 2 else "it would always be 100 %"
         raise refuse(f"should be less than the {federation.classes} classes: {least}")
     if name == FAIRNESS and not federation.test.size.any():
-        raise refuse("needs test samples of the devices, and here only the server has any")
+        raise refuse("needs test samples of the devices, but only the server has any")
 
 
 def said(problem: Problem, samples: Samples, params: Params) -> Said:
-    """What the model says of every sample, block by block."""
+    """What the model predicts for every sample, block by block."""
     model, scored = problem.model, any(name == "auc" or TOP.fullmatch(name) for name in problem.metrics)
 
     def of(params: Params, x: Array, y: Array) -> Said:
@@ -106,7 +106,7 @@ def said(problem: Problem, samples: Samples, params: Params) -> Said:
 
 
 def judged(problem: Problem, y: Array, found: Said, device: Array | None = None) -> Judged:
-    """The metrics of what a model says of all test samples; `device` are those whose own figures are recorded."""
+    """The metrics of a model's predictions for all test samples; `device` are those whose own figures are recorded."""
     numbers = is_regression(problem.model.judged_by)
     figure = (found.predicted - y) ** 2 if numbers else found.predicted == y
     values: dict[str, Array] = {}

@@ -34,6 +34,7 @@ from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, Multiset, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort, times_bytes
+from folb.core.tree import check_like
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.simulation import lossy, poison, solve, trust
 from folb.simulation.events import arrivals, start_of
@@ -86,6 +87,7 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     answers = survey_arrays(problem, first.upload, model, algorithm.solver.mu, min(how.K, N), key)
     rows = empty(own, N, N)
     known = first.remember(answers, how.K)
+    check_like("sampling: first: what `remember` returns", known, rows.rows[1])
     return state._replace(devices=rows._replace(rows=(rows.rows[0], known)))
 
 
@@ -135,7 +137,7 @@ def play(
             again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
             other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
         arrived = (other.times > 0) & ~other_effort.lost
-        if "delta" in upload.needs:  # it works like S_1, but for nothing else
+        if "delta" in upload.needs:  # it works like S_1, but only for this upload
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
         theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
@@ -210,7 +212,7 @@ def _play_without_waiting(begun: _Begun) -> tuple[State, Info]:
     slots = Slots(device, jnp.where(usable, effort.work, 0), words)
     starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
     staleness = jnp.where(usable, queue.steps - version, 0)
-    # Sketches can be compared if they have one key, and nobody knows at the start who will be in the same buffer.
+    # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
     key = shared_words(seed, 1)
     done = _work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
     records = {name: value for name, value in done.records.items() if value is not None}

@@ -34,7 +34,7 @@ def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Pro
 
 
 def gained(problem: Problem, algorithm: Algorithm, device: Array, weights: Array, params: Params) -> Array:
-    """What liars have of a round: their part of all absolute weight, the largest of one, and the backdoor's rate."""
+    """What liars gain in a round: their part of all absolute weight, the largest of one, and the backdoor's rate."""
     liars = device < (0 if algorithm.attack is None else count(algorithm.attack, len(problem.train.size)))
     size = jnp.abs(weights)
     theirs = jnp.where(liars, size, 0.0)

@@ -37,7 +37,7 @@ class Problem:
     record: tuple[str, ...] = field(metadata={"static": True})
     abreast: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
-    metrics: tuple[str, ...] = field(default=(), metadata={"static": True})  # beside the accuracy
+    metrics: tuple[str, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
     classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -70,7 +70,7 @@ def problem(
 
     `abreast` says whether devices and runs are computed side by side. By default they are, unless the model is heavy
     and this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
-    of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured beside the
+    of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured besides the
     accuracy; they fit the model.
     """
     choose("objective", objective, ("uniform", "samples"))
@@ -79,7 +79,7 @@ def problem(
     if isinstance(system, Trace):
         system.check(federation.N)
         if streamed:
-            raise InputError("stream", True, "should be false: who is online decides which samples are needed")
+            raise InputError("stream", True, "should be false: the devices online decide which samples are needed")
     if not isinstance(model, Model):
         raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
     if model.block is not None:

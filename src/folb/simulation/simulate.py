@@ -61,9 +61,9 @@ from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
 
 CHUNK_SECONDS = 0.25
-SMALL_BATCH = 1000  # a batch that is larger than any device takes little memory up to here
+SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
 LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
-LOWERING = threading.Lock()  # the interpreter does one at a time: two programs at once would both be ready late
+LOWERING = threading.Lock()  # one program at a time: the interpreter would finish two at once, both late
 COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
 
 
@@ -103,7 +103,7 @@ def simulate(
 
     `evaluate` says on how many samples of each side, training and test, models are evaluated: a number, or "all". By
     default a costly model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
-    `metrics` are measured beside the accuracy, on the same test samples, and are in `Run.metrics`: "fairness" (the
+    `metrics` are measured besides the accuracy, on the same test samples, and are in `Run.metrics`: "fairness" (the
     mean, the worst decile and the variance of the devices' own accuracies), "f1", "auc", "top5" (or another number) of
     models that tell classes apart; "fairness", "mse", "mae" of models that predict numbers.
     `record` asks for values of each chosen device, in `Run.records`: any of "weights", "inner", "gamma", "work", "lr",
@@ -271,14 +271,14 @@ def simulation(
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
-    if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there is soon something to see
+    if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
         alone = [job for jobs in groups.values() for job in jobs]
         alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
         batches = [[job] for job in alone]
     for batch in batches:
         check_shapes(shared, batch)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
-    batches.sort(key=len, reverse=True)  # what takes longest begins first; checkpoints are named by this order
+    batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
     return Simulation(shared, federation, batches, evaluate_every, together, costs)
 
 
@@ -421,7 +421,7 @@ def check(
     for algorithm in algorithms:
         if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
             raise InputError(
-                "attack", algorithm.origin.settings.get("attack"), "changes classes, and the labels are numbers"
+                "attack", algorithm.origin.settings.get("attack"), "changes classes, but the labels are numbers"
             )
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
@@ -522,7 +522,7 @@ def _run_stacked(
 
     @cache
     def mark() -> str:
-        """What tells this simulation from others. To print its program takes a while: only if there are checkpoints."""
+        """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
         others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
         return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
 
@@ -579,7 +579,7 @@ def _run_stacked(
 
 
 def _check_seconds(seconds: NDArray) -> None:
-    """A system model of a user's own may say anything."""
+    """A user's own system model may return anything."""
     wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
     if len(wrong):
         raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")

@@ -56,7 +56,7 @@ def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Cal
 
     @jax.custom_batching.custom_vmap
     def of_run(data: Samples, arrays: Any, like: Params) -> Params:
-        return like  # never computed, and only its structure is used: f is traced for all runs, and not for one before
+        return like  # never computed, only its structure is used: f is traced once, for all runs together
 
     @of_run.def_vmap
     def of_all_runs(runs: int, batched: Any, data: Samples, arrays: Any, like: Params) -> tuple[Params, Any]:

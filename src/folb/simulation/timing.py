@@ -1,4 +1,4 @@
-"""When a round begins, who is online then, and what its messages are to a system model that times them."""
+"""When a round begins, which devices are online then, and the bytes of its messages for a system model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Opening(NamedTuple):
 
 
 def opening(problem: Problem, clock: Any) -> Opening:
-    """A round opens as soon as someone is online. If nobody ever will be, it asks nobody and takes no time."""
+    """A round opens as soon as a device is online. If none ever will be, it asks no device and takes no time."""
     if not isinstance(problem.system, Trace):
         return Opening(0.0, None)
     wait = problem.system.wait(clock.now)
@@ -39,12 +39,12 @@ def opening(problem: Problem, clock: Any) -> Opening:
 
 
 def reached(chosen: Multiset, online: Array | None) -> Multiset:
-    """Who is offline is not asked."""
+    """The chosen devices; those that are offline count 0 times, and are not asked."""
     return chosen if online is None else chosen._replace(times=jnp.where(online[chosen.device], chosen.times, 0.0))
 
 
 class Timing(NamedTuple):
-    """What a system model that asks for more than luck is told in a round."""
+    """What a system model is told in a round, if it asks for more than random numbers."""
 
     began: Any  # seconds of the round that were over when its devices were asked
     now: Any
@@ -56,7 +56,7 @@ class Timing(NamedTuple):
         return Exchange(self.model + self.size.shift, self.size.reply, self.now)
 
     def second(self, again: Array, works: bool) -> Exchange:
-        """That with a device of S_2; one that is in S_1, too, is asked once."""
+        """The exchange with a device of S_2; one that is also in S_1 is asked once."""
         first = self.first()
         down, up = jnp.where(again, first.down, self.model), jnp.where(again, first.up, self.size.gradient)
         return Exchange(down, up, self.now, again | works)

@@ -14,9 +14,9 @@ from folb.typing import Params
 
 
 def update(problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array) -> Params | None:
-    """As many full-gradient steps on `root` samples as the median device does steps; None without such samples.
+    """Full-gradient steps on `root` samples, as many as the median of `steps`; None without such samples.
 
-    They are drawn from the training samples of all devices, with replacement, once for a run.
+    The samples are drawn from the training samples of all devices, with replacement, once for a run.
     """
     if algorithm.root is None:
         return None

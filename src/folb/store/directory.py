@@ -176,7 +176,7 @@ class RunDirectory:
 
     @property
     def differs(self) -> str:
-        """What it sets otherwise than by default."""
+        """Its settings that differ from the defaults."""
         return str(self.environment.get("differs", ""))
 
     @property
@@ -274,7 +274,7 @@ def read(path: Path) -> RunDirectory:
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path / ENVIRONMENT, error) from error
     if not isinstance(found, dict):
-        raise InputError(str(path / ENVIRONMENT), found, "is not what folb wrote: it should be a table")
+        raise InputError(str(path / ENVIRONMENT), found, "should be a table, as folb wrote it")
     where = f"{path / ENVIRONMENT}: "
     check_fields(where, found, FIELDS, OTHER_FIELDS)
     if not isinstance(found.get("runs"), list):

@@ -60,7 +60,7 @@ def nbytes(like: Params) -> int:
 
 
 def is_described(path: Path) -> bool:
-    """Whether a file says what its models are; a file of a model's arrays alone, as of a Flower app, does not."""
+    """Whether a file says what its models are; a file with only a model's arrays, such as a Flower app's, does not."""
     return ABOUT in npz.arrays(path, (), optional=(ABOUT,))
 
 
@@ -68,10 +68,8 @@ def read_about(path: Path) -> dict[str, Any]:
     """What a file says about its models, checked."""
     text = npz.arrays(path, (), optional=(ABOUT,)).get(ABOUT)
     if text is None:
-        expected = (
-            "is missing: it is not a model file of `folb compare`, `run` or `execute`; if it has a model's arrays,"
-        )
-        raise InputError(str(path), ABOUT, f"{expected} as of a Flower app, give the model: load_model(..., model=...)")
+        expected = "is missing: it is not a model file of `folb compare`, `run` or `execute`; if it has only a"
+        raise InputError(str(path), ABOUT, f"{expected} model's arrays, give the model: load_model(..., model=...)")
     try:
         about = json.loads(str(text))
         json.dumps(about, ensure_ascii=False).encode()  # fails if a text cannot be printed

@@ -1,4 +1,4 @@
-"""The name and the tags that a user gives a run: for people, and no part of what the run is. No path has them."""
+"""The name and the tags that a user gives a run. They are for people: neither results nor paths depend on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIVEN = ("name", "tags")
 
 
 def checked(name: str | None = None, tags: Sequence[str] | None = None) -> dict[str, Any]:
-    """What was given, as environment.json has it. An empty name, or no tags, takes away what is there."""
+    """What was given, as environment.json has it. An empty name, or no tags, removes what is there."""
     if name and not NAME.holds(name):
         raise InputError("name", name, NAME.expected)
     if isinstance(tags, str) or (tags and not TAGS.holds(list(tags))):

@@ -4,7 +4,7 @@ const PAUSE = 400; // milliseconds between two writes: browsers refuse too many
 
 /**
  * The address of this page. A part of the page has `told`, which gives pairs of keys and values, and `follow`, which
- * gets values by key, takes what fits and returns what does not. Keys of the same name are told apart by a prefix.
+ * gets values by key, uses what fits and returns what does not. A prefix distinguishes keys of the same name.
  */
 class Address {
   parts = [];
@@ -36,7 +36,7 @@ class Address {
     return found;
   }
 
-  /** Show what the address asks for, as far as it fits, and say what does not. */
+  /** Show what the address asks for, as far as it fits, and name what does not fit. */
   read() {
     const left = this.fields();
     const wrong = [];
@@ -46,7 +46,7 @@ class Address {
         if (left.has(prefix + key)) own.set(key, left.get(prefix + key));
         left.delete(prefix + key);
       }
-      // a part that is as at first, and of which nothing is asked, need not be drawn again
+      // a part in its first state is only drawn again if the address has something for it
       if (own.size || part.told().length) wrong.push(...part.follow(own).map((text) => prefix + text));
     }
     const place = this.anchor && document.getElementById(this.anchor);
@@ -55,7 +55,7 @@ class Address {
     this.notice.hidden = !wrong.length;
     const shown = wrong.slice(0, 10).map((text) => (text.length > 80 ? `${text.slice(0, 80)}…` : text));
     const more = wrong.length > 10 ? `, and ${whole(wrong.length - 10)} more` : "";
-    const why = "This link asks for what is not here. The rest is shown.";
+    const why = "This link asks for things that this page does not have. The rest is shown.";
     this.notice.textContent = `${why} Left out: ${shown.join(", ")}${more}.`;
     if (place) place.scrollIntoView();
   }

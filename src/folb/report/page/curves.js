@@ -4,7 +4,7 @@ const AXES = { round: "Rounds", mb: "MB up and down", seconds: "Simulated second
 const CROWD = 2; // the most points of a curve for each pixel of a chart's width
 const CROWDS = 60000; // the most points of the lines of single seeds, together
 const MANY = 7; // algorithms: with more, one button shows all, another none
-const READ = 12; // the most algorithms whose values stand at the cross-hair
+const READ = 12; // the most algorithms whose values are shown at the cross-hair
 
 function swatch(style) {
   const line = s("line", { x1: 1, x2: 27, y1: 5, y2: 5, class: `line ${style}` });
@@ -274,7 +274,7 @@ class Curves {
   /** The first of `measures` is what the runs are judged by; each has a name, a title, a factor and a unit. */
   constructor({ id, name, arms, measures, target, aim }) {
     Object.assign(this, { id, name, arms, measures, target, aim, stored: target, by: measures[0] });
-    this.metric = this.by.name; // the measure that is shown beside the loss
+    this.metric = this.by.name; // the measure that is shown next to the loss
     const loss = { measure: "loss", title: "Training loss", log: true, lower: true, value: told((x) => digits(x, 4)) };
     this.charts = [new Chart(this, this.chosen()), new Chart(this, loss)];
     this.heard = h("p", { class: "heard", role: "status" });
@@ -338,14 +338,14 @@ class Curves {
       fill(files, { "aria-label": "Curves as csv", class: "downloads" }, []));
   }
 
-  /** Do something to what is shown, and show it. */
+  /** Change what is shown, and draw it again. */
   change(act) {
     act();
     this.draw();
     address.write();
   }
 
-  /** What is not as at first, for the address. */
+  /** What differs from the first state, for the address. */
   told() {
     const found = [];
     if (this.axis !== "round") found.push(["axis", this.axis]);
@@ -360,7 +360,7 @@ class Curves {
     return found;
   }
 
-  /** Show what an address asks for; what does not fit is returned, and left as at first. */
+  /** Show what an address asks for. What does not fit is returned, and keeps its first state. */
   follow(fields) {
     const wrong = [];
     const one = (key, first, take) => {
@@ -397,7 +397,7 @@ class Curves {
     return wrong;
   }
 
-  /** A target from words, or null: a percentage, or any number that is not negative. */
+  /** A target from text, or null: a percentage, or any number that is not negative. */
   aimedAt(text) {
     const found = String(text).trim() ? Number(text) : NaN;
     const [most, factor] = this.by.unit === "%" ? [100, 100] : [Number.MAX_VALUE, 1];

@@ -97,6 +97,6 @@ function ownWords(own, records) {
     const how = [h("code", {}, "--metrics fairness"), " with ", h("code", {}, "--records"), " for that."];
     return ["Its own accuracy over the rounds was not recorded: use ", ...how];
   }
-  if (!records.some((record) => Number.isFinite(record.own))) return ["It was not judged alone: it has no test samples."];
+  if (!records.some((record) => Number.isFinite(record.own))) return ["It has no own figure: it has no test samples."];
   return ["Its own figure is that of the server's model on its test samples, after rounds in which it was chosen."];
 }

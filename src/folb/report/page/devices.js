@@ -391,7 +391,7 @@ class Devices {
     if (held) this.alone.querySelector("button")?.focus();
   }
 
-  /** What is not as at first, for the address. */
+  /** What differs from the first state, for the address. */
   told() {
     const found = [];
     if (this.select.selectedIndex > 0) found.push(["run", this.run.title]);

@@ -1,6 +1,6 @@
 // Files that the page makes of what it shows: csv, svg and png. Nothing is sent anywhere.
 
-const SCALE = 2; // pixels of a png for each of the page
+const SCALE = 2; // pixels of a png for each pixel of the page
 // what the stylesheet says about a drawing, written into it
 const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray",
   "stroke-linecap", "stroke-linejoin", "paint-order", "text-anchor", "dominant-baseline", "font-size", "font-family"];

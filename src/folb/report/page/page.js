@@ -7,8 +7,8 @@ class Experiment {
   devices = null;
 
   /**
-   * `ask` fetches the records of a chosen run, if they are not all here already. `prefix` tells its part of the address
-   * from those of other experiments.
+   * `ask` fetches the records of a chosen run, if they are not all here already. `prefix` distinguishes its part of
+   * the address from those of other experiments.
    */
   constructor(id, about, prefix = "", ask = null) {
     Object.assign(this, { id, about, prefix, ask });
@@ -193,7 +193,7 @@ async function follow(source, show, status) {
       const { about } = news;
       const changed = about.state !== experiment?.about.state || news.columns.some((own) => own.rounds.length);
       if (experiment && about.identity !== experiment.about.identity && !news.fresh) {
-        cursor = ""; // it has a new metric: another page, from the beginning
+        cursor = ""; // it has a new metric: build the page again, from the beginning
         continue;
       }
       if (about.identity !== experiment?.about.identity) {
@@ -204,7 +204,7 @@ async function follow(source, show, status) {
       experiment.append(news.columns);
       if (changed || news.fresh) experiment.draw(about);
       cursor = news.cursor;
-      if (unread && !news.more) address.read(); // once all of it is here, so that all of it fits
+      if (unread && !news.more) address.read(); // once all data are here, so that all of the address fits
       unread &&= news.more;
       if (news.more) pause = 0; // a long run comes in pieces
     }

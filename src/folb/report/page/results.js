@@ -1,4 +1,4 @@
-// The table of results. Its text is folb's own for the target of the run; for another target it is made here alike.
+// The table of results. For the run's own target its text comes from folb; for others it is made here in the same way.
 
 /** A number as Python's "g" and ".nf" write it: six digits; n decimals, and halves to the even neighbour. */
 function general(x) {

@@ -86,8 +86,8 @@ function single(value, lower) {
 
 /**
  * Over the seeds of an algorithm, the least, median and greatest value at every x where a seed was evaluated.
- * A seed keeps its value until its next evaluation. The band ends where the first seed ends. Of very many places, as
- * by seconds, it has some.
+ * A seed keeps its value until its next evaluation. The band ends where the first seed ends. If there are very many
+ * places, as by seconds, it has only some.
  */
 function band(runs, axis, measure) {
   const begun = runs.filter((run) => run.rounds.length && run.x[axis].length && run.curves[measure]);
@@ -96,7 +96,7 @@ function band(runs, axis, measure) {
   const from = Math.max(...begun.map((run) => run.x[axis][0]));
   const to = Math.min(...begun.map((run) => run.x[axis].at(-1)));
   const all = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
-  // seeds that share no place have as many together as one of them has, counted from the end
+  // seeds may share no place: of all places, keep about as many as one seed has, counted from the end
   const every = Math.floor(all.length / Math.max(...begun.map((run) => run.x[axis].length))) || 1;
   found.xs = all.filter((_, i) => (all.length - 1 - i) % every === 0);
   const at = begun.map(() => 0);
