@@ -16,9 +16,9 @@ BEGAN = time.perf_counter()
 
 def parts() -> None:
     """Run the command's work in this process, and print the seconds of each part."""
-    from folb.cli.main import search_seldom_for_garbage, wait_asleep
+    from folb.cli.main import collect_garbage_rarely, wait_asleep
 
-    search_seldom_for_garbage()
+    collect_garbage_rarely()
     wait_asleep()
     from folb.cli.options import use_compilation_cache
     from folb.experiments import execute

@@ -5,7 +5,7 @@ import threading
 import tomllib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -361,3 +361,38 @@ def test_a_list_fits_a_terminal_of_80_columns(what, monkeypatch, capsys):
     main(["list", what])
     lines = capsys.readouterr().out.splitlines()
     assert lines and max(map(len, lines)) <= 80
+
+
+def test_the_names_that_a_setting_takes_are_those_that_there_are():
+    """A new part is not known to the command line until its name is in the setting's annotation."""
+    from folb.core.algorithm import Common
+    from folb.core.algorithms import Sampling
+    from folb.core.codec import CODECS
+    from folb.core.drift import MEMORIES
+    from folb.core.liars import SAYS
+    from folb.core.local_step import LOCAL_STEPS
+    from folb.core.robust import CENTRES
+    from folb.core.selection import SAMPLINGS
+    from folb.core.server_step import SERVERS
+    from folb.core.staleness import STALENESS
+    from folb.core.step_size import STEP_SIZES
+
+    def names(hint):
+        if get_origin(hint) is Literal:
+            return set(get_args(hint))
+        return set().union(*map(names, get_args(hint)))
+
+    common = get_type_hints(Common, include_extras=True)
+    known = {
+        "local_step": LOCAL_STEPS,
+        "memory": MEMORIES,
+        "server": SERVERS,
+        "step_size": STEP_SIZES,
+        "staleness": STALENESS,
+        "compress_up": CODECS,
+        "robust": CENTRES,
+        "attack": SAYS,
+    }
+    for setting, parts in known.items():
+        assert names(common[setting]) == set(parts), setting
+    assert names(Sampling) == set(SAMPLINGS) - {"direct", "norm"}  # those are algorithms: fednu_direct and fednu_norm

@@ -26,5 +26,7 @@ def test_a_module_that_has_moved_says_where_to():
         ModuleNotFoundError, match=r"has moved; import folb\.core\.rules, or use `from folb import rules`"
     ):
         import folb.rules
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'folb\.nothing'$"):
-        import folb.nothing  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"'folb\.figures': folb's modules are in packages now; .*__all__"):
+        import folb.figures
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'folb\.core\.nothing'$"):
+        import folb.core.nothing  # noqa: F401

@@ -262,7 +262,7 @@ def test_a_second_claim_to_an_identity_is_refused(federation, model):
     holder = strategy.roster.holders[2]
     other = ({grid.node(2), grid.node(6)} - {holder}).pop()
     del grid.nodes[holder]  # the one that has it goes away
-    assert other in {member.node for member in strategy.roster.update(strategy.post, 0.0)}
+    assert other in {member.node for member in strategy.roster.update(strategy.mailbox, 0.0)}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run directory of an earlier version is still read, found and repeated."""
+"""A run directory of an earlier version is still read, found, resumed and repeated."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from folb import InputError, algorithms, data, models
 from folb.cli.main import main
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
@@ -49,7 +50,39 @@ def test_the_same_command_finds_it_and_draws_the_picture(old, capsys):
 
 def test_its_experiment_file_gives_the_same_numbers_from_the_start(old, tmp_path):
     assert main(["run", str(old / "experiment.toml"), "--again", "--out", str(tmp_path / "again")]) == 0
-    for now, then in zip(results(tmp_path / "again"), results(OLD), strict=True):
+    same_numbers(tmp_path / "again")
+
+
+def test_interrupted_it_is_completed_with_the_same_numbers(old):
+    (old / "results.json").unlink()
+    lines = (old / "rounds.jsonl").read_text().splitlines()
+    (old / "rounds.jsonl").write_text("\n".join(lines[:5]) + "\n")
+    assert main(["resume", "last"]) == 0
+    same_numbers(old)
+
+
+def test_one_on_flower_is_read_and_not_touched(tmp_path, monkeypatch, capsys):
+    """Rounds on real devices cannot be repeated: a strategy of today says that they are of another version."""
+    pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+    from inprocess import InProcessGrid
+    from test_flower import apps, initial, plain
+
+    monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
+    path = Path(shutil.copytree(OLD.parent / "old_flower_run", tmp_path / "deployed"))
+    assert main(["show", "deployed", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["rounds_done"]) == ("interrupted", 2)
+    federation = data.load("synthetic", alpha=1, beta=1, devices=3, sizes=[20, 31, 45])
+    model = models.logistic(federation.shape, federation.classes)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    strategy = plain(algorithms.fedavg(K=2, lr=0.05), directory=path)
+    with pytest.raises(InputError, match=r"holds another run: .*another version of folb; choose another directory"):
+        strategy.start(InProcessGrid(apps(federation)), initial(model), 6)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file() and file.suffix != ".lock"} == before
+
+
+def same_numbers(path):
+    for now, then in zip(results(path), results(OLD), strict=True):
         assert now["test_accuracy"] == pytest.approx(then["test_accuracy"], abs=1e-6)
         assert now["train_loss"] == pytest.approx(then["train_loss"], rel=1e-5)
         assert (now["bytes_up"], now["bytes_down"], now["seconds"]) == (

@@ -149,6 +149,20 @@ def literal_scaffold(option, run, rounds=ROUNDS):
     return w
 
 
+def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
+    """Each device that is sent the model is also sent a shift, which is as large."""
+    settings = {"K": 2, "lr": LR, "batch": BATCH, "replacement": False}
+    down = {}
+    for memory in (None, "scaffold"):
+        algorithm = algorithms.fedavg(memory=memory, **settings)
+        on_flower(algorithm, directory=tmp_path / str(memory), rounds=3)
+        lines = (tmp_path / str(memory) / "rounds.jsonl").read_text().splitlines()
+        down[memory] = [json.loads(line)["bytes_down"] for line in lines], simulated(algorithm, rounds=3).bytes_down
+    for plain, shifted in zip(down[None], down["scaffold"], strict=True):
+        assert list(shifted) == [2 * value for value in plain]
+        assert sum(plain) > 0
+
+
 @pytest.mark.parametrize("option", ["1", "2"])
 def test_scaffold_is_a_literal_loop_in_both_carriers(option):
     """With devices that drop out, devices that are drawn more than once, and a round without any usable reply."""
@@ -190,6 +204,19 @@ def test_only_devices_that_were_met_take_memory():
     few = simulated(algorithm, rounds=2)  # at most 4 of 5 devices are met: an index to rows
     many = simulated(algorithm, rounds=6)  # a row for each
     assert few.train_loss.tolist() == pytest.approx(many.train_loss[:2].tolist(), rel=1e-6)
+
+
+def test_clusters_know_all_devices_and_the_algorithm_those_that_it_met():
+    """A label for each of the N devices, and a control variate, as large as a model, for those that were drawn."""
+    from folb.simulation import play, problem
+
+    algorithm = algorithms.fedavg(sampling="clusters", memory="scaffold", K=2, replacement=False, lr=LR, batch=BATCH)
+    run = simulated(algorithm, rounds=2)
+    deployed, _ = on_flower(algorithm, rounds=2, min_replies=None)
+    assert furthest(deployed, run.params) <= 1e-5
+    state = play.start(problem.problem(FEDERATION, MODEL, system=SYSTEM), algorithm, SEED, rounds=2)
+    control, label = state.devices
+    assert control.rows["weight"].shape[0] == 4 and label.rows.shape == (FEDERATION.N,)
 
 
 def test_a_lost_or_refused_device_keeps_its_memory():

@@ -115,9 +115,12 @@ class _Moved:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         own = name.removeprefix("folb.")
-        if name != own and _MODULES.get(own, own) != own:
-            advice = f"import folb.{_MODULES[own]}, or use `from folb import {own}`"
-            raise ModuleNotFoundError(f"No module named {name!r}: it has moved; {advice}", name=name)
+        if name == own or "." in own:
+            return
+        advice = "folb's modules are in packages now; the names to use are those of folb.__all__"
+        if _MODULES.get(own, own) != own:
+            advice = f"it has moved; import folb.{_MODULES[own]}, or use `from folb import {own}`"
+        raise ModuleNotFoundError(f"No module named {name!r}: {advice}", name=name)
 
 
 sys.meta_path.append(_Moved)

@@ -12,20 +12,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from folb import atomic, data
 from folb.cli import tables
-from folb.data import cifar, femnist, fetch, mnist, sent140, shakespeare, source_files
+from folb.data import fetch, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, choose, one_line
 from folb.experiments.settings import first_line, read, settings
 from folb.typing import NDArray
 
-RAW_FILES = {
-    "mnist": mnist.raw_files,
-    "femnist": femnist.raw_files,
-    "cifar10": cifar.cifar10_files,
-    "cifar100": cifar.cifar100_files,
-    "shakespeare": shakespeare.raw_files,
-    "sent140": sent140.raw_files,
-}
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 BARS = " ▁▂▃▄▅▆▇█"
 SOME = 10  # of the names of devices and classes that are shown
@@ -45,10 +37,10 @@ def known() -> dict[str, Any]:
 
 
 def _state(name: str) -> str:
-    if name not in RAW_FILES:
+    if name not in data.RAW_FILES:
         return "generated"
     try:
-        folders = {path.parent for path in RAW_FILES[name]()}
+        folders = {path.parent for path in data.RAW_FILES[name]()}
     except InputError:
         return f"absent: folb data fetch {name}"
     return f"present in {', '.join(sorted(map(str, folders)))}"

@@ -92,7 +92,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     return top
 
 
-def search_seldom_for_garbage() -> None:
+def collect_garbage_rarely() -> None:
     """Collect garbage rarely. Imports and traces make many objects that stay: checks take 10 % of a short command.
 
     The last collection, at the end of the process, would take longest, just before the system frees everything.
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     succeeded = False
     if alone:
         atexit.register(lambda: end_at_once() if succeeded else None)
-        search_seldom_for_garbage()
+        collect_garbage_rarely()
         wait_asleep()
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()

@@ -90,6 +90,16 @@ class Algorithm:
         """The constructor's name."""
         return self.origin.name
 
+    @property
+    def second_upload(self) -> Upload:
+        """What a device of S_2 sends, and nothing else."""
+        return GRAD if self.gradient is None else self.gradient.second
+
+    @property
+    def second_works(self) -> bool:
+        """Whether a device of S_2 has to work for what it sends."""
+        return self.gradient is not None and self.gradient.works
+
     def sends(self, name: str) -> bool:
         """Whether its devices send the upload of that name."""
         return any(upload.name == name for upload in self.uploads)

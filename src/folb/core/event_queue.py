@@ -35,7 +35,7 @@ class Queue(NamedTuple):
     steps: Array  # the server's steps so far
 
 
-def nobody_yet(M: int, params: Params) -> Queue:
+def empty_queue(M: int, params: Params) -> Queue:
     """The queue before the first round: all places are free."""
     return Queue(
         device=jnp.full(M, NOBODY, jnp.int32),

@@ -182,8 +182,8 @@ def _farthest(attack: Attack, away: Params, spread: Params, honest: Array) -> Ar
 
     largest = jnp.min(jnp.where(honest, root(b, square, jnp.max(apart)), jnp.inf))
     mean_square = fraction(jnp.sum(jnp.where(honest, square, 0.0)), n)
-    on_the_whole = root(jnp.zeros_like(a), mean_square, fraction(jnp.max(jnp.sum(apart, axis=1)), n))
-    found = jnp.where(attack.reach == 1, largest, on_the_whole)
+    by_sums = root(jnp.zeros_like(a), mean_square, fraction(jnp.max(jnp.sum(apart, axis=1)), n))
+    found = jnp.where(attack.reach == 1, largest, by_sums)
     return jnp.where(n > 0, jnp.maximum(found, 0.0), 0.0)
 
 

@@ -47,9 +47,17 @@ class DeviceMemory:
     one_size: bool = field(default=False, metadata={"static": True})  # whether it divides by the size of a local step
     sampling: DeviceMemory | None = None  # what a sampling remembers besides; then all memory is a pair
 
+    def algorithms(self, remembered: Any) -> Any:
+        """Of what is remembered, shared or own, the algorithm's part."""
+        return remembered if self.sampling is None else remembered[0]
+
+    def samplings(self, remembered: Any) -> Any:
+        """Of what is remembered, shared or own, what the sampling sees: its own part, if it has one."""
+        return remembered if self.sampling is None else remembered[1]
+
     def seen(self, round: Round) -> Round:
         """The round as the rule, the server step and this memory see it: without the sampling's part."""
-        return round if self.sampling is None else round._replace(shared=round.shared[0], own=round.own[0])
+        return round._replace(shared=self.algorithms(round.shared), own=self.algorithms(round.own))
 
 
 SHIFTED_BY = ("params", "steps", "lr", "N")  # what a shift may be computed from, besides the memory
@@ -93,7 +101,7 @@ def updated(memory: DeviceMemory | None, round: Round) -> tuple[Any, Any]:
     found = pair("memory: what update(round) returns", memory.update(memory.seen(round)))
     if memory.sampling is None:
         return found
-    other = round._replace(shared=round.shared[1], own=round.own[1])
+    other = round._replace(shared=memory.samplings(round.shared), own=memory.samplings(round.own))
     return tuple(zip(found, updated(memory.sampling, other), strict=True))  # type: ignore[return-value]
 
 
@@ -129,8 +137,10 @@ def empty(own: Any, N: int, most: int) -> Rows:
     return Rows(rows, jnp.full(N, -1, jnp.int32), jnp.int32(0), own)
 
 
-def gathered(memory: Rows, device: Array) -> Any:
-    """The memory of some devices, stacked."""
+def gathered(memory: Rows | tuple[Rows, ...], device: Array) -> Any:
+    """The memory of some devices, stacked; of several memories, a tuple."""
+    if not isinstance(memory, Rows):
+        return tuple(gathered(one, device) for one in memory)
     if memory.place is None:
         return jax.tree.map(lambda rows: rows[device], memory.rows)
     place = memory.place[device]
@@ -142,8 +152,10 @@ def gathered(memory: Rows, device: Array) -> Any:
     return jax.tree.map(known, memory.rows, memory.first)
 
 
-def scattered(memory: Rows, device: Array, changed: Array, values: Any) -> Rows:
+def scattered(memory: Any, device: Array, changed: Array, values: Any) -> Any:
     """The memory with new values for the devices that `changed`; each occurs once."""
+    if not isinstance(memory, Rows):
+        return tuple(scattered(one, device, changed, new) for one, new in zip(memory, values, strict=True))
     nowhere = 2**31 - 1  # out of bounds: not written
     if memory.place is None or memory.met is None:
         to = jnp.where(changed, device, nowhere)

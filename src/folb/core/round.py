@@ -14,7 +14,7 @@ from jax import Array
 
 from folb.core import privacy, randomness, tree
 from folb.core.algorithm import Algorithm
-from folb.core.event_queue import nobody_yet
+from folb.core.event_queue import empty_queue
 from folb.core.liars import told, told_gradients
 from folb.core.memory import shifted_by, started, updated
 from folb.core.rules import Round, Update
@@ -53,7 +53,7 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     codecs = algorithm.compression
     residual = zeros(params) if codecs.down is not None and codecs.feedback else ()
     average, plan = algorithm.average.init(params), algorithm.asynchrony
-    queue = () if plan is None else nobody_yet(plan.concurrency, params)
+    queue = () if plan is None else empty_queue(plan.concurrency, params)
     state = State(params, algorithm.server.init(params), shared, average, size, residual=residual, queue=queue)
     return state._replace(clip=privacy.first_clip(algorithm)), own
 
@@ -192,7 +192,7 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     memory = algorithm.memory
     if memory is None or memory.shift is None:
         return None
-    shared, own = (state.shared, own) if memory.sampling is None else (state.shared[0], own[0])
+    shared, own = memory.algorithms(state.shared), memory.algorithms(own)
     known = {"params": state.params, "steps": steps, "lr": algorithm.solver.lr, "N": N}
     more = shifted_by(memory)
     axes = (None, 0, *(0 if name == "steps" else None for name in more))

@@ -497,6 +497,9 @@ def sampling(
             )
     if made.first is not None and made.keeps is None:
         raise InputError("sampling: keeps", None, "should be a DeviceMemory, which has what `first` asks for")
+    if made.first is not None and survey is not None:
+        expected = "should be None with a survey: devices are asked either once or in each round"
+        raise InputError("sampling: first", getattr(made.first, "upload", made.first), expected)
     keeps, first = device_memory(made.keeps), _first(made.first)
     return replace(made, weigh=compiled(made.weigh), survey=survey, keeps=keeps, first=first)
 

@@ -10,7 +10,7 @@ import numpy as np
 from folb.core.algorithm import Algorithm
 from folb.core.round import upload_shape
 from folb.core.tree import size
-from folb.core.upload import DELTA, ENCODED, GRAD, Upload
+from folb.core.upload import DELTA, ENCODED, Upload
 from folb.typing import Params
 
 
@@ -28,13 +28,12 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     """The bytes of the messages of an algorithm as they are sent, for a model like `params`."""
     codecs, how, memory = algorithm.compression, algorithm.selection.sampling, algorithm.memory
     model, d = nbytes(params), size(params)
-    second = GRAD if algorithm.gradient is None else algorithm.gradient.second
     asks = how.survey if how.first is None else how.first.upload
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
         shift=model if memory is not None and memory.shift is not None else 0,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
-        gradient=upload_size(algorithm, second, params),
+        gradient=upload_size(algorithm, algorithm.second_upload, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),
     )
 

@@ -25,6 +25,17 @@ DATASETS: dict[str, Callable[..., Federation]] = {
 }
 
 
+# the files that a dataset is read from, by name; the others are generated
+RAW_FILES = {
+    "mnist": mnist.raw_files,
+    "femnist": femnist.raw_files,
+    "cifar10": cifar.cifar10_files,
+    "cifar100": cifar.cifar100_files,
+    "shakespeare": shakespeare.raw_files,
+    "sent140": sent140.raw_files,
+}
+
+
 class Defaults(NamedTuple):
     """What is used with a dataset by default."""
 

@@ -12,7 +12,7 @@ SLACK = 60.0  # seconds after its round for which a late reply is still recorded
 PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds between two looks for replies; the last is repeated
 
 
-class Post:
+class Mailbox:
     """The messages of one grid. Messages without a reply in time are remembered, to recognise late replies."""
 
     def __init__(self, grid: Grid) -> None:

@@ -22,7 +22,7 @@ from folb.core.rules import Gradients, Round, Update
 from folb.core.selection import Known, Multiset, Selection, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
-from folb.core.upload import DELTA, ENCODED, GRAD, Upload
+from folb.core.upload import DELTA, ENCODED, Upload
 from folb.errors import SINGLE, InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays, Task
@@ -145,7 +145,7 @@ def through(task: Task, form: Form, upload: str, codecs: Compression, params: Ar
 
 
 @dataclass
-class Opened:
+class OpenRound:
     """A round under way."""
 
     t: int
@@ -276,9 +276,9 @@ class Opened:
         second = None
         if drawn.second is not None:
             who = [self.members[k].identity for k in drawn.second.device]
-            upload = GRAD if self.algorithm.gradient is None else self.algorithm.gradient.second
-            steps = drawn.second_steps if "delta" in upload.needs else None
-            second = Gradients(stack(who, upload), counted(drawn.second, who), drawn.second_correction, steps=steps)
+            steps = drawn.second_steps if self.algorithm.second_works else None
+            sent_alone = stack(who, self.algorithm.second_upload)
+            second = Gradients(sent_alone, counted(drawn.second, who), drawn.second_correction, steps=steps)
         times = counted(drawn.first, identities)
         sent = {upload.name: stack(identities, upload) for upload in self.algorithm.uploads}
         return Round(
@@ -328,7 +328,7 @@ def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
     return found[(len(found) - 1) // 2]
 
 
-def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None) -> dict[str, Any]:
+def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | None) -> dict[str, Any]:
     """A round as a line of rounds.jsonl, with what each of its devices did in it."""
     drawn = opened.drawn
     identities = sorted(drawn)
@@ -372,7 +372,7 @@ def recorded(opened: Opened, seconds: float, measured: Mapping[str, Any] | None)
     return line | ({"abandoned": opened.abandoned} if opened.abandoned else {})
 
 
-def _weights(opened: Opened, identities: Sequence[int]) -> list[float | None]:
+def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
     """The weight of each device's update; unknown if the server sees only sums."""
     if opened.update is None or opened.plan is None or len(opened.update.weights) != len(opened.plan.first.device):
         return [None] * len(identities)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flwr.app import Message, MetricRecord, RecordDict
 
 from folb.flower import protocol
-from folb.flower.mailbox import Post
+from folb.flower.mailbox import Mailbox
 from folb.flower.replies import MOST_SAMPLES, last_words, one_line
 
 AGAIN = 10.0  # seconds before a node that did not give its identity is asked again
@@ -43,7 +43,7 @@ class Roster:
         self.refused: list[str] = []  # rejections since the last look
         self.told: set[str] = set()  # a claim is rejected in every round, but reported once
 
-    def update(self, post: Post, seconds: float) -> list[Member]:
+    def update(self, mailbox: Mailbox, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
 
         New nodes are asked, and waited for while there is patience. Nodes that did not give a good answer are asked
@@ -51,25 +51,25 @@ class Roster:
         """
         now = time.monotonic()
         until = now + min(seconds, self.patience)
-        nodes = set(post.grid.get_node_ids())
+        nodes = set(mailbox.grid.get_node_ids())
         self.claims = {node: member for node, member in self.claims.items() if node in nodes}
-        self._hear(post)
+        self._hear(mailbox)
         self.queries = {id: asked for id, asked in self.queries.items() if asked[0] in nodes and asked[1] > now}
         unseen = sorted(nodes - set(self.claims) - {node for node, _ in self.queries.values()})
         messages = [
             Message(RecordDict(), dst_node_id=node, message_type="query", ttl=max(seconds, 1.0) + 3600)
             for node in unseen
         ]
-        sent = {id: message.metadata.dst_node_id for id, message in post.send(messages).items()}
+        sent = {id: message.metadata.dst_node_id for id, message in mailbox.send(messages).items()}
         self.queries |= {id: (node, now + max(seconds, AGAIN)) for id, node in sent.items()}
         new = {id for id, node in sent.items() if node not in self.met}
         self.met |= set(unseen)
         pause = 0.02
-        self._hear(post)
+        self._hear(mailbox)
         while new & set(self.queries) and (left := until - time.monotonic()) > 0:
             time.sleep(min(pause, left))
             pause = min(2 * pause, 1.0)
-            self._hear(post)
+            self._hear(mailbox)
         if new:
             self.patience = max(0.0, self.patience - (time.monotonic() - now))
         self._settle()
@@ -79,8 +79,8 @@ class Roster:
         """Ask the device again for its identity and its number of samples."""
         self.claims.pop(self.holders.get(identity, -1), None)
 
-    def _hear(self, post: Post) -> None:
-        for reply in post.pull(self.queries):
+    def _hear(self, mailbox: Mailbox) -> None:
+        for reply in mailbox.pull(self.queries):
             node, _ = self.queries.pop(reply.metadata.reply_to_message_id, (None, 0.0))
             if node is None:
                 continue

@@ -38,9 +38,9 @@ from folb.core.system import System
 from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import SINGLE, InputError, check, check_whole, choose
 from folb.flower import protocol
-from folb.flower.mailbox import SLACK, Post
+from folb.flower.mailbox import SLACK, Mailbox
 from folb.flower.open_round import (
-    Opened,
+    OpenRound,
     candidates,
     close,
     form,
@@ -188,10 +188,10 @@ class FederatedStrategy(Strategy):
         self.dataset, self.model, self.target, self.judged_by = dataset, model, target, judged_by
         self.awaited: set[int] = set()  # devices of the rounds before an interruption
         self.roster = Roster(self.wait)
-        self.post: Post | None = None
+        self.mailbox: Mailbox | None = None
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
-        self.opened: Opened | None = None
+        self.opened: OpenRound | None = None
         self.further: tuple[Upload, ...] = ()  # uploads that a strategy needs besides the algorithm's
         self.evaluating: list[Message] = []
         self.warned = False
@@ -239,7 +239,7 @@ class FederatedStrategy(Strategy):
         model = self._checked_model(initial_arrays)
         self.algorithm = privacy.calibrated(self.algorithm, self.min_available_nodes, num_rounds)
         privacy.affordable(self.algorithm, self.min_available_nodes, 1)  # raises if the budget covers no round
-        self.post, self.roster, self.lengths, self.used = Post(grid), Roster(self.wait), [], set()
+        self.mailbox, self.roster, self.lengths, self.used = Mailbox(grid), Roster(self.wait), [], set()
         self.spent = 0
         self.summary()
         state = self._begin(model)
@@ -280,19 +280,19 @@ class FederatedStrategy(Strategy):
         record: RunRecord | None,
     ) -> Result:
         """The remaining rounds; each is recorded when it is finished."""
-        assert self.post is not None
+        assert self.mailbox is not None
         result, done, in_a_row = Result(), 0 if record is None else record.done, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
         if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
             result.evaluate_metrics_serverapp[0] = found
         for t in range(done + 1, num_rounds + 1):
-            if self._is_spent(t):
+            if self._exceeds_budget(t):
                 break
             if record is not None and self.algorithm.privacy is not None:
                 record.ask(self.spent)
             messages = list(self.configure_train(t, arrays, ConfigRecord(), grid))
-            received = self.post.exchange(messages, self._round.left, self._enough)
+            received = self.mailbox.exchange(messages, self._round.left, self._enough)
             changed, numbers = self.aggregate_train(t, received)
             arrays = arrays if changed is None else changed
             if numbers is not None:
@@ -300,7 +300,7 @@ class FederatedStrategy(Strategy):
             seconds = time.monotonic() - self._round.began
             model = self._kept(arrays)
             evaluations = list(self.configure_evaluate(t, model, ConfigRecord(), grid))
-            measured = self.aggregate_evaluate(t, self.post.exchange(evaluations, self.deadline))
+            measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.deadline))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
             if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
@@ -322,7 +322,7 @@ class FederatedStrategy(Strategy):
         result.arrays = self._kept(arrays)
         return result
 
-    def _is_spent(self, t: int) -> bool:
+    def _exceeds_budget(self, t: int) -> bool:
         """Whether the budget of a private run is too small for round t. If it is not, the round counts from now on.
 
         If the run was interrupted in a round, this round is repeated and counts twice: its devices answer twice.
@@ -356,7 +356,7 @@ class FederatedStrategy(Strategy):
         return protocol.packed({name: np.asarray(found[name]) for name in params})
 
     @property
-    def _round(self) -> Opened:
+    def _round(self) -> OpenRound:
         if self.opened is None:
             raise RuntimeError("no round has begun: configure_train begins one")
         return self.opened
@@ -380,16 +380,16 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the round's devices, with a message for each distinct one. `config` is not used."""
-        if self.post is None or self.post.grid is not grid:
-            self.post = Post(grid)
+        if self.mailbox is None or self.mailbox.grid is not grid:
+            self.mailbox = Mailbox(grid)
         params = protocol.unpacked(arrays)
         if self.state is None:
             self.state = self._begin(params)
         state = self.state._replace(params=params, devices=())
         arrays, start = self._sent(state, server_round, arrays)
-        members = self._present(self.post)
+        members = self._present(self.mailbox)
         until = time.monotonic() + self.deadline
-        self.opened = opened = Opened(
+        self.opened = opened = OpenRound(
             server_round, state, self.algorithm, members, until, start=start, noted=self._refusals()
         )
         opened.epsilon = None if self.algorithm.privacy is None else self._epsilon()
@@ -449,9 +449,9 @@ class FederatedStrategy(Strategy):
         """What the sampling sees of the memory of devices."""
         found = self.remembered.stacked([member.identity for member in members])
         memory = self.algorithm.memory
-        return found[1] if memory is not None and memory.sampling is not None else found
+        return found if memory is None else memory.samplings(found)
 
-    def _meet(self, opened: Opened, arrays: ArrayRecord) -> None:
+    def _meet(self, opened: OpenRound, arrays: ArrayRecord) -> None:
         """Ask all devices once, before the first round, for what the sampling wants to remember of them."""
         first = opened.algorithm.selection.sampling.first
         assert first is not None
@@ -482,13 +482,13 @@ class FederatedStrategy(Strategy):
                 most,
             )
 
-    def _present(self, post: Post) -> list[Member]:
+    def _present(self, mailbox: Mailbox) -> list[Member]:
         """The present devices, once there are enough of them or the waiting time is over."""
         until = time.monotonic() + self.wait
-        members = self.roster.update(post, self.wait)
+        members = self.roster.update(mailbox, self.wait)
         while self._incomplete(members) and (left := until - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
-            members = self.roster.update(post, left)
+            members = self.roster.update(mailbox, left)
         self.awaited = set()  # wait for them only once: a device may never come back
         return members
 
@@ -499,7 +499,7 @@ class FederatedStrategy(Strategy):
         """Rejections since the last round: of the roster, and of replies to earlier rounds."""
         found: list[tuple[int | None, str]] = [(None, reason) for reason in self.roster.refused]
         self.roster.refused = []
-        for reply in self.post.late() if self.post is not None else []:
+        for reply in self.mailbox.late() if self.mailbox is not None else []:
             if reply.has_content():
                 reason = f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}"
                 log.warning("rejected: %s", reason)
@@ -522,12 +522,12 @@ class FederatedStrategy(Strategy):
         """The fewest distinct devices for a round that counts."""
         if self.algorithm.privacy is not None:
             return 0  # whether a private round is closed must not depend on what devices sent
-        if self.min_replies is not None or not self._outvoted:
+        if self.min_replies is not None or not self._trusts_majority:
             return self.min_replies or 1
         return -(-min(len(self._round.drawn), self._round.wanted) // 2)
 
     @property
-    def _outvoted(self) -> bool:
+    def _trusts_majority(self) -> bool:
         """Whether the rule relies on a majority of honest replies."""
         return is_guarded(self.algorithm) or is_robust(self.algorithm)
 
@@ -535,9 +535,9 @@ class FederatedStrategy(Strategy):
     def _usual(self) -> str:
         if self.algorithm.privacy is not None:
             return "0"
-        return "half of the" if self._outvoted else "1"
+        return "half of the" if self._trusts_majority else "1"
 
-    def _survey(self, opened: Opened, arrays: ArrayRecord, members: Sequence[Member]) -> NDArray | None:
+    def _survey(self, opened: OpenRound, arrays: ArrayRecord, members: Sequence[Member]) -> NDArray | None:
         """The answers of devices to the sampling's survey; for gradients <grad f, grad F_k>, as in (7).
 
         A device that does not answer has 0: it is drawn only without replacement, if fewer than K others have more. A
@@ -567,15 +567,15 @@ class FederatedStrategy(Strategy):
         share = size / size.sum() if self.objective == "samples" else np.full(len(size), 1 / len(size))
         return share.astype(np.float32)
 
-    def _exchange(self, opened: Opened, tasks: Mapping[int, Task], arrays: ArrayRecord) -> dict[int, Reply]:
+    def _exchange(self, opened: OpenRound, tasks: Mapping[int, Task], arrays: ArrayRecord) -> dict[int, Reply]:
         """The usable replies to tasks before the round's own, in at most half of its time."""
-        assert self.post is not None
-        opened.take(self.post.exchange(self._messages(opened, tasks, arrays), opened.left / 2))
+        assert self.mailbox is not None
+        opened.take(self.mailbox.exchange(self._messages(opened, tasks, arrays), opened.left / 2))
         return opened.turn()
 
     def _messages(
         self,
-        opened: Opened,
+        opened: OpenRound,
         tasks: Mapping[int, Task],
         arrays: ArrayRecord,
         shift: Mapping[int, ArrayRecord] | None = None,
@@ -662,7 +662,7 @@ class FederatedStrategy(Strategy):
             told["replay"] = float(self.replay)
         return {f"privacy.{name}": value for name, value in told.items()}
 
-    def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
+    def _ask(self, opened: OpenRound, arrays: ArrayRecord) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
@@ -678,11 +678,11 @@ class FederatedStrategy(Strategy):
                     own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                     shifted[identity] = protocol.packed(own)
         if drawn.second is not None and drawn.second_lost is not None:
-            second = GRAD if self.algorithm.gradient is None else self.algorithm.gradient.second
+            second = self.algorithm.second_upload
             for i, k in enumerate(drawn.second.device):
                 if drawn.second.times[i] > 0 and not drawn.second_lost[i]:
                     alone = self._through(self._plain(opened.t, second), drawn.second_words[i])
-                    if "delta" in second.needs:
+                    if self.algorithm.second_works:
                         alone = self._work(drawn.second_work[i], drawn.second_words[i], opened.t, (second,))
                     tasks.setdefault(opened.members[k].identity, alone)
         return self._messages(opened, tasks, arrays, shifted)
@@ -704,12 +704,12 @@ class FederatedStrategy(Strategy):
         opened.enough = opened.enough or time.monotonic()
         return time.monotonic() - opened.enough >= opened.enough - opened.began
 
-    def _suffice(self, opened: Opened, there: Container[int]) -> bool:
+    def _suffice(self, opened: OpenRound, there: Container[int]) -> bool:
         """Whether these devices are as many as the round wants."""
         times = [times for identity, times in opened.drawn.items() if identity in there]
         return sum(times) >= opened.wanted and len(times) >= self.fewest
 
-    def _take_turns(self, opened: Opened) -> None:
+    def _take_turns(self, opened: OpenRound) -> None:
         """Set aside replies of devices that were used the last time, if the others suffice and some did not answer."""
         if self.over_selection == 1:
             return
@@ -740,7 +740,7 @@ class FederatedStrategy(Strategy):
         self.state = following
         return (None if opened.update is None else protocol.packed(following.params)), self._metrics(opened)
 
-    def _closed(self, opened: Opened) -> tuple[State, Update | None]:
+    def _closed(self, opened: OpenRound) -> tuple[State, Update | None]:
         """The state after the round's step, unless that is not finite. No update is much longer than a usual one."""
         if self.algorithm.privacy is None and (length := opened.shorten(self.max_norm, self.lengths)):
             self.lengths.append(length)
@@ -753,7 +753,7 @@ class FederatedStrategy(Strategy):
             self.remembered.update(who, list(np.asarray(round.times) > 0), closed.own)
         return found
 
-    def _noisy(self, opened: Opened, round: Round) -> Round:
+    def _noisy(self, opened: OpenRound, round: Round) -> Round:
         """The round with the noise that the server adds, if the run is private."""
         if opened.algorithm.privacy is None:
             return round
@@ -761,7 +761,7 @@ class FederatedStrategy(Strategy):
             return with_noise(opened.algorithm, round, np.uint32(self.seed))
         return round._replace(noise=Noise(gaussian.like(privacy.shapes(opened.algorithm, round))))
 
-    def _finite(self, opened: Opened, closed: Closed) -> tuple[State, Update | None]:
+    def _finite(self, opened: OpenRound, closed: Closed) -> tuple[State, Update | None]:
         step = (closed.state.params, closed.state.memory, closed.state.average, closed.state.step_size)
         remembered = (closed.state.shared, closed.own)  # here infinity may mark a device that was not met
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step))
@@ -772,7 +772,7 @@ class FederatedStrategy(Strategy):
         params = {name: closed.state.params[name] for name in opened.state.params}
         return closed.state._replace(params=params), closed.update if closed.updated else None
 
-    def _metrics(self, opened: Opened) -> MetricRecord:
+    def _metrics(self, opened: OpenRound) -> MetricRecord:
         changing = self.algorithm.step_size is not None
         return MetricRecord(
             {

@@ -30,7 +30,7 @@ from folb.core.step_size import is_schedule
 from folb.core.upload import GRAD, Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
-from folb.flower.open_round import Opened, close
+from folb.flower.open_round import OpenRound, close
 from folb.flower.protocol import Arrays
 from folb.flower.strategy import FederatedStrategy
 from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCALED_GRAD, WEIGHTED
@@ -119,7 +119,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         }
         return _with(HETERO_WEIGHTED, **numbers), _with(HETERO_IMPORTANCE, **numbers)
 
-    def _ask(self, opened: Opened, arrays: ArrayRecord) -> list[Message]:
+    def _ask(self, opened: OpenRound, arrays: ArrayRecord) -> list[Message]:
         """All of phase 1, and the messages of phase 2 to the devices that answered it."""
         drawn = opened.plan
         assert drawn is not None
@@ -152,12 +152,12 @@ class TwoPhaseStrategy(FederatedStrategy):
         """The fewest distinct devices for a round that counts."""
         return max(self.min_replies or 1, self.min_devices)
 
-    def _too_few(self, opened: Opened, count: int) -> bool:
+    def _too_few(self, opened: OpenRound, count: int) -> bool:
         if count < self.min_devices:
             opened.abandoned = f"{count} distinct devices answered, but a sum needs {self.min_devices}"
         return bool(opened.abandoned)
 
-    def _closed(self, opened: Opened) -> tuple[State, Update | None]:
+    def _closed(self, opened: OpenRound) -> tuple[State, Update | None]:
         """One sum divided by the other, as the step of a round with one reply."""
         there = sorted(opened.usable)
         if self._too_few(opened, len(there)):

@@ -60,7 +60,7 @@ def arrivals(
         seconds=jnp.float32(0),
     )
 
-    def open_still(at: tuple[Queue, Arrivals]) -> Array:
+    def still_open(at: tuple[Queue, Arrivals]) -> Array:
         _, came = at
         return (came.replied < K) & (came.lost < PATIENCE * K)
 
@@ -96,7 +96,7 @@ def arrivals(
         return queue._replace(device=device, number=number, left=left, lost=lost, row=rows, started=n), came
 
     small = queue._replace(models=())  # the models are not part of the loop
-    after, came = jax.lax.while_loop(open_still, turn, (small, first))
+    after, came = jax.lax.while_loop(still_open, turn, (small, first))
     return after._replace(models=queue.models, left=after.left - came.seconds), came
 
 

@@ -12,7 +12,7 @@ from jax import Array
 from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY
-from folb.core.memory import empty, gathered, scattered, started
+from folb.core.memory import Rows, empty, gathered, scattered, started
 from folb.core.privacy import with_noise
 from folb.core.round import (
     Chosen,
@@ -85,10 +85,10 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     key = shared_words(seed, 1)
     model = model_sent(algorithm, state, key)
     answers = survey_arrays(problem, first.upload, model, algorithm.solver.mu, min(how.K, N), key)
-    rows = empty(own, N, N)
     known = first.remember(answers, how.K)
-    check_like("sampling: first: what `remember` returns", known, rows.rows[1])
-    return state._replace(devices=rows._replace(rows=(rows.rows[0], known)))
+    check_like("sampling: first: what `remember` returns", known, empty(own[1], N, N).rows)
+    # the sampling knows all devices now; the algorithm's own memory, which may be as large as models, only grows
+    return state._replace(devices=(empty(own[0], N, rounds * how.K), Rows(known)))
 
 
 def play(
@@ -130,14 +130,14 @@ def play(
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
         other = reached(other, opened.online)
-        upload, worked = GRAD if algorithm.gradient is None else algorithm.gradient.second, None
-        asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), "delta" in upload.needs)
+        upload, worked = algorithm.second_upload, None
+        asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
         other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
         if end is not None:
             again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
             other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
         arrived = (other.times > 0) & ~other_effort.lost
-        if "delta" in upload.needs:  # it works like S_1, but only for this upload
+        if algorithm.second_works:  # it works like S_1, but only for this upload
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
             worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
         theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
@@ -369,8 +369,8 @@ def distribution(
         )
     if how.sampling.memory and state is not None:
         memory = _own(algorithm, state, jnp.arange(len(train.size)) if some is None else some)
-        if algorithm.memory is not None and algorithm.memory.sampling is not None:
-            memory = memory[1]
+        if algorithm.memory is not None:
+            memory = algorithm.memory.samplings(memory)
     known = Known(
         jnp.asarray(t, jnp.int32),
         how.K,
