@@ -17,7 +17,7 @@ from test_family import full_gradient, mean, model, sgd
 from test_slots import BATCH, FEDERATION, LR, MODEL, SEED, furthest, samples, simulated
 
 from folb import InputError, algorithms, compose, rules, simulate, system
-from folb.core import selection
+from folb.core import multiset, samplings, selection
 from folb.core.randomness import HOME, SERVER, uniform, words
 from folb.core.system import Effort
 from folb.flower import FederatedStrategy
@@ -266,13 +266,13 @@ def test_another_device_is_none_of_the_others(kind):
 
     def one(word):
         if kind == "uniform":
-            return selection.another_uniform(word, others, N=6)
+            return multiset.another_uniform(word, others, N=6)
         if kind == "samples":
-            return selection.another_by_samples(word, others, start=start, size=size)
+            return multiset.another_by_samples(word, others, start=start, size=size)
         share = jnp.full(6, 1 / 6)
         known = selection.Known(1, 2, True, start, size, share)
         return selection.drawing(
-            selection.Selection(2, True, selection.sampling(lambda known: chances)), known
+            selection.Selection(2, True, samplings.sampling(lambda known: chances)), known
         ).another(word, others)
 
     count = 1200

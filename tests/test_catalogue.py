@@ -372,7 +372,7 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
     from folb.core.liars import SAYS
     from folb.core.local_step import LOCAL_STEPS
     from folb.core.robust import CENTRES
-    from folb.core.selection import SAMPLINGS
+    from folb.core.samplings import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.core.staleness import STALENESS
     from folb.core.step_size import STEP_SIZES

@@ -13,7 +13,7 @@ import pytest
 from luck import words
 
 from folb import Experiment, InputError, algorithms, simulate, trace
-from folb.core import randomness, selection
+from folb.core import randomness, samplings, selection
 from folb.core.selection import Known, drawing
 from folb.data.synthetic import synthetic
 from folb.experiments.plan import plan
@@ -155,7 +155,7 @@ def test_those_online_have_equal_chances_and_weights(replacement):
     size = np.arange(1, N + 1, dtype=np.int32)
     numbers = (np.cumsum(size) - size, size, np.float32(online / 4))
     known = Known(jnp.int32(1), 2, replacement, *map(jnp.asarray, numbers), online=jnp.asarray(online))
-    how = selection.Selection(2, replacement, selection.sampling("uniform"))
+    how = selection.Selection(2, replacement, samplings.sampling("uniform"))
 
     @jax.jit
     def many(words):
@@ -283,7 +283,7 @@ def test_other_mistakes(tmp_path, file):
         trace()
     with pytest.raises(InputError, match="period = -1: should be more than 0"):
         trace(file=file, period=-1)
-    with pytest.raises(InputError, match="stream = True: should be false: who is online"):
+    with pytest.raises(InputError, match="stream = True: should be false: the devices online"):
         run(algorithms.fedavg(K=2), rounds=1, system=trace(file=file, period=PERIOD), stream=True)
     clusters = algorithms.compose(algorithms.fedavg().rule, K=2, sampling="clusters", replacement=False)
     with pytest.raises(InputError, match="does not ask all devices at once"):

@@ -3,7 +3,7 @@
 import pytest
 
 from folb import algorithms
-from folb.core.selection import SAMPLINGS
+from folb.core.samplings import SAMPLINGS
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 

@@ -7,7 +7,7 @@ import pytest
 
 from folb import algorithms, guard, rules, system, theory
 from folb.core import round as core_round
-from folb.core import selection
+from folb.core import samplings, selection
 from folb.simulation import play, survey
 from folb.simulation import simulate as simulator
 from folb.simulation import solve as local
@@ -25,7 +25,7 @@ PAPER = {
     4: theory.mean_bound,
     5: rules.signed,
     6: theory.signed_bound,
-    7: selection.lb_near_optimal,
+    7: samplings.lb_near_optimal,
     8: theory.lb_near_optimal_bound,
     9: rules.folb_two_set,
     10: rules.gradient_estimate,
@@ -34,7 +34,7 @@ PAPER = {
     13: rules.folb,
     14: theory.folb_bound,
     15: theory.hetero_bound,
-    16: selection.lb_near_optimal_hetero,
+    16: samplings.lb_near_optimal_hetero,
     17: theory.lb_near_optimal_hetero_bound,
     18: rules.folb_hetero,
 }

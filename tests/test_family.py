@@ -16,7 +16,7 @@ from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, o
 
 import folb
 from folb import InputError, algorithms, rules
-from folb.core import drift, randomness, selection, sketch
+from folb.core import drift, randomness, samplings, selection, sketch
 from folb.core import round as core_round
 from folb.core.algorithms import ALGORITHMS
 from folb.core.randomness import CANDIDATES, ROUND
@@ -522,14 +522,14 @@ def test_one_device_of_each_cluster():
     centres = rng.normal(size=(3, 16))
     label = np.array([0, 0, 0, 1, 1, 2])
     rows = (centres[label] + 0.1 * rng.normal(size=(6, 16))).astype(np.float32)
-    clustered = jax.jit(selection.clustered, static_argnums=1)
+    clustered = jax.jit(samplings.clustered, static_argnums=1)
     found = np.asarray(clustered(rows, 3))
     assert len({(a, b) for a, b in zip(found, label, strict=True)}) == 3  # the same parts
     known = selection.Known(1, 3, True, None, np.ones(6), None)
 
     @jax.jit
     def drawn(clusters, seed):
-        draw = selection.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
+        draw = samplings.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
         return draw.devices(randomness.words(seed, 1, 0, draw.words)).device
 
     seen = set()
@@ -645,7 +645,7 @@ def test_lost_devices_are_not_asked_for_ever():
     @jax.jit
     def drawn(losses):
         known = selection.Known(1, 2, True, None, np.ones(5), None, memory=losses, candidates=jax.numpy.arange(5))
-        return selection.SAMPLINGS["remembered_loss"].weigh(known).devices(None).device
+        return samplings.SAMPLINGS["remembered_loss"].weigh(known).devices(None).device
 
     device = drawn(np.array([np.inf, 3.0, 2.0, 1.0, np.inf], np.float32))
     assert device.tolist() == [0, 1]  # the largest, and the first of those in the middle

@@ -12,8 +12,8 @@ from scipy.stats import norm
 
 from folb import InputError, algorithms, simulate, system
 from folb.core import clock, randomness
+from folb.core.multiset import Multiset
 from folb.core.round import first_replies
-from folb.core.selection import Multiset
 from folb.core.system import Effort
 from folb.core.traffic import sizes
 from folb.data.synthetic import synthetic

@@ -23,7 +23,8 @@ from folb.core import step_size as step_sizes
 from folb.core.accountant import Rounds, noise_for
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
-from folb.core.selection import Known, Sampling, drawing, room
+from folb.core.samplings import room
+from folb.core.selection import Known, Sampling, drawing
 from folb.core.server_step import disagreement
 from folb.data.synthetic import synthetic
 from folb.errors import InputError

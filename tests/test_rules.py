@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from folb import algorithms, rules
-from folb.core import selection, server_step
+from folb.core import samplings, server_step
 from folb.core.rules import Gradients, Round, Update
 from folb.errors import InputError
 
@@ -152,10 +152,10 @@ def test_distributions_are_their_equations(seed):
     rng = np.random.default_rng(seed)
     inner, norms, gamma, psi, square = rng.normal(size=9), rng.uniform(0, 2, 9), rng.uniform(0, 1, 9), 0.7, 1.3
     for actual, importance in (
-        (selection.lb_near_optimal(jnp.asarray(inner)), [abs(i) for i in inner]),
-        (selection.norm_proxy(jnp.asarray(norms)), list(norms)),
+        (samplings.lb_near_optimal(jnp.asarray(inner)), [abs(i) for i in inner]),
+        (samplings.norm_proxy(jnp.asarray(norms)), list(norms)),
         (
-            selection.lb_near_optimal_hetero(jnp.asarray(inner), jnp.asarray(gamma), psi, jnp.asarray(square)),
+            samplings.lb_near_optimal_hetero(jnp.asarray(inner), jnp.asarray(gamma), psi, jnp.asarray(square)),
             [abs(i - psi * g * square) for i, g in zip(inner, gamma, strict=True)],
         ),
     ):
@@ -165,9 +165,9 @@ def test_distributions_are_their_equations(seed):
 def test_distributions_are_uniform_where_all_vanish():
     zero = jnp.zeros(4)
     for P_k in (
-        selection.lb_near_optimal(zero),
-        selection.norm_proxy(zero),
-        selection.lb_near_optimal_hetero(zero, zero, 1.0, jnp.float32(0)),
+        samplings.lb_near_optimal(zero),
+        samplings.norm_proxy(zero),
+        samplings.lb_near_optimal_hetero(zero, zero, 1.0, jnp.float32(0)),
     ):
         np.testing.assert_array_equal(P_k, np.full(4, 0.25, np.float32))
 
@@ -339,8 +339,8 @@ def test_gradient_estimate_is_unbiased(objective, sampling):
     P_k = {
         "uniform": np.full(N, 1 / N),
         "samples": n / n.sum(),
-        "direct": np.asarray(selection.lb_near_optimal(jnp.asarray(grad @ f)), float),
-        "norm": np.asarray(selection.norm_proxy(jnp.asarray(np.linalg.norm(grad, axis=1))), float),
+        "direct": np.asarray(samplings.lb_near_optimal(jnp.asarray(grad @ f)), float),
+        "norm": np.asarray(samplings.norm_proxy(jnp.asarray(np.linalg.norm(grad, axis=1))), float),
     }[sampling]
     ways = np.array(list(product(range(N), repeat=draws)))
     chance = P_k[ways].prod(axis=1)

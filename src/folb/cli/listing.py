@@ -178,7 +178,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
     from folb.core.liars import SAYS
     from folb.core.local_step import LOCAL_STEPS
     from folb.core.robust import CENTRES
-    from folb.core.selection import SAMPLINGS
+    from folb.core.samplings import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.core.staleness import STALENESS
     from folb.core.step_size import STEP_SIZES

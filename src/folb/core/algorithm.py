@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 import jax
 
 from folb.core import average as averages
-from folb.core import drift, selection, tree
+from folb.core import drift, samplings, selection, tree
 from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
@@ -345,7 +345,7 @@ def compose(
     check_number("mu", mu, lambda mu: mu >= 0, "should be at least 0")
     check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
-    chosen = selection.sampling(sampling, K, candidates, exploration)
+    chosen = samplings.sampling(sampling, K, candidates, exploration)
     asked: Any = uploads
     remembers = drift.memory(
         memory,
@@ -400,7 +400,7 @@ def compose(
         _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
     if isinstance(server, str) and average is None:
         average = AVERAGES.get(server)
-    slots = K if chosen.expected is None else selection.room(K)
+    slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(
         selection=selection.over_selected(
             Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection

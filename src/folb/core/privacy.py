@@ -32,7 +32,7 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
-from folb.core.selection import SAMPLINGS, is_poisson
+from folb.core.samplings import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped

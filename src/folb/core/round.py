@@ -17,8 +17,9 @@ from folb.core.algorithm import Algorithm
 from folb.core.event_queue import empty_queue
 from folb.core.liars import told, told_gradients
 from folb.core.memory import shifted_by, started, updated
+from folb.core.multiset import Multiset
 from folb.core.rules import Round, Update
-from folb.core.selection import Draw, Multiset, Selection
+from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
 from folb.core.step_size import factor_in, over
 from folb.core.system import Effort, System, asked_for

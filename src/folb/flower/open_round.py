@@ -17,9 +17,10 @@ from folb.core import privacy, selection, vector
 from folb.core import round as core_round
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
+from folb.core.multiset import Multiset
 from folb.core.round import State
 from folb.core.rules import Gradients, Round, Update
-from folb.core.selection import Known, Multiset, Selection, drawing
+from folb.core.selection import Known, Selection, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
 from folb.core.upload import DELTA, ENCODED, Upload

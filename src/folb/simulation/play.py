@@ -13,6 +13,7 @@ from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY
 from folb.core.memory import Rows, empty, gathered, scattered, started
+from folb.core.multiset import Multiset
 from folb.core.privacy import with_noise
 from folb.core.round import (
     Chosen,
@@ -31,7 +32,7 @@ from folb.core.round import (
     with_step_size,
 )
 from folb.core.rules import Gradients, Round, inner_products
-from folb.core.selection import Draw, Known, Multiset, candidates, drawing
+from folb.core.selection import Draw, Known, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort, times_bytes
 from folb.core.tree import check_like

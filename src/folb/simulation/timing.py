@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.algorithm import Algorithm
+from folb.core.multiset import Multiset
 from folb.core.round import Exchange, managed
-from folb.core.selection import Multiset, candidates
+from folb.core.selection import candidates
 from folb.core.system import Effort, System, asked_for, times_bytes
 from folb.core.trace import Trace
 from folb.core.traffic import Sizes, sizes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from folb.core import selection
+from folb.core import samplings
 from folb.theory.constants import Constants, Point
 
 
@@ -32,7 +32,7 @@ def signed_bound(point: Point, constants: Constants, mu: Any, gamma: Any, P: Any
 
 def lb_near_optimal_bound(point: Point, constants: Constants, mu: Any, gamma: Any) -> Any:
     """(8): (6) at P = P_lb of (7). Theorem 2 claims it for the rule (9) too."""
-    return signed_bound(point, constants, mu, gamma, selection.lb_near_optimal(point.inner))
+    return signed_bound(point, constants, mu, gamma, samplings.lb_near_optimal(point.inner))
 
 
 def folb_bound(point: Point, constants: Constants, mu: Any, gamma: Any, K: Any) -> Any:
@@ -52,7 +52,7 @@ def hetero_bound(point: Point, constants: Constants, mu: Any, gamma: Any, P: Any
 
 def lb_near_optimal_hetero_bound(point: Point, constants: Constants, mu: Any, gamma: Any, psi: Any) -> Any:
     """(17): (15) at P = P_lbh of (16)."""
-    P = selection.lb_near_optimal_hetero(point.inner, gamma, psi, point.square)
+    P = samplings.lb_near_optimal_hetero(point.inner, gamma, psi, point.square)
     return hetero_bound(point, constants, mu, gamma, P, psi)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from folb.core import rules, selection
+from folb.core import rules, samplings
 from folb.core.rules import Gradients, Round
 from folb.theory import bounds
 from folb.theory.constants import Constants, Point
@@ -147,7 +147,7 @@ def theorem_1(tried: Sequence[Case]) -> dict[str, NDArray]:
     for case in tried:
         at, c, mu, gamma = case.problem.point, case.problem.constants, case.mu, case.gamma.max()
         mean, signed = losses(rules.mean, case)[0], losses(rules.signed, case)[0]
-        P_lb = np.asarray(selection.lb_near_optimal(at.inner))
+        P_lb = np.asarray(samplings.lb_near_optimal(at.inner))
         false["(4)"].append(exceeds(chances(case.P) @ mean, bounds.mean_bound(at, c, mu, gamma, case.P)))
         false["(6)"].append(exceeds(chances(case.P) @ signed, bounds.signed_bound(at, c, mu, gamma, case.P)))
         false["(8)"].append(exceeds(chances(P_lb) @ signed, bounds.lb_near_optimal_bound(at, c, mu, gamma)))
@@ -217,7 +217,7 @@ def near_optimal(seed: int, count: int) -> NDArray:
     gains = []
     for _ in range(count):
         magnitude = np.abs(random_quadratics(rng, scale=1, spread=10 ** rng.uniform(-1, 1)).point.inner)
-        P = np.asarray(selection.lb_near_optimal(magnitude))
+        P = np.asarray(samplings.lb_near_optimal(magnitude))
         for Q in (P, UNIFORM):
             assert np.isclose(chances(Q) @ magnitude[MULTISETS].sum(axis=1), K * Q @ magnitude)  # linear in P
         gains.append((P @ magnitude - magnitude.mean()) / (magnitude.max() - magnitude.mean()))
@@ -242,7 +242,7 @@ def hetero_selection(tried: Sequence[Case]) -> Selected:
         loss = losses(rules.mean, case)[0]
         right = bounds.corrected_psi(c, mu)
         for psi, false in ((bounds.psi(c, mu, K), printed), (right, corrected)):
-            P = np.asarray(selection.lb_near_optimal_hetero(at.inner, jnp.asarray(gamma), psi, at.square))
+            P = np.asarray(samplings.lb_near_optimal_hetero(at.inner, jnp.asarray(gamma), psi, at.square))
             false.append(exceeds(chances(P) @ loss, bounds.lb_near_optimal_hetero_bound(at, c, mu, gamma, psi)))
         bound = bounds.lb_near_optimal_hetero_bound(at, c, mu, gamma, right)
         weaker.append(exceeds(bound, bounds.hetero_bound(at, c, mu, gamma, UNIFORM, right)))
