@@ -452,3 +452,17 @@ def test_rounds_to_target_without_attack():
         rounds[guarded] = np.median([[run.rounds_to(target) for target in (0.6, 0.7, 0.8)] for run in runs], axis=0)
         print(f"guarded {guarded}: median rounds to 60, 70 and 80 %: {rounds[guarded]}")
     assert rounds[True][1] <= 1.05 * rounds[False][1]
+
+
+def test_a_device_alone_in_a_round_never_vouches_for_itself():
+    """What others say of it is then 0, whatever the rounding: seen on Flower, where it differed from the simulator."""
+    K, d = 2, 610
+    zero, times = jnp.zeros((K, d)), jnp.array([2.0, 0.0])
+
+    def weight(g):
+        grad = zero.at[0].set(g)
+        round = Round({"w": zero[0]}, times, jnp.ones(K), jnp.ones(K), {"w": -grad}, {"w": grad})
+        return guard.guarded(Partial(rules.mean), cap=2.0)(round).weights
+
+    found = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
+    np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)

@@ -477,7 +477,7 @@ def wait_for_rounds(process, path, beyond, seconds=math.inf):
 def test_killed_at_random_moments(long_results, tmp_path, kills):
     """SIGKILL while it starts, computes and writes: each time it resumes, and ends with the same bits."""
     rng = random.Random(kills)
-    path, farthest, rounds = tmp_path / "run", 0, ROUNDS * (1 + kills // 5)
+    path, farthest, rounds = tmp_path / "run", 0, ROUNDS * (1 + kills // 3)
     for kill in range(kills):
         before = size(path / "rounds.jsonl")
         process = folb(*LONG, "--rounds", rounds, "--out", path)
