@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -212,6 +213,71 @@ def test_the_results_that_again_replaces_stay_until_the_new_ones_are_there(plann
     execute.carry_out(planned, directory=path)
     assert not (path / "replaced").exists()
     assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
+def test_the_rounds_of_an_unfinished_run_survive_an_again_that_fails(planned, whole, often, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    interrupted(planned, path, MemoryError())
+    before = (path / "rounds.jsonl").read_bytes()
+    with monkeypatch.context() as patch:  # before its first round
+        patch.setattr(execute.Simulation, "run", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            execute.carry_out(planned, directory=path, again=True)
+    assert (path / "rounds.jsonl").read_bytes() == before and not (path / "replaced").exists()
+    assert heard(planned, directory=path)[2][0] == (1, 5)  # resumed from its checkpoint
+    assert content(path) == content(whole)
+
+
+@pytest.mark.parametrize("write", range(8))
+def test_killed_while_a_run_is_set_aside(planned, whole, tmp_path, write):
+    """Wherever it was killed, the next command brings the finished run back; until then, the list says where it is."""
+    path = Path(shutil.copytree(whole, tmp_path / "run"))
+    left, replace = write, os.replace
+
+    def mortal(a, b):
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        return replace(a, b)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", mortal)
+        patch.setattr(directory, "put_back", lambda path: None)  # nothing is done after a kill
+        with pytest.raises(Killed):
+            execute.carry_out(planned, directory=path, again=True)
+    if write in range(1, 7):  # of the six moves and the new environment
+        assert not directory.is_run(path) and path in (directory.listed() or [path])
+        with pytest.raises(InputError, match=f"is in {path / 'replaced'}: .*folb resume {path} brings it back"):
+            directory.read(path)
+        assert folb.resume(path).state == "finished"
+        assert content(path) == content(whole) and names(path) == FILES
+    else:
+        execute.carry_out(planned, directory=path)
+        assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
+def test_an_error_while_a_run_is_set_aside_brings_it_back(planned, whole, tmp_path, monkeypatch):
+    """A full disk, for instance."""
+    path = Path(shutil.copytree(whole, tmp_path / "run"))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute.naming, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            execute.carry_out(planned, directory=path, again=True)
+    assert content(path) == content(whole) and names(path) == FILES
+
+
+def test_a_run_that_cannot_be_resumed_says_why_it_starts_again(planned, whole, often, tmp_path, caplog):
+    path = tmp_path / "run"
+    interrupted(planned, path, MemoryError())
+    shutil.rmtree(path / "checkpoints")
+    execute.carry_out(planned, directory=path)
+    assert "starting again from the first round, because it has no checkpoint" in caplog.text
+    assert content(path) == content(whole)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -816,6 +816,132 @@ def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
     assert str(tmp_path) not in sys.path
 
 
+def test_neighbours_of_one_name_are_those_of_each_file(tmp_path):
+    for name, scale in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helpers.py").write_text(f"SCALE = {scale}\n")
+        (tmp_path / name / f"of_{name}.py").write_text("from helpers import SCALE\ndef mine(**c): return SCALE\n")
+    found = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine")() for name in "aba"]
+    assert found == [1, 2, 1]
+    assert "helpers" not in sys.modules or sys.modules["helpers"].SCALE == 1
+
+
+FIXED = """
+import folb
+
+def three(*, beta: float = 0.5, **common):
+    return folb.compose(folb.rules.mean, server="momentum", K=3, lr=0.02, beta=beta, **common)
+"""
+
+
+def test_what_an_algorithm_of_one_s_own_fixes_is_recorded_and_cannot_be_set(tmp_path, capsys):
+    """Its experiment file has only what can be set: so it can be repeated, and resumed."""
+    (tmp_path / "mine.py").write_text(FIXED)
+    command = ["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:three", "--set", "sizes=20,31,9"]
+    command += ["--rounds", "3", "--seeds", "1", "--json"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    (first,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [first["parameters"][name] for name in ("K", "server", "lr", "beta")] == [3, "momentum", 0.02, 0.5]
+    (tmp_path / "run" / "results.json").unlink()
+    assert main(["resume", str(tmp_path / "run"), "--json"]) == 0
+    (again,) = json.loads(capsys.readouterr().out)["runs"]
+    assert again["model_sha256"] == first["model_sha256"]
+    assert main(["run", str(tmp_path / "run" / "experiment.toml"), "--out", str(tmp_path / "other"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == [again]
+    assert main([*command, "--set", "server=adam"]) == 2
+    assert "server = 'adam': is a setting of fedavg, " in capsys.readouterr().err
+
+
+CALLED_BACK = """
+import folb, jax
+calls = []
+
+def host(times):
+    calls.append(1)
+    if len(calls) > 3:
+        raise ValueError("no more")
+    return times / 10
+
+def mine(**common):
+    def rule(round):
+        like = jax.ShapeDtypeStruct(round.times.shape, round.times.dtype)
+        return folb.weighted(round, jax.pure_callback(host, like, round.times, vmap_method="sequential"))
+    return folb.compose(rule, **common)
+"""
+OWN_MISTAKES = {
+    "endless": (
+        "import folb, math\ndef mine(*, most: float = math.inf, **c): return folb.compose(folb.rules.mean, **c)\n",
+        "most = inf: should be a finite number, as the default of a keyword of mine; or None, for none",
+    ),
+    "nothing made": (
+        "import folb\ndef mine(**c): folb.compose(folb.rules.mean, **c)\n",
+        "mine = None: should make a folb.Algorithm",
+    ),
+    "no function": (
+        "import folb, functools\nmine = functools.partial(folb.compose, folb.rules.mean)\n",
+        "should be a function with keywords: TypeError",
+    ),
+    "an unknown annotation": (
+        "import folb\ndef mine(*, k: 'Foo' = 1, **c): return folb.compose(folb.rules.mean, **c)\n",
+        "should be a function with keywords: NameError: name 'Foo' is not defined",
+    ),
+    "an exit": ("import sys\ndef mine(**c): sys.exit(4)\n", "fails: SystemExit: 4"),
+    "an error while rounds are played": (CALLED_BACK, "mine.py:mine': fails: ValueError: no more"),
+}
+
+
+@pytest.mark.parametrize("mistake", OWN_MISTAKES)
+def test_a_mistake_in_a_file_of_one_s_own_is_one_line(mistake, tmp_path, capsys):
+    source, said = OWN_MISTAKES[mistake]
+    (tmp_path / "mine.py").write_text(source)
+    small = ["--set", "sizes=20,31,9", "--set", "K=2", "--rounds", "30", "--seeds", "1"]
+    command = ["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("folb: error: ") and said in error
+
+
+def test_numbers_that_are_another_in_32_bits_are_refused():
+    with pytest.raises(InputError, match="lr = 1e-50: should be more than 0, in 32 bits"):
+        algorithms.fedavg(lr=1e-50)
+
+
+def half(params):
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.bfloat16), params)
+
+
+def remembering_half(memory, round, update):
+    import jax.numpy as jnp
+
+    memory = jax.tree.map(lambda m, d: (0.9 * m + d).astype(jnp.bfloat16), memory, update.delta)
+    return folb.tree.add(round.params, memory), memory
+
+
+def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
+    """NumPy's format does not know bfloat16."""
+    server = folb.ServerStep(half, remembering_half)
+    algorithm = folb.compose(folb.rules.mean, server=server, K=K, lr=LR, batch=BATCH)
+    whole = simulated(algorithm, rounds=12)
+    resumed = kill_and_resume(algorithm, 5, tmp_path / "simulated", monkeypatch, rounds=12)
+    np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])
+    whole, _ = on_flower(algorithm, directory=tmp_path / "whole", rounds=5)
+    killed_on_flower(algorithm, tmp_path / "killed")
+    resumed, _ = on_flower(algorithm, directory=tmp_path / "killed", rounds=5)
+    np.testing.assert_array_equal(resumed["weight"], whole["weight"])
+
+
+def test_a_step_size_that_counts_is_the_same_in_both_carriers():
+    """A memory of a whole number: NumPy would make 64 bits of it."""
+    import jax.numpy as jnp
+
+    size = folb.StepSize(lambda params: jnp.int32(0), lambda m: 1 / (1 + m), lambda m, round: m + 1)
+    algorithm = folb.compose(folb.rules.mean, step_size=size, K=K, lr=LR, batch=BATCH)
+    deployed, _ = on_flower(algorithm, rounds=4)
+    assert furthest(deployed, simulated(algorithm, rounds=4).params) <= 1e-5
+
+
 def test_a_bad_part_does_not_cost_the_results_there_are(tmp_path, capsys):
     """--again with an upload that cannot be sent: it is refused before anything is cleared."""
     file, run = tmp_path / "mine.py", tmp_path / "run"

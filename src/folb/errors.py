@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import struct
 import sys
 from collections.abc import Callable, Iterable
 from numbers import Integral
@@ -60,6 +61,9 @@ def check_number(field: str, value: Any, holds: Callable[[Any], Any], expected: 
     check(field, value, one, f"{expected}, and one number")
     check(field, value, holds, expected)
     check(field, value, lambda value: (value >= -SINGLE) & (value <= SINGLE), f"{expected}, and finite in 32 bits")
+    if isinstance(value, float):  # 1e-50 is more than 0, but in 32 bits it is 0
+        (single,) = struct.unpack("f", struct.pack("f", value))
+        check(field, value, holds(single), f"{expected}, in 32 bits")
 
 
 def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import jax
 
@@ -262,6 +262,26 @@ class Common(TypedDict, total=False):
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
+Given = ParamSpec("Given")
+
+
+def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
+    """`make`, but its algorithms record the settings that it was given; a part that is no setting is "own"."""
+
+    @functools.wraps(make)
+    def recorded(*parts: Given.args, **settings: Given.kwargs) -> Algorithm:
+        made = make(*parts, **settings)
+        known = {
+            name: "own" if callable(value) or is_dataclass(value) or isinstance(value, tuple) else value
+            for name, value in settings.items()
+            if name in Common.__annotations__
+        }
+        return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
+
+    return recorded
+
+
+@_recording
 def compose(
     rule: Rule,
     *,
@@ -509,8 +529,11 @@ def named(constructor: Constructor) -> Constructor:
     def make(**settings: Any) -> Algorithm:
         for name in settings:
             choose(f"setting of {constructor.__name__}", name, known)
-        made = constructor(**settings)  # what it fixes by itself is in its origin
-        return replace(made, origin=Origin(constructor.__name__, known | settings | dict(made.origin.settings)))
+        made = constructor(**settings)
+        if not isinstance(made, Algorithm):
+            raise InputError(constructor.__name__, made, "should make a folb.Algorithm, such as folb.compose(...)")
+        recorded = known | settings | dict(made.origin.settings)  # the last are what it fixes in its code
+        return replace(made, origin=Origin(constructor.__name__, recorded))
 
     make.named_by_folb = True  # type: ignore[attr-defined]
     return make  # type: ignore[return-value]

@@ -69,7 +69,8 @@ def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
     algorithm = privacy.with_clip(algorithm, state.clip)
     if algorithm.step_size is None:
         return algorithm
-    factor = factor_in(algorithm.step_size, state.step_size, t)
+    # on Flower the memory is in NumPy's arrays, whose arithmetic has other types
+    factor = factor_in(algorithm.step_size, jax.tree.map(jnp.asarray, state.step_size), t)
     tree.check_like("step_size: what factor(memory) returns", factor, jnp.float32(1))
     return replace(algorithm, solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
 
@@ -214,7 +215,9 @@ def upload_shape(upload: Upload, params: Params) -> Any:
         found = jax.eval_shape(upload, known)
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"upload {upload.name}", upload.compute, f"cannot be computed: {error}") from error
-    flat = isinstance(found, dict) and all(hasattr(part, "shape") for part in found.values())
+    flat = isinstance(found, dict) and all(
+        isinstance(name, str) and hasattr(part, "shape") for name, part in found.items()
+    )
     structures: Any = (jax.tree.structure(found), jax.tree.structure(params))
     if not (hasattr(found, "shape") or flat or structures[0] == structures[1]):
         kind = type(found).__name__

@@ -132,7 +132,7 @@ def upload(wanted: str | Upload) -> Upload:
         return UPLOADS[choose("uploads", wanted, UPLOADS)]
     own = wanted not in UPLOADS.values() and wanted is not UNCLAMPED_GAMMA and wanted.compute is not _sketch
     taken = (*UPLOADS, *TAKEN)
-    if own and (wanted.name in taken or not str(wanted.name).isidentifier()):
+    if own and (wanted.name in taken or not (isinstance(wanted.name, str) and wanted.name.isidentifier())):
         raise InputError("uploads", wanted.name, f"should be a word, but not one of {', '.join(taken)}")
     bounds = (wanted.least, wanted.most)
     if not all(isinstance(bound, int | float) for bound in bounds) or not wanted.least < wanted.most:

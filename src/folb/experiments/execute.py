@@ -136,6 +136,9 @@ def resume(
     `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
     `accelerators`, `stream` and `keep_model` are as when the run began. The others are explained at `execute`.
     """
+    if isinstance(run, str | os.PathLike):
+        for place_of_run in (Path(run), store.home() / run):
+            store.restore(place_of_run)
     stored = read(run)
     path, there = stored.path, stored.environment
     if stored.deployed:
@@ -189,6 +192,8 @@ def carry_out(
         raise InputError("out", directory, "should be a directory to write to")
     given = naming.checked(name, tags)
     path = place(planned) if directory is None else Path(directory)
+    if parallel.leads():
+        store.restore(path)
     parallel.check_alike(planned.identity)
     if not parallel.leads():
         if parallel.shared(None):
@@ -237,12 +242,12 @@ def _perform(
     simulation = ready(planned, accelerators)
     runs = about_runs(planned.algorithms, planned.experiment.seeds, planned.model.judged_by)
     about = about_model(planned, runs) if start.keep_model else None
-    prepare(path, planned, again, accelerators, start.keep_model, given)
     # matplotlib draws the picture at the end. It takes half a second to load, so it loads while rounds are played,
     # but only after every run has begun: before that, the interpreter is busy with lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
     playing: set[int] = set()
     try:
+        prepare(path, planned, again, accelerators, start.keep_model, given)
         if on_start is not None:
             begun = (path / store.ROUNDS).is_file()  # a look at the first model would come too late
             look = start.first_look if begun else simulation.first_look
@@ -258,11 +263,11 @@ def _perform(
                 if observe is not None:
                     observe(i, first, part)
 
-            found = simulation.run(record, path / store.CHECKPOINTS)
+            with _naming_own_files(planned.experiment):
+                found = simulation.run(record, path / store.CHECKPOINTS)
             recorder.finish(found)
     except BaseException as error:
-        rounds = path / store.ROUNDS
-        if not (rounds.is_file() and rounds.stat().st_size):
+        if not store.is_recorded(path):
             if fresh and isinstance(error, InputError):
                 store.clear(path)
             store.put_back(path)
@@ -274,7 +279,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
     attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
-    with naming_own_files([experiment.model, experiment.system, *experiment.algorithms]):
+    with _naming_own_files(experiment):
         return simulation(
             planned.federation,
             planned.model,
@@ -290,6 +295,10 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
             accelerators=accelerators,
             stream=planned.stream,
         )
+
+
+def _naming_own_files(experiment: Experiment) -> contextlib.AbstractContextManager[None]:
+    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms])
 
 
 def _of_devices(experiment: Experiment) -> tuple[str, ...]:
@@ -310,7 +319,7 @@ def finished(path: Path, planned: Plan) -> bool:
     """Whether the directory has the complete results of exactly this experiment."""
     if not store.is_run(path) or store.read(path).environment["identity"] != planned.identity:
         return False
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         json.loads((path / store.RESULTS).read_bytes())
         wanted = [rounds for rounds in planned.rounds for _ in planned.experiment.seeds]
         return [len(run.seconds) for run in store.read(path).runs()] == wanted
@@ -363,8 +372,9 @@ def prepare(
     elif given or there.get("keep_model", True) != keep_model:
         naming.write(path, naming.named(there | {"keep_model": keep_model}, given or {}))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
-    for written in (store.MODEL, store.RESULTS):  # damaged, or left by a process that was killed at its end
-        (path / written).unlink(missing_ok=True)
+    if store.is_recorded(path) and not any((path / store.CHECKPOINTS).glob("*.checkpoint")):
+        log.warning("%s: starting again from the first round, because it has no checkpoint to resume from", path)
+    (path / store.RESULTS).unlink(missing_ok=True)  # damaged: with sound ones nothing would be run
     (path / store.CHECKPOINTS).mkdir(exist_ok=True)
 
 
@@ -389,6 +399,8 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, A
     """
     if about is not None:
         model_file.save(path / store.MODEL, about, [run.params for run in runs])
+    else:
+        (path / store.MODEL).unlink(missing_ok=True)  # of earlier rounds
     leave(path, planned.experiment, planned.note, runs)
     for done in (store.CHECKPOINTS, store.REPLACED):
         shutil.rmtree(path / done, ignore_errors=True)

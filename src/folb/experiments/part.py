@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from folb.errors import InputError, choose
-from folb.experiments.settings import OWN, Setting, from_file, settings
+from folb.experiments.settings import Setting, from_file, settings
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Part:
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
     swept: bool = False  # a list of values means a run for each
+    own: bool = False  # from a user's own file
 
     def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
@@ -25,8 +27,8 @@ class Part:
             made = self.constructor(*arguments, **values)
         except InputError:
             raise
-        except Exception as error:
-            if self.constructor.__module__.startswith(OWN):
+        except (Exception, SystemExit) as error:
+            if self.own:
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
@@ -37,8 +39,17 @@ class Part:
 
 def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
     """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
-    if ".py:" in name:
-        constructor, name = from_file(field, name), name.rpartition(":")[2]
-    else:
+    if ".py:" not in name:
         constructor = registry[choose(field, name, registry)]
-    return Part(name, constructor, settings(constructor))
+        return Part(name, constructor, settings(constructor))
+    constructor, short = from_file(field, name), name.rpartition(":")[2]
+    try:
+        known = settings(constructor)
+    except Exception as error:
+        expected = f"should be a function with keywords: {type(error).__name__}: {error}"
+        raise InputError(field, name, expected) from error
+    for one in known.values():
+        if isinstance(one.default, float) and not math.isfinite(one.default):
+            expected = f"should be a finite number, as the default of a keyword of {short}; or None, for none"
+            raise InputError(one.name, one.default, expected)
+    return Part(short, constructor, known, own=True)

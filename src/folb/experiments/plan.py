@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -55,8 +56,29 @@ def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> 
     if field != "algorithms":
         return found
     make = found.constructor
-    constructor = named(make) if ".py:" in name and not hasattr(make, "named_by_folb") else make
-    return Part(found.name, constructor, algorithm_settings(constructor), swept=True)
+    constructor = named(make) if found.own and not hasattr(make, "named_by_folb") else make
+    known = algorithm_settings(constructor)
+    if found.own:
+        fixed = _fixed(constructor, {name: known[name].default for name in known if name not in found.settings})
+        known = {name: setting for name, setting in known.items() if name not in fixed}
+    return Part(found.name, constructor, known, swept=True, own=found.own)
+
+
+def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
+    """Those of the settings that all algorithms have which the code of a user's own one fixes: they cannot be set."""
+    fixed: set[str] = set()
+    while True:
+        try:
+            make(**{name: value for name, value in common.items() if name not in fixed})
+        except TypeError as error:
+            twice = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
+            if twice is None or twice[1] not in common.keys() - fixed:
+                return fixed
+            fixed.add(twice[1])
+        except (Exception, SystemExit):  # it comes again when the algorithm is made, and is then shown
+            return fixed
+        else:
+            return fixed
 
 
 @dataclass(frozen=True)

@@ -118,17 +118,36 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     assert loaded is not None and loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
-    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files of its directory
     try:
-        loaded.loader.exec_module(module)
+        with _neighbours(Path(path).resolve().parent):
+            loaded.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
     function = getattr(module, name, None)
     if not callable(function):
         raise InputError(field, spec, f"{path} has no function {name!r}")
     return function
+
+
+NEIGHBOURS: dict[str, Path] = {}  # modules that a user's files imported, and the directory of each
+
+
+@contextlib.contextmanager
+def _neighbours(home: Path) -> Iterator[None]:
+    """A user's file may import the files of its directory, and not those of the same name that another one imported."""
+    for name in [name for name, place in NEIGHBOURS.items() if place != home]:
+        del NEIGHBOURS[name]
+        sys.modules.pop(name, None)  # the file that imported it has it still
+    before = set(sys.modules)
+    sys.path.insert(0, str(home))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(home))
+        for name in set(sys.modules) - before:
+            source = getattr(sys.modules[name], "__file__", None)
+            if source and home in Path(source).resolve().parents:
+                NEIGHBOURS[name] = home
 
 
 @contextlib.contextmanager
@@ -138,14 +157,17 @@ def naming_own_files(names: Sequence[str]) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = list(traceback.walk_tb(error.__traceback__))
         own = [(f.f_code.co_filename, line) for f, line in frames if f.f_globals.get("__name__", "").startswith(OWN)]
         reason = f"fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if "Traceback" in reason:  # of a function that jax called back while rounds were played
+            reason = f"fails: {str(error).strip().splitlines()[-1]}"
         if own:
             raise InputError(own[-1][0], f"line {own[-1][1]}", reason) from error
         files = [name for name in names if ".py:" in name]
-        if not files:
+        exhausted = isinstance(error, OSError | MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        if not files or exhausted:  # a full disk, for instance
             raise
         # one of their functions returned something that folb cannot use
         raise InputError("own file", ", ".join(files), reason) from error

@@ -127,7 +127,8 @@ class RunRecord:
     def _prepare(self) -> None:
         """Resume what is there, or start."""
         text = experiment_file.to_text(self.about.experiment(), about=ABOUT)
-        there = directory.read(self.path) if directory.is_run(self.path) else None
+        # a damaged environment is an error that says so: the checkpoints may still be sound
+        there = directory.read(self.path) if (self.path / directory.ENVIRONMENT).exists() else None
         if there is None:
             directory.check_own(self.path, again=False)
             # this comes first: it makes the directory a run that can be resumed
@@ -200,7 +201,11 @@ def recording(path: Path, about: RunSettings, state: State, more: str = "") -> I
     """The run directory, claimed until the run ends."""
     atomic.directory(path)
     with lock.claimed(path):
-        yield RunRecord(path, about, state, more)
+        try:
+            record = RunRecord(path, about, state, more)
+        except OSError as error:
+            raise InputError("directory", str(path), f"cannot be used: {error}") from error
+        yield record
 
 
 def _written(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def kept(directory: Path, number: int) -> list[Path]:
 
 def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
     """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
-    count = len(jax.tree.leaves(like))
+    count, others = len(jax.tree.leaves(like)), 0
     for path in kept(directory, number):
         try:
             content = path.read_bytes()
@@ -65,11 +65,19 @@ def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] 
             continue
         arrays = np.load(io.BytesIO(body), allow_pickle=False)
         if str(arrays["mark"]) != mark:
+            others += 1
             continue
         names = [name for name in arrays if name.startswith("leaf")]
         if len(names) != count:  # another version of folb saved a different state
             log.warning("%s has %d arrays, but should have %d; trying the one before", path, len(names), count)
             continue
-        leaves = [arrays[f"leaf{i}"] for i in range(count)]
+        leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
         return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+    if others:
+        log.warning("%s: not resumed from, because another program wrote it: the code of a part has changed", directory)
     return None
+
+
+def _typed(found: Any, like: Any) -> Any:
+    """The array with the type of `like`, if NumPy's format does not know it, such as bfloat16."""
+    return found.view(like.dtype) if found.dtype.kind == "V" else found

@@ -9,7 +9,7 @@
     curves.png
     winner.toml        after a search: the experiment that runs the winner on other seeds
     tracking/          what `--track` wrote
-    replaced/          the finished run that `--again` replaces, until the new one is finished
+    replaced/          the run that `--again` replaces, until the new one is finished
     .folb-lock         held by the process that runs it
 
 Its name comes from the content of the experiment. No file is ever half written, except for the last line of
@@ -101,7 +101,8 @@ def listed() -> list[Path]:
 def _changed(path: Path) -> float | None:
     """When a run directory was last changed; None if it is not one, or has just been removed."""
     try:
-        (path / ENVIRONMENT).lstat()
+        if not _is_set_aside(path):
+            (path / ENVIRONMENT).lstat()
         return path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -270,6 +271,9 @@ def read(path: Path) -> RunDirectory:
         found = json.loads((path / ENVIRONMENT).read_bytes())
         json.dumps(found, ensure_ascii=False).encode()  # fails if a text cannot be printed
     except FileNotFoundError as error:
+        if _is_set_aside(path):
+            expected = f"is in {path / REPLACED}: its replacement was killed; folb resume {path} brings it back"
+            raise InputError("run", path.name, expected) from error
         raise InputError("run", path.name, f"is not a run: there is no {path / ENVIRONMENT}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path / ENVIRONMENT, error) from error
@@ -305,6 +309,7 @@ def leave(path: Path, results: Mapping[str, Any], picture: bytes) -> None:
 
 DIRECTORIES = (CHECKPOINTS, TRACKING)
 FILES = (RESULTS, ROUNDS, CURVES, MODEL, WINNER, EXPERIMENT, ENVIRONMENT)
+PARTS = (*DIRECTORIES, *(name for name in FILES if name != ENVIRONMENT))
 
 
 def clear(path: Path) -> None:
@@ -323,24 +328,49 @@ def _clear(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Make room for a new run. A finished one is kept in `replaced` until the new one is finished."""
-    if (path / RESULTS).is_file():
+    """Make room for a new run. One with recorded rounds is kept in `replaced` until the new one is finished.
+
+    If a finished one is there already, it stays, and not an unfinished one that was to replace it.
+    """
+    if (path / RESULTS).is_file() or (is_recorded(path) and not (path / REPLACED / RESULTS).is_file()):
         shutil.rmtree(path / REPLACED, ignore_errors=True)
         (path / REPLACED).mkdir()
-        _move(path, path / REPLACED)
+        # the environment first: if this process is killed, a directory without one says that the run is set aside
+        _move(path, path / REPLACED, (ENVIRONMENT, *PARTS))
     _clear(path)
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether there is a recorded round."""
+    return (path / ROUNDS).is_file() and (path / ROUNDS).stat().st_size > 0
 
 
 def put_back(path: Path) -> None:
     """Bring back the run that was set aside, if there is one."""
-    if (path / REPLACED / RESULTS).is_file():
+    if (path / REPLACED / ENVIRONMENT).is_file():
         _clear(path)
-        _move(path / REPLACED, path)
-        shutil.rmtree(path / REPLACED, ignore_errors=True)
+        _bring_back(path)
 
 
-def _move(path: Path, to: Path) -> None:
-    for name in (*DIRECTORIES, *FILES):
+def restore(path: Path) -> None:
+    """Bring back the run that a killed process had set aside, if its replacement did not begin."""
+    if _is_set_aside(path):
+        with claimed(path):
+            if _is_set_aside(path):  # still
+                _bring_back(path)
+
+
+def _is_set_aside(path: Path) -> bool:
+    return (path / REPLACED / ENVIRONMENT).is_file() and not (path / ENVIRONMENT).exists()
+
+
+def _bring_back(path: Path) -> None:
+    _move(path / REPLACED, path, (*PARTS, ENVIRONMENT))
+    shutil.rmtree(path / REPLACED, ignore_errors=True)
+
+
+def _move(path: Path, to: Path, names: Sequence[str]) -> None:
+    for name in names:
         if (path / name).exists():
             os.replace(path / name, to / name)
 
