@@ -669,6 +669,23 @@ MISTAKES = {
     ),
     "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
     "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
+    "a memory without an update": ({"memory": folb.DeviceMemory(len, None)}, "memory: update = None: should be a fun"),
+    "a shift that is a text": (
+        {"memory": folb.DeviceMemory(len, len, "x")},
+        "memory: shift = 'x': should be a function",
+    ),
+    "a pace that is a text": (
+        {"memory": folb.DeviceMemory(len, len, pace="a")},
+        "memory: pace = 'a': should be at least",
+    ),
+    "uploads of a memory that are a text": (
+        {"memory": folb.DeviceMemory(len, len, uploads="grad")},
+        "memory: uploads = 'grad': should be a list",
+    ),
+    "uploads that are a number": ({"uploads": 3}, "uploads = 3: should be a list of uploads"),
+    "a server step without init": ({"server": folb.ServerStep(None, len)}, "server: init = None: should be a function"),
+    "a step size of numbers": ({"step_size": folb.StepSize(1, 2, 3)}, "step_size: init = 1: should be a function"),
+    "an average of numbers": ({"average": folb.Average(len, 2, len)}, "average: update = 2: should be a function"),
     "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
     "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
 }
@@ -679,6 +696,12 @@ def test_mistakes_in_parts_are_named(mistake):
     settings, said = MISTAKES[mistake]
     with pytest.raises(InputError, match=said):
         folb.compose(folb.rules.mean, **settings)
+
+
+def test_a_rule_that_is_no_function_is_named():
+    for rule in (None, "mean"):
+        with pytest.raises(InputError, match=f"rule = {rule!r}: should be a function of the round"):
+            folb.compose(rule)
 
 
 SHAPES = {

@@ -52,7 +52,8 @@ def _arena(options: argparse.Namespace) -> None:
     elif options.box:
         raise InputError("box", options.box, "is for --contender, a contender of your own")
     datasets = entries.chosen(everywhere, options.only or ["*"], "only")
-    others = options.contenders or ("*" if options.contender is None else "fedavg")  # the others' results are stored
+    usual_others = "*" if options.contender is None else "fedavg"  # the others' results are stored
+    others = usual_others if options.contenders is None else options.contenders
     contenders = entries.chosen(everyone, others.split(","), "contenders")
     if options.contender is not None and everyone[-1] not in contenders:
         contenders.append(everyone[-1])

@@ -40,7 +40,7 @@ def _defend(options: argparse.Namespace) -> None:
         common.check_pages(home)
     else:
         datasets = chosen(everywhere, options.only or ["*"], "only")
-        rules = chosen(everyone, (options.rules or "*").split(","), "rules")
+        rules = chosen(everyone, ("*" if options.rules is None else options.rules).split(","), "rules")
         shares, known = _shares(options.shares), {0, *(share for one in datasets for share in one.shares)}
         if shares is not None and (not shares or not known.issuperset(shares)):
             raise InputError("shares", options.shares, f"should be some of {', '.join(map(str, sorted(known)))}")

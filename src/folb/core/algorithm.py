@@ -357,6 +357,10 @@ def compose(
     `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
     Algorithm 2, whose devices send only their gradients.
     """
+    if not callable(rule):
+        raise InputError("rule", rule, "should be a function of the round, such as folb.rules.mean")
+    if isinstance(uploads, str) or not isinstance(uploads, Sequence):
+        raise InputError("uploads", uploads, "should be a list of uploads")
     check_whole("K", K, 1, selection.MOST)
     check_whole("batch", batch, 1, 10**6)
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
@@ -366,7 +370,6 @@ def compose(
     check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
     chosen = samplings.sampling(sampling, K, candidates, exploration)
-    asked: Any = uploads
     remembers = drift.memory(
         memory,
         option=option,
@@ -376,10 +379,11 @@ def compose(
         memory_mu=memory_mu,
     )
     kept = () if not isinstance(remembers, DeviceMemory) else remembers.uploads
-    if not isinstance(uploads, str):
-        asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
-        names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
-        asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
+    if isinstance(kept, str) or not isinstance(kept, Sequence):
+        raise InputError("memory: uploads", kept, "should be a list of uploads")
+    asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
+    names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
+    asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
     sent = tuple(_uploads(asked, clamp_gamma))
     second = "second" in uploads
     if second and gradient is None and GRAD not in sent:
@@ -497,8 +501,6 @@ def _check_asynchronous(
 
 
 def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:
-    if isinstance(wanted, str):
-        raise InputError("uploads", wanted, "should be a list of uploads")
     seen: set[str] = set()
     for one in wanted:
         if one == "second":

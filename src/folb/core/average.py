@@ -89,7 +89,8 @@ def average(wanted: str | Average | None, rate: Any = None) -> Average:
     if rate is not None and wanted != "ema":
         raise InputError("average_rate", rate, f"is only for average=ema; average is {wanted}")
     if isinstance(wanted, Average):
-        return Average(*map(tree.compiled, wanted))
+        found: Average = tree.functions("average", wanted)
+        return found
     if wanted is None:
         return server_model()
     make = AVERAGES[choose("average", wanted, AVERAGES)]

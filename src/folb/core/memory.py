@@ -18,7 +18,7 @@ from jax import Array
 
 from folb.core.rules import Round
 from folb.core.tree import compiled, pair
-from folb.errors import InputError, choose
+from folb.errors import InputError, check_number, choose
 from folb.typing import Params
 
 
@@ -72,6 +72,12 @@ def device_memory(wanted: DeviceMemory | None, sampling: DeviceMemory | None = N
         wanted = DeviceMemory(_nothing, _unchanged) if wanted is None else wanted
     if wanted is None:
         return None
+    for name in ("init", "update", "shift", "correct"):
+        function = getattr(wanted, name)
+        if not callable(function) and (function is not None or name in ("init", "update")):
+            raise InputError(f"memory: {name}", function, "should be a function")
+    for name in ("pace", "prox"):
+        check_number(f"memory: {name}", getattr(wanted, name), lambda number: number >= 0, "should be at least 0")
     parts = {name: compiled(getattr(wanted, name)) for name in ("init", "update", "shift", "correct")}
     return replace(wanted, **parts, sampling=device_memory(sampling))
 

@@ -279,14 +279,10 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
         if not isinstance(wanted, ServerStep):
             expected = f"should be one of {', '.join(SERVERS)}, or a ServerStep(init, apply)"
             raise InputError("server", wanted, expected)
-        make, known = functools.partial(_compiled, wanted), []
+        make, known = functools.partial(tree.functions, "server", wanted), []
     for name, value in given.items():
         if name not in known:
             owners = [other for other, step in SERVERS.items() if name in inspect.signature(step).parameters]
             which = wanted if isinstance(wanted, str) else "your own"
             raise InputError(SETTINGS.get(name, name), value, f"is for server={', '.join(owners)}; server is {which}")
     return make(**given)
-
-
-def _compiled(step: ServerStep) -> ServerStep:
-    return ServerStep(*map(tree.compiled, step))

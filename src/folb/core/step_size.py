@@ -274,4 +274,4 @@ def step_size(wanted: str | StepSize | None, **numbers: Any) -> StepSize | None:
             raise InputError(f"step_{name}", value, f"is for step_size={owners}; step_size is {which}")
     if isinstance(wanted, str):
         return STEP_SIZES[wanted](**known | given)
-    return None if wanted is None else StepSize(*map(tree.compiled, wanted))
+    return None if wanted is None else tree.functions("step_size", wanted)

@@ -70,6 +70,15 @@ def compiled(f: Any) -> Any:
     return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
+def functions(field: str, wanted: Any) -> Any:
+    """A part that is a tuple of functions, each as a tree. One that may be missing is None by default."""
+    for name, function in wanted._asdict().items():
+        missing = function is None and wanted._field_defaults.get(name, wanted) is None
+        if not callable(function) and not missing:
+            raise InputError(f"{field}: {name}", function, "should be a function")
+    return type(wanted)(*map(compiled, wanted))
+
+
 def pair(field: str, found: Any) -> tuple[Any, Any]:
     """Two values that a user's function returns; anything else would be unpacked as if it were two."""
     if not (isinstance(found, tuple) and len(found) == 2):
