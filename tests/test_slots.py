@@ -909,7 +909,7 @@ OWN_MISTAKES = {
         "should be a function with keywords: NameError: name 'Foo' is not defined",
     ),
     "an exit": ("import sys\ndef mine(**c): sys.exit(4)\n", "fails: SystemExit: 4"),
-    "an error while rounds are played": (CALLED_BACK, "mine.py:mine': fails: ValueError: no more"),
+    "an error while rounds are played": (CALLED_BACK, "fails: ValueError: no more"),
 }
 
 

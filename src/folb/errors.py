@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import struct
 import sys
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
 SINGLE = 3.4028235e38  # the largest number in single precision
+SMALLEST = 2**-126  # nearer to 0, a number is computed with as 0
 LONGEST = 2000  # characters of a message
 NEAR = 0.7  # how alike two names must be for a hint: `flob` and `folb` are, `median` and `feddyn` are not
 
@@ -61,9 +61,8 @@ def check_number(field: str, value: Any, holds: Callable[[Any], Any], expected: 
     check(field, value, one, f"{expected}, and one number")
     check(field, value, holds, expected)
     check(field, value, lambda value: (value >= -SINGLE) & (value <= SINGLE), f"{expected}, and finite in 32 bits")
-    if isinstance(value, float):  # 1e-50 is more than 0, but in 32 bits it is 0
-        (single,) = struct.unpack("f", struct.pack("f", value))
-        check(field, value, holds(single), f"{expected}, in 32 bits")
+    if isinstance(value, float) and 0 < abs(value) < SMALLEST:
+        check(field, value, holds(0.0), f"{expected}, in 32 bits")
 
 
 def check_whole(field: str, value: Any, low: int, high: int = 2**32 - 1) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from folb.errors import InputError, choose
-from folb.experiments.settings import Setting, from_file, settings
+from folb.experiments.settings import FAILURES, Setting, from_file, settings
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Part:
             made = self.constructor(*arguments, **values)
         except InputError:
             raise
-        except (Exception, SystemExit) as error:
+        except FAILURES as error:
             if self.own:
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise

@@ -27,7 +27,7 @@ from folb.experiments import box as boxes
 from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.part import Part, chosen_part
-from folb.experiments.settings import Setting, naming_own_files, read, setting, settings
+from folb.experiments.settings import FAILURES, Setting, naming_own_files, read, setting, settings
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
@@ -75,7 +75,7 @@ def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
             if twice is None or twice[1] not in common.keys() - fixed:
                 return fixed
             fixed.add(twice[1])
-        except (Exception, SystemExit):  # it comes again when the algorithm is made, and is then shown
+        except FAILURES:  # it comes again when the algorithm is made, and is then shown
             return fixed
         else:
             return fixed

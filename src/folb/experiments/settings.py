@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from folb.errors import InputError, choose
 
 OWN = "folb_own_"  # begins the module names of a user's own files
+FAILURES = (Exception, SystemExit)  # of a user's own code, which may try to end the process
 
 
 class Setting(NamedTuple):
@@ -121,7 +122,7 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     try:
         with _neighbours(Path(path).resolve().parent):
             loaded.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except FAILURES as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -157,7 +158,7 @@ def naming_own_files(names: Sequence[str]) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (Exception, SystemExit) as error:
+    except FAILURES as error:
         frames = list(traceback.walk_tb(error.__traceback__))
         own = [(f.f_code.co_filename, line) for f, line in frames if f.f_globals.get("__name__", "").startswith(OWN)]
         reason = f"fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
