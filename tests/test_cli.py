@@ -148,7 +148,8 @@ def test_list_shows_one_kind_or_one_name(capsys):
 
 REFUSED = {
     "unknown algorithm": (["--algorithms", "flob"], "algorithms = 'flob': did you mean 'folb'?"),
-    "algorithm twice": (["--algorithms", "folb,folb"], "should be different names"),
+    "algorithm twice": (["--algorithms", "folb,folb"], "should be different names: two are called folb"),
+    "an option cut short": (["--seed", "1"], "unrecognized arguments: --seed 1"),
     "unknown model": (["--model", "logistics"], "model = 'logistics': did you mean 'logistic'?"),
     "unknown system": (["--system", "deadlin"], "did you mean 'deadline'?"),
     "unknown setting": (["--set", "serve=adam"], "set = 'serve': did you mean 'server'?"),

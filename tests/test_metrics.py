@@ -404,7 +404,10 @@ def test_an_error_is_better_if_it_is_lower():
     fast = [made([5, 3, 3, 3, 3, 3, 3, 3], seed=seed) for seed in (0, 1)]
     assert summary.told_apart([*slow, *fast], 3).startswith("Fewest rounds to 3: a.")
     told = summary.told_apart([*slow, *fast], 2)
-    assert told == "None reaches 2 with most seeds. The best MSE is 3: a higher target (--target) says more."
+    assert (
+        told
+        == "No algorithm reaches 2 with most of its seeds. The best MSE is 3: a higher target (--target) says more."
+    )
     assert "No MSE is a finite number" in summary.told_apart([made([math.nan, math.nan])], 2)
     headings, rows = summary.table([*slow, *fast], 3)
     assert headings[1:3] == ["rounds to 3", "held from"] and "final MSE" in headings

@@ -89,21 +89,22 @@ def test_a_line_says_who_is_told_from_the_first_by_the_seeds():
 
     first, near, far = arriving("a", 10, 12, 11), arriving("b", 14, 9, 15), arriving("c", 50, 61, 54)
     assert summary.told_apart([*first, *near, *far], 0.7) == (
-        "Fewest rounds to 70 %: a. 3 seeds do not tell it from b."
+        "Fewest rounds to 70 %: a. With 3 seeds, the difference from b is not clear."
     )
-    assert summary.told_apart([*first, *far], 0.7).endswith("3 seeds tell it from all others.")
+    assert summary.told_apart([*first, *far], 0.7).endswith("With 3 seeds, the difference from all others is clear.")
     assert "With one seed this says little" in summary.told_apart([first[0], far[0]], 0.7)
     assert summary.told_apart(first, 0.7) == ""
     assert summary.told_apart([*first, *far], 0.95) == (
-        "None reaches 95 % with most seeds. The best accuracy is 90.0 %: a lower target (--target) says more."
+        "No algorithm reaches 95 % with most of its seeds. The best accuracy is 90.0 %: "
+        "a lower target (--target) says more."
     )
     also = arriving("f", 11, 11, 12)  # its median is the first's
     assert summary.told_apart([*first, *also, *far], 0.7) == (
-        "Fewest rounds to 70 %: a, f (the same median). 3 seeds tell them from all others."
+        "Fewest rounds to 70 %: a, f (the same median). With 3 seeds, the difference from all others is clear."
     )
     assert summary.told_apart([*first, *also], 0.7) == "Fewest rounds to 70 %: a, f (the same median)."
     never, once = arriving("d", 101, 101, 101), arriving("e", 10, 101, 101)
-    assert summary.told_apart([*never, *once], 0.7).startswith("None reaches 70 % with most seeds.")
+    assert summary.told_apart([*never, *once], 0.7).startswith("No algorithm reaches 70 % with most of its seeds.")
     at_once = arriving("g", 1, 1, 1)
     assert summary.told_apart(at_once, 0.7) == (
         "All reach 70 % in the first round that is evaluated. The best accuracy of each run is at least 90.0 %: "

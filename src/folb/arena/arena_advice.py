@@ -24,21 +24,22 @@ def _sentences(found: Standings) -> Iterator[str]:
         return
     yield (
         f"`{default.name}`, untuned, needs {_words(whole.effect)} the best tuned of {_listed(found)}: "
-        f"{standings.text(whole.effect)} times, over {len(whole.ratios)} datasets, {_span(whole)}."
+        f"{standings.text(whole.effect)} times as many, over {len(whole.ratios)} datasets ({_span(whole)}; brackets are "
+        "95 % intervals)."
     )
     if (complete := sum(ratio.whole for ratio in whole.ratios)) < len(whole.ratios):
         yield f"Not all of them were run everywhere: on {complete} datasets they were."
     if published := found.overall(default.name, RIVALS["all published"]):
-        yield f"Against the best tuned of all published ones that were run: {standings.text(published.effect)} times."
-    for measure, name in (("bytes", "Bytes"), ("seconds", "Simulated seconds")):
+        yield f"Against the best tuned of all published algorithms: {standings.text(published.effect)} times as many."
+    for measure, name in (("bytes", "bytes"), ("seconds", "simulated seconds")):
         if part := found.overall(default.name, RIVALS["classic"], measure):
-            span = f", {_span(part)}" if measure == "seconds" else ""
-            yield f"{name} to the target: {standings.text(part.effect)} times{span}."
+            span = f" ({_span(part)})" if measure == "seconds" else ""
+            yield f"To the target it needs {standings.text(part.effect)} times the {name}{span}."
     if accuracy := found.overall(default.name, RIVALS["all published"], FINAL):
         points = standings.text(accuracy.effect, FINAL)
-        yield f"Final accuracy, less that of the published one that ends highest: {points} points."
+        yield f"Its final accuracy minus that of the best published one: {points} points."
     if folb := found.overall("folb", RIVALS["classic"]):
-        yield f"FOLB, tuned: {standings.text(folb.effect)} times the rounds of the best one."
+        yield f"Tuned FOLB needs {standings.text(folb.effect)} times the rounds of the best one."
 
 
 def _words(effect: Effect) -> str:

@@ -62,7 +62,7 @@ def _compare(options: argparse.Namespace) -> None:
     given: dict[str, Any] = {}
     settings = common.settings(options.set)
     if options.algorithms is not None:
-        given["algorithms"] = [name for name in options.algorithms.split(",") if name]
+        given["algorithms"] = [name.strip() for name in options.algorithms.split(",") if name.strip()]
     elif not options.quick:
         settings = {"averaging": ["simple", "samples"], **settings}  # which average it is matters more than FOLB does
     experiment = common.experiment(options, set=settings, **given)

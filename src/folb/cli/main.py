@@ -60,7 +60,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": Help} | options)
+        # without abbreviations: --seed 1 would be --seeds 1, one seed, and not the seed 1
+        super().__init__(**{"formatter_class": Help, "allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         print(f"folb: error: {message} (see {self.prog} --help)", file=sys.stderr)

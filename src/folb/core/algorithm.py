@@ -112,7 +112,7 @@ class Common(TypedDict, total=False):
     over_selection: Annotated[
         float | None, "1.3 asks 30 % more devices than K, and ends the round once K have answered; by default 1"
     ]
-    replacement: Annotated[bool, "draw a multiset with replacement (Algorithm 1), or a set without"]
+    replacement: Annotated[bool, "true: draw with replacement, as in Algorithm 1; false: without"]
     lr: Annotated[float, "step size of the local solver"]
     batch: Annotated[int, "samples per mini-batch"]
     unit: Annotated[
@@ -143,12 +143,14 @@ class Common(TypedDict, total=False):
     server_lr: Annotated[float | None, "step size of the server; by default 1; 0.01 for adam, yogi; 0.1 for adagrad"]
     beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9; 0.85 for lookahead"]
     stretch: Annotated[
-        float | None, "of lookahead: how far an update is stretched; 0.5: as long as a device's; by default not at all"
+        float | None,
+        "with server=lookahead: how far the server's step is stretched; 0.5 makes it as long as a device's; by default "
+        "not at all",
     ]
     beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
     eps: Annotated[float | None, "eps of adam, yogi, adagrad and fedexp; by default 0.001"]
     bias_correction: Annotated[
-        bool | None, "of adam and yogi: as in optax (yes, by default), or as Reddi et al. print them (no)"
+        bool | None, "with server=adam or yogi: yes, as in optax, by default; no, as in the paper of Reddi et al."
     ]
     eps_decay: Annotated[float | None, "what fedexp multiplies eps by in each round; by default 0.996"]
     step_size: Annotated[
@@ -156,22 +158,22 @@ class Common(TypedDict, total=False):
         "how the server changes lr from round to round; by default it does not",
     ]
     step_gain: Annotated[
-        float | None, "of step_size=consensus (by default 1.5) or agreement (1.25): how fast lr changes"
+        float | None, "with step_size=consensus (by default 1.5) or agreement (1.25): how fast lr changes"
     ]
     step_goal: Annotated[
         float | None,
-        "of step_size=consensus: how much the disagreement of devices counts; of agreement: the cosine between rounds "
-        "at which lr stays; by default 0.2",
+        "with step_size=consensus: how much the disagreement of devices counts; with agreement: the cosine between "
+        "rounds at which lr stays; by default 0.2",
     ]
     step_rounds: Annotated[
         float | None,
         "T of step_size=cosine (by default all rounds), step (a third of them) and inverse (a tenth)",
     ]
-    step_end: Annotated[float | None, "of step_size=cosine: the share of lr that is left at the end; by default 0"]
-    step_factor: Annotated[float | None, "of step_size=step: what lr is multiplied by every T rounds; by default 0.1"]
+    step_end: Annotated[float | None, "with step_size=cosine: the share of lr that is left at the end; by default 0"]
+    step_factor: Annotated[float | None, "with step_size=step: what lr is multiplied by every T rounds; by default 0.1"]
     step_warmup: Annotated[
         float | None,
-        "of step_size=cosine, step, inverse or constant: rounds in which lr rises to its value; by default 0",
+        "with step_size=cosine, step, inverse or constant: rounds in which lr rises to its value; by default 0",
     ]
     average: Annotated[
         Literal["none", "ema", "last_two"] | None,
@@ -193,10 +195,12 @@ class Common(TypedDict, total=False):
         "the codec of updates, and of gradients sent with them; by default none",
     ]
     compress_down: Annotated[Literal["int8", "int4"] | None, "the codec of the model; by default none"]
-    keep: Annotated[float | None, "of top_k and random_k: the share of the numbers that is sent; by default 0.1"]
+    keep: Annotated[
+        float | None, "with compress_up=top_k or random_k: the share of the numbers that is sent; by default 0.1"
+    ]
     error_feedback: Annotated[
         bool | None,
-        "send what a codec left out with the next message; by default with top_k, random_k and sign",
+        "add what a codec left out to the next message; by default with top_k, random_k and sign",
     ]
     robust: Annotated[
         Literal[
@@ -210,11 +214,11 @@ class Common(TypedDict, total=False):
             "fltrust",
         ]
         | None,
-        "what replaces the mean of the updates, if devices may lie; by default the mean stays",
+        "what replaces the mean of the updates, if devices may lie; by default the mean is used",
     ]
-    liars: Annotated[float | None, "of robust: the share of devices that may lie; by default 0.2"]
-    bucket: Annotated[int | None, "of robust: it is given means of so many replies, drawn at random; by default of 1"]
-    root: Annotated[int | None, "of robust=fltrust: training samples that the server has, too; by default 100"]
+    liars: Annotated[float | None, "with robust: the share of devices that may lie; by default 0.2"]
+    bucket: Annotated[int | None, "with robust: replies are first averaged in random groups of this size; by default 1"]
+    root: Annotated[int | None, "with robust=fltrust: training samples that the server has, too; by default 100"]
     attack: Annotated[
         Literal[
             "honest",
@@ -240,7 +244,7 @@ class Common(TypedDict, total=False):
         "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
     ]
     attackers: Annotated[
-        float | None, "of attack: the share of devices that lie, those with the lowest numbers; by default 0.2"
+        float | None, "with attack: the share of devices that lie: those numbered from 0 on; by default 0.2"
     ]
     privacy: Annotated[
         Literal["central", "distributed"] | None,
@@ -248,17 +252,24 @@ class Common(TypedDict, total=False):
     ]
     epsilon: Annotated[
         float | None,
-        "of privacy: the budget; if noise is not set, all rounds together spend it; if it is, the budget ends the run",
+        "with privacy: the budget; by default the noise is such that all rounds together spend it; if noise is set, "
+        "the run ends when it is spent",
     ]
-    delta: Annotated[float | None, "of privacy: delta, less than 1 / N; by default 0.00001"]
+    delta: Annotated[float | None, "with privacy: delta, less than 1 / N; by default 0.00001"]
     noise: Annotated[
-        float | None, "of privacy: the standard deviation of a sum's noise, in clips; by default what epsilon needs"
+        float | None,
+        "with privacy: the standard deviation of the noise on a sum of updates, in units of clip; by default computed "
+        "from epsilon",
     ]
-    clip: Annotated[float | None, "of privacy: the longest update; longer ones are clipped to it; by default 1"]
+    clip: Annotated[
+        float | None, "with privacy: the largest norm of an update; longer updates are clipped to it; by default 1"
+    ]
     clip_quantile: Annotated[
-        float | None, "of privacy: adapt clip to this quantile of the updates' lengths; by default it stays"
+        float | None, "with privacy: adapt clip to this quantile of the updates' lengths; by default it stays"
     ]
-    clip_gradient: Annotated[float | None, "of privacy, for FOLB: the longest gradient, or sketch of one; by default 1"]
+    clip_gradient: Annotated[
+        float | None, "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1"
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 

@@ -29,9 +29,9 @@ Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K
 
 Sampling = Annotated[
     Literal["uniform", "samples", "poisson", "power_of_choice", "remembered_loss", "oort", "clusters"],
-    "P_k: uniform, or a device's share of the samples; or each device by itself with chance K/N (poisson); or the K of "
-    "some candidates with the largest loss, reported now or last time; or by use and speed (oort); or one device of "
-    "each of K clusters",
+    "P_k. uniform: equal chances; samples: a device's share of the samples; poisson: each device by itself, with "
+    "chance K/N; power_of_choice, remembered_loss: the K of some candidates with the largest loss, reported now or "
+    "last time; oort: by use and speed; clusters: one device of each of K clusters",
 ]
 
 
@@ -155,7 +155,7 @@ def accord(
     lr: Annotated[float, "step size of the local solver in the first two rounds"] = 0.04,
     averaging: Averaging = "simple",
     sampling: Sampling = "samples",
-    replacement: Annotated[bool, "draw a multiset with replacement (Algorithm 1), or a set without"] = False,
+    replacement: Annotated[bool, "true: draw with replacement, as in Algorithm 1; false: without"] = False,
     beta: Annotated[float, "momentum of the server"] = 0.85,
     stretch: Annotated[float, "how far the server's update is stretched; 0.5: as long as a device's"] = 0.5,
     step_size: Annotated[

@@ -69,8 +69,10 @@ class Experiment:
         if not all(isinstance(name, str) for name in self.algorithms):
             raise InputError("algorithms", list(self.algorithms), "should be names")
         # a user's own function is called by its name, without the name of its file
-        if len({name.rpartition(":")[2] for name in self.algorithms}) < len(self.algorithms):
-            raise InputError("algorithms", list(self.algorithms), "should be different names")
+        called = [name.rpartition(":")[2] for name in self.algorithms]
+        if twice := [name for name in called if called.count(name) > 1]:
+            expected = f"should be different names: two are called {twice[0]}; rename a function of your own"
+            raise InputError("algorithms", list(self.algorithms), expected)
         for field in ("rounds", "evaluate_every"):
             number = read(field, int, getattr(self, field))
             if number < 1:

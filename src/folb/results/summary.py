@@ -166,9 +166,13 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     first = [label for label in medians if medians[label] == min(medians.values())]
     if math.isinf(medians[first[0]]):
         bests = [run.best for run in runs if not math.isnan(run.best)]
-        none = f"None reaches {known.goal(target)} with most seeds."
+        none = f"No algorithm reaches {known.goal(target)} with most of its seeds."
+        if all(run.diverged for run in runs):
+            return f"{none} All runs diverged: a smaller step size (--set lr=...) may help."
         if not bests:
             return f"{none} No {known.short} is a finite number: a smaller step size (--set lr=...) may help."
+        if any(run.rounds_to(target) for run in runs):
+            return f"{none} Single seeds do."
         best, other = (min(bests), "higher") if known.lower else (max(bests), "lower")
         return f"{none} The best {known.short} is {known.text(best)}: a {other} target (--target) says more."
     if all(len(run.evaluated_rounds) > 1 and run.rounds_to(target) == run.evaluated_rounds[0] for run in runs):
@@ -180,7 +184,7 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
         )
     if len(groups) < 2:
         return ""
-    them, together = ("them", " (the same median)" if seeds > 1 else "") if len(first) > 1 else ("it", "")
+    together = " (the same median)" if seeds > 1 and len(first) > 1 else ""
     opening = f"Fewest rounds to {known.goal(target)}: {', '.join(first)}{together}."
     if seeds < 2:
         return f"{opening} With one seed this says little: other seeds may say otherwise."
@@ -198,8 +202,8 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     if len(first) == len(groups):
         return opening
     if not alike:
-        return f"{opening} {seeds} seeds tell {them} from all others."
-    return f"{opening} {seeds} seeds do not tell {them} from {', '.join(alike)}."
+        return f"{opening} With {seeds} seeds, the difference from all others is clear."
+    return f"{opening} With {seeds} seeds, the difference from {', '.join(alike)} is not clear."
 
 
 def median_round(reached: Sequence[float | None]) -> float:
