@@ -257,6 +257,50 @@ def test_killed_while_a_run_is_set_aside(planned, whole, tmp_path, write):
         assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
+@pytest.mark.parametrize("write", range(8))
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_interrupted_while_a_run_is_set_aside(planned, whole, tmp_path, write, error):
+    """Not killed: the error brings back what was set aside, and deletes nothing of what was not yet."""
+    path = Path(shutil.copytree(whole, tmp_path / "run"))
+    left, replace = write, os.replace
+
+    def mortal(a, b):
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise error
+        return replace(a, b)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", mortal)
+        with pytest.raises(error):
+            execute.carry_out(planned, directory=path, again=True)
+    assert content(path) == content(whole) and names(path) == FILES
+
+
+def test_a_damaged_run_survives_an_again_that_fails(planned, whole, tmp_path):
+    path = Path(shutil.copytree(whole, tmp_path / "run"))
+    (path / "environment.json").write_text("{")
+
+    def fails(start):
+        raise InputError("x", 1, "no")
+
+    with pytest.raises(InputError, match="x = 1"):
+        execute.carry_out(planned, directory=path, again=True, on_start=fails)
+    assert content(path) == content(whole)
+
+
+def test_a_folder_of_that_name_in_another_directory_is_left_alone(planned, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "mine" / "replaced")
+    (tmp_path / "mine" / "replaced" / "notes.txt").write_text("of somebody else")
+    before = names(tmp_path / "mine" / "replaced")
+    with pytest.raises(InputError, match=r"is not a run|has replaced"):
+        folb.resume(tmp_path / "mine")
+    with pytest.raises(InputError, match=r"has replaced, but is not a run of folb"):
+        execute.carry_out(planned, directory=tmp_path / "mine")
+    assert names(tmp_path / "mine" / "replaced") == before
+
+
 def test_an_error_while_a_run_is_set_aside_brings_it_back(planned, whole, tmp_path, monkeypatch):
     """A full disk, for instance."""
     path = Path(shutil.copytree(whole, tmp_path / "run"))

@@ -21,6 +21,7 @@ from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
 from folb.core.local_step import LOCAL_STEPS
+from folb.core.own_code import own_code
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
@@ -349,6 +350,49 @@ def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(t
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 5
 
 
+DECORATED = """
+import functools
+
+def adding(f):
+    @functools.wraps(f)
+    def g():
+        return f() + {}
+    return g
+
+@adding
+def X():
+    return 0
+"""
+CHANGES = {  # code that a rule uses, and other code
+    "a set": ("X = {1, 2}", "X = {1, 3}"),
+    "a type": ("import jax.numpy as jnp\nX = jnp.float16", "import jax.numpy as jnp\nX = jnp.bfloat16"),
+    "a function of a library": ("import jax.numpy as jnp\nX = jnp.tanh", "import jax.numpy as jnp\nX = jnp.sin"),
+    "a module": ("import math as X", "import cmath as X"),
+    "a key": ("import jax\nX = jax.random.key(0)", "import jax\nX = jax.random.key(1)"),
+    "an array": ("import numpy as np\nX = np.arange(3)", "import numpy as np\nX = np.arange(1, 4)"),
+    "a method": (
+        "class Y:\n    @staticmethod\n    def f(): return helper()\ndef helper(): return 1\nX = Y()",
+        "class Y:\n    @staticmethod\n    def f(): return helper()\ndef helper(): return 2\nX = Y()",
+    ),
+    "what a decorator does": (
+        DECORATED.format(1),
+        DECORATED.format(2),
+    ),
+    "a function that calls itself": ("def X(n): return X(n - 1)", "def X(n): return X(n - 2)"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_code_that_a_part_of_one_s_own_uses_tells_it_from_an_edited_one(change, tmp_path):
+    def code(source):
+        (tmp_path / "mine.py").write_text(f"{source}\ndef mine():\n    def rule(round): return X\n    return rule\n")
+        linecache.checkcache()
+        return own_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine")())
+
+    one, other = CHANGES[change]
+    assert code(one) == code(f"# a comment\n\n{one}") != code(other)
+
+
 # the other parts -----------------------------------------------------------------------------------------------------
 
 SLOTS = {
@@ -515,7 +559,8 @@ def test_a_step_of_one_s_own_is_never_taken_for_one_of_folb():
     for parts in ([folb.LocalStep(sgd)], [folb.LocalStep(quarter)] * 2, [folb.Upload("loss", lambda grad: 0.0)]):
         with pytest.raises(InputError, match=f"parts = '{parts[0].name}': should be a name that no other part has"):
             Device(*samples(0), gradient, parts=parts)
-    Device(*samples(0), gradient, parts=[LOCAL_STEPS["adam"], folb.LocalStep(quarter)])
+    slower = folb.LocalStep(LOCAL_STEPS["momentum"].apply, numbers={"beta": np.float32(0.5)})
+    Device(*samples(0), gradient, parts=[LOCAL_STEPS["adam"], folb.LocalStep(quarter), slower])
     held = functools.partial(quarter)
     assert folb.compose(folb.rules.mean, local_step=held).solver.step.name == "quarter"
 
@@ -531,6 +576,9 @@ def test_steps_of_different_sizes_say_so():
         with pytest.raises(InputError, match=r"(local_step = 'quarter'|gradient = 'proxy'): should be"):
             make(local_step=uneven, **settings)
         make(local_step=folb.LocalStep(quarter), **settings)
+    adam = LOCAL_STEPS["adam"]
+    with pytest.raises(InputError, match="local_step = 'adam': should be sgd or momentum"):
+        algorithms.fedavg(memory="scaffold", local_step=folb.LocalStep(adam.apply, adam.init, adam.numbers))
 
 
 # the model that is kept ----------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ def _sentences(found: Standings) -> Iterator[str]:
         return
     yield (
         f"`{default.name}`, untuned, needs {_words(whole.effect)} the best tuned of {_listed(found)}: "
-        f"{standings.text(whole.effect)} times as many, over {len(whole.ratios)} datasets ({_span(whole)}; brackets are "
-        "95 % intervals)."
+        f"{standings.text(whole.effect)} times as many, over {len(whole.ratios)} datasets ({_span(whole)}; "
+        "brackets are 95 % intervals)."
     )
     if (complete := sum(ratio.whole for ratio in whole.ratios)) < len(whole.ratios):
         yield f"Not all of them were run everywhere: on {complete} datasets they were."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import jax
@@ -277,19 +277,26 @@ Given = ParamSpec("Given")
 
 
 def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
-    """`make`, but its algorithms record the settings that it was given; a part that is no setting is "own"."""
+    """`make`, but its algorithms record the settings that it was given; of a part, the name of its function."""
 
     @functools.wraps(make)
     def recorded(*parts: Given.args, **settings: Given.kwargs) -> Algorithm:
         made = make(*parts, **settings)
-        known = {
-            name: "own" if callable(value) or is_dataclass(value) or isinstance(value, tuple) else value
-            for name, value in settings.items()
-            if name in Common.__annotations__
-        }
+        known = {name: settings[name] for name in Common.__annotations__ if name in settings}
+        known = {name: _written(value) for name, value in known.items() if not hasattr(value, "dtype")}
         return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
 
     return recorded
+
+
+def _written(value: Any) -> Any:
+    """A setting as a record can hold it: of a part, the name of its function."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    function = getattr(value, "apply", getattr(value, "update", value))
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(value).__name__)
 
 
 @_recording

@@ -37,7 +37,6 @@ from folb.errors import InputError, check_number
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
 
-ROUNDING = 1 + 1e-4  # two sums of up to millions of products, in 32 bits, that should be the same
 LARGEST = 1e6  # longest gradient, in median norms: weights are bounded, so a longer one would change nothing
 
 
@@ -149,7 +148,8 @@ def _vouched(sound: Round) -> Array:
     norm = tree.norms(sound.grad)
     own = sound.times * _even_correction(sound) * norm * jnp.minimum(norm, 1.0)
     # alone in a round, a device has both sides equal: rounding must not decide
-    return jnp.sum(sound.times) * tree.dots(sound.grad, sound.reference) > own * ROUNDING
+    several = jnp.sum(sound.times > 0) > 1
+    return several & (jnp.sum(sound.times) * tree.dots(sound.grad, sound.reference) > own)
 
 
 def _even_correction(round: Round) -> Array:

@@ -158,7 +158,10 @@ def local_step(step: str | LocalStep | Callable[..., Any] | None, **numbers: Any
     if len(names) < 3 or not set(found.numbers) <= set(names[3:]):
         expected = f"should be a function (g, state, lr, *, {', '.join(found.numbers) or '...'})"
         raise InputError("local_step", found.name, expected)
-    if found.name in LOCAL_STEPS and found.apply is not LOCAL_STEPS[found.name].apply:
+    known_step = LOCAL_STEPS.get(found.name)
+    if known_step is None:
+        return found
+    if found.apply is not known_step.apply:
         expected = "should have another name: a device finds a step by its name, and folb has a step of this name"
         raise InputError("local_step", found.name, expected)
-    return found
+    return replace(found, one_size=known_step.one_size)

@@ -11,15 +11,18 @@ import hashlib
 import inspect
 import io
 import sys
+import sysconfig
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -33,51 +36,81 @@ def own_code(parts: Any) -> str:
     return "\n".join(_pieces(parts, own=False, seen={}))
 
 
-def _pieces(part: Any, own: bool, seen: dict[int, Any]) -> Iterator[str]:
+def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator[str]:
     """The code in a part; if a user's function holds the part (`own`), also the values in it."""
     if isinstance(part, CONSTANTS):
         if own:
             yield repr(part)
         return
-    if id(part) in seen:  # a function that calls itself, for instance
+    if (id(part), own) in seen:  # a function that calls itself, for instance
         return
-    seen[id(part)] = part  # kept, so that no other part gets its id
+    seen[id(part), own] = part  # kept, so that no other part gets its id
     if isinstance(part, np.ndarray | jax.Array):
         if own:
-            yield f"{part.dtype}{part.shape} {hashlib.sha256(np.asarray(part).tobytes()).hexdigest()}"
+            yield _digest(part)
     elif isinstance(part, partial):
         yield from _all((part.func, part.args, part.keywords), own, seen)
     elif isinstance(part, SimpleNamespace):
         yield from _all((vars(part),), own, seen)
     elif isinstance(part, tuple | list):
-        yield from _all((type(part), *part), own, seen)
+        kind = () if type(part) in (tuple, list) else (type(part),)
+        yield from _all((*kind, *part), own, seen)
     elif isinstance(part, Mapping):
         yield from _all((*part.keys(), *part.values()), own, seen)
+    elif isinstance(part, set | frozenset):
+        if own:
+            yield str(sorted(map(repr, part)))
     elif isinstance(part, MethodType):
         yield from _all((part.__func__, part.__self__), own, seen)
     elif isinstance(part, type):
         if not _is_library(part):
             yield _source(part)
-            yield from _all(part.__bases__, own, seen)
-            for method in filter(inspect.isfunction, vars(part).values()):
-                yield from _all(_used(method), True, seen)
+            members = (getattr(member, "__func__", member) for member in vars(part).values())
+            yield from _all((*part.__bases__, *filter(inspect.isfunction, members)), own, seen)
+        elif own:
+            yield _name(part)
     elif inspect.isfunction(part):
         mine = not _is_library(part)
         if mine:
             yield _source(part)
             yield from _all(_used(part), True, seen)
+        elif own:
+            yield _name(part)
         # a function of folb may hold a user's function
-        yield from _all((*_held(part), getattr(part, "__wrapped__", None)), own or mine, seen)
-    elif callable(part) and hasattr(part, "__wrapped__"):  # such as jax.jit of a function
-        yield from _all((part.__wrapped__,), own, seen)
+        yield from _all((*_held(part), *_wrapped(part)), own or mine, seen)
+    elif callable(part) and _wrapped(part):  # such as jax.jit of a function
+        yield from _all(_wrapped(part), own, seen)
     elif is_dataclass(part):
         values = [getattr(part, field.name) for field in fields(part)]
         yield from _all((type(part), *values), own or not _is_library(type(part)), seen)
     elif not _is_library(type(part)):
         yield from _all((type(part), vars(part) if hasattr(part, "__dict__") else ()), True, seen)
+    elif own:
+        text = repr(part)
+        yield _name(part) if " at 0x" in text else text
 
 
-def _all(parts: Any, own: bool, seen: dict[int, Any]) -> Iterator[str]:
+def _name(thing: Any) -> str:
+    """What a library calls it."""
+    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def _digest(array: Any) -> str:
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    found = np.asarray(array)
+    content = repr(found.tolist()).encode() if found.dtype == object else found.tobytes()
+    return f"{found.dtype}{found.shape} {hashlib.sha256(content).hexdigest()}"
+
+
+def _wrapped(part: Any) -> tuple[Any, ...]:
+    """The functions that a function was made from; those of jax.custom_vjp have other names."""
+    named = (vars(part).get(name) for name in ("__wrapped__", "fwd", "bwd", "jvp")) if hasattr(part, "__dict__") else ()
+    found = [one for one in (*named, getattr(part, "__wrapped__", None)) if callable(one)]
+    return tuple(dict.fromkeys(found))
+
+
+def _all(parts: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator[str]:
     for part in parts:
         yield from _pieces(part, own, seen)
 
@@ -85,10 +118,11 @@ def _all(parts: Any, own: bool, seen: dict[int, Any]) -> Iterator[str]:
 def _is_library(thing: Any) -> bool:
     """Whether a function, class or module comes with Python, or was installed: users do not edit it."""
     name = str(getattr(thing, "__module__", None) or getattr(thing, "__name__", ""))
-    home = name.partition(".")[0]
-    if home in sys.stdlib_module_names or home in ("folb", "jax", "jaxlib", "numpy"):
-        return True
-    return "site-packages" in (getattr(sys.modules.get(name), "__file__", None) or "")
+    top, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return top in sys.stdlib_module_names
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(installed) or top == "folb" or file.startswith(sysconfig.get_path("stdlib"))
 
 
 def _held(function: FunctionType) -> Iterator[Any]:
@@ -105,12 +139,17 @@ def _held(function: FunctionType) -> Iterator[Any]:
 def _used(function: FunctionType) -> Iterator[Any]:
     """What a function uses of its own file and of the files beside it: constants, functions and classes."""
     names = sorted(_names(function.__code__))
-    for name in [name for name in names if name in function.__globals__]:
-        value = function.__globals__[name]
+    waiting = [function.__globals__[name] for name in names if name in function.__globals__]
+    met: list[ModuleType] = []
+    while waiting:
+        value = waiting.pop(0)
         if not isinstance(value, ModuleType):
             yield value
-        elif not _is_library(value):
-            yield from (getattr(value, other) for other in names if hasattr(value, other))
+        elif _is_library(value):
+            yield value.__name__
+        elif value not in met:
+            met.append(value)
+            waiting += [getattr(value, name) for name in names if hasattr(value, name)]
 
 
 def _names(code: CodeType) -> set[str]:

@@ -267,10 +267,9 @@ def _perform(
                 found = simulation.run(record, path / store.CHECKPOINTS)
             recorder.finish(found)
     except BaseException as error:
-        if not store.is_recorded(path):
-            if fresh and isinstance(error, InputError):
-                store.clear(path)
-            store.put_back(path)
+        unused = fresh and isinstance(error, InputError) and not store.is_recorded(path)
+        if not store.put_back(path) and unused:
+            store.clear(path)
         raise
     finish(path, planned, found, about)
 

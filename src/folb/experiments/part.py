@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,10 @@ class Part:
             raise
         except FAILURES as error:
             if self.own:
+                twice = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
+                if twice is not None and twice[1] in values:
+                    expected = f"is given in the code of {self.name} already, and cannot be set"
+                    raise InputError(twice[1], values[twice[1]], expected) from error
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):

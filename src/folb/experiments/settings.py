@@ -130,15 +130,15 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     return function
 
 
-NEIGHBOURS: dict[str, Path] = {}  # modules that a user's files imported, and the directory of each
+NEIGHBOURS: dict[Path, dict[str, Any]] = {}  # the modules that a user's files imported from each directory
 
 
 @contextlib.contextmanager
 def _neighbours(home: Path) -> Iterator[None]:
     """A user's file may import the files of its directory, and not those of the same name that another one imported."""
-    for name in [name for name, place in NEIGHBOURS.items() if place != home]:
-        del NEIGHBOURS[name]
+    for name in [name for modules in NEIGHBOURS.values() for name in modules]:
         sys.modules.pop(name, None)  # the file that imported it has it still
+    sys.modules.update(NEIGHBOURS.get(home, {}))
     before = set(sys.modules)
     sys.path.insert(0, str(home))
     try:
@@ -146,9 +146,10 @@ def _neighbours(home: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(home))
         for name in set(sys.modules) - before:
-            source = getattr(sys.modules[name], "__file__", None)
-            if source and home in Path(source).resolve().parents:
-                NEIGHBOURS[name] = home
+            source = Path(getattr(sys.modules[name], "__file__", None) or "").resolve()
+            installed = {"site-packages", "dist-packages"} & set(source.parts) or name.partition(".")[0] == "folb"
+            if home in source.parents and not installed:  # an environment may be beside the file
+                NEIGHBOURS.setdefault(home, {})[name] = sys.modules[name]
 
 
 @contextlib.contextmanager

@@ -74,7 +74,9 @@ def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] 
         leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
         return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
     if others:
-        log.warning("%s: not resumed from, because another program wrote it: the code of a part has changed", directory)
+        log.warning(
+            "%s: not resumed from, because another program wrote it: the code of a part may have changed", directory
+        )
     return None
 
 

@@ -345,11 +345,18 @@ def is_recorded(path: Path) -> bool:
     return (path / ROUNDS).is_file() and (path / ROUNDS).stat().st_size > 0
 
 
-def put_back(path: Path) -> None:
-    """Bring back the run that was set aside, if there is one."""
-    if (path / REPLACED / ENVIRONMENT).is_file():
+def put_back(path: Path) -> bool:
+    """Bring back the run that was set aside, unless the new one has rounds, and say whether there was one."""
+    with contextlib.suppress(OSError):
+        (path / REPLACED).rmdir()  # if nothing was moved yet
+    if not (path / REPLACED).is_dir():
+        return False
+    if (path / ENVIRONMENT).exists():  # the new run's; without it, what is left here are parts of the old one
+        if is_recorded(path):
+            return False
         _clear(path)
-        _bring_back(path)
+    _bring_back(path)
+    return True
 
 
 def restore(path: Path) -> None:
@@ -361,12 +368,16 @@ def restore(path: Path) -> None:
 
 
 def _is_set_aside(path: Path) -> bool:
-    return (path / REPLACED / ENVIRONMENT).is_file() and not (path / ENVIRONMENT).exists()
+    with contextlib.suppress(OSError):  # there is no such directory, or it is another user's
+        there = {entry.name for entry in (path / REPLACED).iterdir()}
+        return ENVIRONMENT in there and there <= {ENVIRONMENT, *PARTS} and not (path / ENVIRONMENT).exists()
+    return False
 
 
 def _bring_back(path: Path) -> None:
     _move(path / REPLACED, path, (*PARTS, ENVIRONMENT))
-    shutil.rmtree(path / REPLACED, ignore_errors=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        (path / REPLACED).rmdir()
 
 
 def _move(path: Path, to: Path, names: Sequence[str]) -> None:
