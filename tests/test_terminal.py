@@ -209,3 +209,12 @@ def test_the_result_stays_though_it_is_the_same_in_every_row():
     shown, same = tables.varying(table, 40)
     assert [column.header for column in shown.columns] == ["algorithm", "final accuracy", "MB up"]
     assert same == ["rounds to 70 %: never"]
+
+
+def test_a_setting_of_an_algorithm_is_listed_once(capsys):
+    """With the default that this algorithm has."""
+    assert main.main(["list", "accord"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    names = [words[0] for words in lines if words[1:2] == ["="]]
+    assert {"lr", "beta", "K"} <= set(names) and len(names) == len(set(names))
+    assert [words[2] for words in lines if words[:2] == ["lr", "="]] == ["0.04"]

@@ -60,7 +60,7 @@ def _list(options: argparse.Namespace) -> None:
         section = sections[names[wanted]]
         _show(section._replace(things={wanted: section.things[wanted]}), settings=True)
         if names[wanted].startswith("algorithms"):
-            _common()
+            _common(but=section.things[wanted])
 
 
 def _document(sections: Mapping[str, Section], wanted: str | None) -> dict[str, Any]:
@@ -161,12 +161,15 @@ def _entry(name: str, says: str) -> None:
     tables.console().print(line, highlight=False)
 
 
-def _common() -> None:
+def _common(but: Callable[..., Any] | None = None) -> None:
+    """The settings of every algorithm, without those that one has with defaults of its own."""
     from folb.cli import tables
     from folb.experiments.plan import common_settings
+    from folb.experiments.settings import settings
 
+    own = {} if but is None else settings(but)
     tables.console().print("[bold underline]Settings of every algorithm[/bold underline]", highlight=False)
-    tables.show(tables.settings(common_settings()))
+    tables.show(tables.settings({name: known for name, known in common_settings().items() if name not in own}))
     tables.say("")
 
 

@@ -30,16 +30,21 @@ class Part:
             raise
         except FAILURES as error:
             if self.own:
-                twice = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
-                if twice is not None and twice[1] in values:
+                if (fixed := given_twice(error)) in values:
                     expected = f"is given in the code of {self.name} already, and cannot be set"
-                    raise InputError(twice[1], values[twice[1]], expected) from error
+                    raise InputError(fixed, values[fixed], expected) from error
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
             what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
             raise InputError(self.name, made, f"should make a {what}")
         return made
+
+
+def given_twice(error: BaseException) -> str:
+    """The setting that a user's code gives itself, and was also given to it; "" if that is not the error."""
+    found = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
+    return found[1] if isinstance(error, TypeError) and found is not None else ""
 
 
 def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +25,7 @@ from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.part import Part, chosen_part
+from folb.experiments.part import Part, chosen_part, given_twice
 from folb.experiments.settings import FAILURES, Setting, naming_own_files, read, setting, settings
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
@@ -70,13 +69,10 @@ def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
     while True:
         try:
             make(**{name: value for name, value in common.items() if name not in fixed})
-        except TypeError as error:
-            twice = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
-            if twice is None or twice[1] not in common.keys() - fixed:
-                return fixed
-            fixed.add(twice[1])
-        except FAILURES:  # it comes again when the algorithm is made, and is then shown
-            return fixed
+        except FAILURES as error:
+            if (name := given_twice(error)) not in common.keys() - fixed:
+                return fixed  # another error comes again when the algorithm is made, and is then shown
+            fixed.add(name)
         else:
             return fixed
 
