@@ -669,7 +669,7 @@ def test_two_phases_are_for_folb_alone(algorithm, settings, said):
 
 
 def test_two_phases_may_say_that_they_are_not_guarded():
-    assert not guard.is_guarded(TwoPhaseStrategy(algorithms.folb(), guarded=False).algorithm)
+    assert TwoPhaseStrategy(algorithms.folb(), guarded=False).algorithm.guard is None
 
 
 # the run directory ---------------------------------------------------------------------------------------------------

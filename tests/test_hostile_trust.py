@@ -79,7 +79,7 @@ def test_a_thousand_settings_are_rejected_alone():
 def test_the_settings_that_are_right_are_taken():
     for centre in CENTRES:
         for attack in ("alie", "backdoor"):
-            algorithms.fedavg(robust=centre, attack=attack, attackers=0.4, liars=0.25, bucket=2)
+            algorithms.fedavg(K=20, robust=centre, attack=attack, attackers=0.4, liars=0.1, bucket=2)
 
 
 VALUES = ["nan", "-inf", "-1", "9" * 30, "true", "[[1]]", "'x'", "[]", "{a = {b = 1}}", "'\\u001b'", "1979-05-27", "''"]

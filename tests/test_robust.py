@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
 from luck import uniform
 
 from folb import algorithms, rules, simulate
 from folb.core import guard, robust
-from folb.core.robust import CENTRES
+from folb.core.robust import CENTRES, Robust
+from folb.core.round import begin, close
 from folb.core.rules import Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
@@ -46,8 +46,7 @@ def a_round(seed, times=None):
 
 @partial(jax.jit, static_argnums=0)
 def ruled(name, round, liars=0.2, bucket=1.0):
-    rule = Partial(robust._robust, rule=Partial(rules.mean), centre=Partial(CENTRES[name]), liars=liars, bucket=bucket)
-    return rule(round)
+    return robust.robustly(rules.mean(robust.finite(round)), Robust(name, liars, bucket), round)
 
 
 # The centres, literally
@@ -103,7 +102,8 @@ def test_a_centre_is_its_formula(name):
         there, n = times > 0, (times > 0).sum()
         parts = flat(round.delta)[there] * (n * times[there] / times.sum())[:, None]
         update = ruled(name, round)
-        expected = literal(name, parts, int(np.ceil(0.2 * n - 1e-4)), flat(round.trusted))
+        f = int(np.ceil(0.2 * n - 1e-4))
+        expected = literal(name, parts, f, flat(round.trusted)) if n >= CENTRES[name].needs(f) else np.zeros(P)
         np.testing.assert_allclose(flat(update.delta), expected, rtol=2e-3, atol=2e-5)
         assert not np.any(np.asarray(update.weights)[~there])
         assert np.all(np.asarray(update.weights) >= -1e-6)
@@ -115,8 +115,8 @@ def test_buckets_are_means_of_replies_at_random(name):
     luck = uniform(*round.key, np.arange(K), 1)[:, 0]
     order = np.argsort(luck)
     parts = np.stack([flat(round.delta)[order[i : i + 2]].mean(axis=0) for i in range(0, K, 2)])
-    expected = literal(name, parts, 2, flat(round.trusted))
-    np.testing.assert_allclose(flat(ruled(name, round, 0.2, 2.0).delta), expected, rtol=2e-3, atol=2e-5)
+    expected = literal(name, parts, 1, flat(round.trusted))
+    np.testing.assert_allclose(flat(ruled(name, round, 0.1, 2.0).delta), expected, rtol=2e-3, atol=2e-5)
 
 
 @every_centre
@@ -197,8 +197,8 @@ def test_without_replies_there_is_no_step(name):
 def test_nothing_trimmed_is_the_rule_itself():
     round = a_round(3)
     for rule in (rules.mean, rules.samples):
-        made = Partial(robust._robust, rule=Partial(rule), centre=Partial(robust.trimmed_mean), liars=0.0, bucket=1.0)
-        found, expected = jax.jit(made)(round), rule(round)
+        expected = rule(round)
+        found = robust.robustly(expected, Robust("trimmed_mean", 0.0), round)
         np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
 
@@ -225,9 +225,51 @@ def test_settings_are_checked(settings, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "K", "smallest"),
+    [
+        ({"robust": "krum", "liars": 0.4}, 5, 15),  # n >= 2f + 3
+        ({"robust": "multi_krum", "liars": 0.4}, 11, 15),
+        ({"robust": "krum", "liars": 0.2}, 4, 5),
+        ({"robust": "trimmed_mean", "liars": 0.4}, 4, 5),  # 2 of 4 may lie
+        ({"robust": "median", "liars": 0.4}, 2, 5),
+        ({"robust": "krum", "liars": 0.25, "bucket": 2}, 10, None),  # each liar may be in a bucket of its own
+        ({"robust": "median", "liars": 0.2, "bucket": 2}, 6, 9),
+    ],
+)
+def test_too_few_replies_for_a_centre(settings, K, smallest):
+    with pytest.raises(InputError) as error:
+        algorithms.fedavg(K=K, **settings)
+    expected = "no K is enough" if smallest is None else f"should be {smallest} or more"
+    assert str(error.value).startswith(f"K = {K}: {expected} with robust={settings['robust']}")
+    if smallest is not None:
+        assert algorithms.fedavg(K=smallest, **settings).robust is not None
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "multi_krum"])
+def test_equal_liars_never_win_if_enough_others_reply(name):
+    """As many as may lie send the same; fewer replies than the centre needs change nothing."""
+    liars = 0.4
+    for n in (3, 5, 9, 15):
+        f = int(np.ceil(liars * n - 1e-4))
+        for seed in range(12):
+            rng = np.random.default_rng(seed)
+            sent = rng.normal(size=(n, P)) + 1
+            sent[:f] = 1e3 * rng.normal(size=P)
+            ones = jnp.ones(n)
+            round = a_round(seed, np.ones(K))._replace(
+                times=ones, size=ones, correction=ones, delta=nested(jnp.asarray(sent, jnp.float32))
+            )
+            update = ruled(name, round, liars)
+            if n < CENTRES[name].needs(f):
+                assert not np.any(flat(update.delta)) and not np.any(update.weights)
+            else:
+                assert not np.any(update.weights[:f]) and 0 < np.linalg.norm(flat(update.delta)) < 20
+
+
 def test_the_guard_goes_inside_a_robust_rule():
-    made = algorithms.folb(robust="median", guarded=True)
-    assert robust.is_robust(made) and guard.is_guarded(made) and guard.bound(made) == 2.0
+    made = algorithms.folb(robust="norm_bound", guarded=True)
+    assert made.robust.name == "norm_bound" and made.guard.cap == 2.0
     assert guard.guard(made) is made
 
 
@@ -237,13 +279,13 @@ def test_a_memory_and_a_server_step_see_short_updates():
     sent = a_round(5, times=np.ones(K))
     long = sent._replace(delta=jax.tree.map(lambda leaf: leaf.at[0].mul(1e12), sent.delta))
     zeros = nested(jnp.zeros((K, P)))
-    long = long._replace(steps=jnp.ones(K), lr=0.1, N=K, t=1, shared=nested(jnp.zeros(P)), own=zeros)
-    shared, own = jax.jit(made.memory.update)(long)
+    long = long._replace(steps=jnp.ones(K), lr=0.1, N=K, t=1, own=zeros)
+    state, _ = begin(made, sent.params)
+    closed = jax.jit(close)(made, state, long)
     usual = np.linalg.norm(flat(sent.delta), axis=1).max() / 0.1
-    assert np.linalg.norm(flat(own)[0]) <= usual and np.linalg.norm(flat(shared)) <= K * usual
-    update = jax.jit(made.rule)(long)
-    params, _ = jax.jit(made.server.apply)((), long, update)
-    assert np.linalg.norm(flat(params)) < 100 * np.linalg.norm(flat(sent.delta), axis=1).max()
+    assert 0 < np.linalg.norm(flat(closed.own)[0]) <= usual
+    assert np.linalg.norm(flat(closed.state.shared)) <= K * usual
+    assert np.linalg.norm(flat(closed.state.params)) < 100 * np.linalg.norm(flat(sent.delta), axis=1).max()
 
 
 def test_a_server_with_samples_of_its_own():

@@ -25,10 +25,12 @@ from folb.core import step_size as step_sizes
 from folb.core.average import Average, server_model
 from folb.core.codec import Compression, compression
 from folb.core.gradient import Source
+from folb.core.guard import Guard
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
 from folb.core.privacy import Privacy
+from folb.core.robust import Robust
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import AVERAGES, ServerStep, server_step
@@ -73,6 +75,8 @@ class Algorithm:
     asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
     average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
     compression: Compression = field(default=Compression(), metadata={"static": True})  # of what is sent
+    guard: Guard | None = None  # how a rule's weights are bounded
+    robust: Robust | None = None  # what is in place of the rule's mean
     attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
     privacy: Privacy | None = None  # how it is differentially private; None: it is not
     root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
@@ -475,10 +479,11 @@ def compose(
         average=averages.average(average, average_rate),
         compression=codecs,
         attack=attacks.attack(attack, attackers),
+        robust=robust_rules.robust(robust, liars, bucket, K),
         root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
-    made = privacies.private(
+    return privacies.private(
         made,
         privacy,
         {
@@ -498,7 +503,6 @@ def compose(
         clip_quantile=clip_quantile,
         clip_gradient=clip_gradient,
     )
-    return robust_rules.robust(made, robust, liars, bucket)
 
 
 def _check_asynchronous(

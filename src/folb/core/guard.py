@@ -14,6 +14,10 @@ and raises its own weight. A guarded rule screens the round, applies the rule, a
 7. no weight times the length of its update exceeds m / n, where m is the median length and n the number of devices
    that replied, or K / cap if fewer did: a device with more weight has a shorter update.
 
+These bounds hold for the model's step if nothing after the rule makes it longer, or gives one device more than its
+weight. So the guard takes only a server step whose gain is known and at most 1, a robust centre in which all count
+evenly, and no memory that corrects the step (`_check`).
+
 K counts all draws of the round, whether a reply came or not: neither a rejected reply nor a lost one raises the bound
 of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are left, their weights
 add up to less than 1: the step is shorter, and the bound still holds.
@@ -21,15 +25,15 @@ add up to less than 1: the step is shorter, and the bound still holds.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
-from folb.core import robust, screening, tree
+from folb.core import tree
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
 from folb.errors import InputError, check_number
@@ -38,6 +42,14 @@ if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
 
 LARGEST = 1e6  # longest gradient, in median norms: weights are bounded, so a longer one would change nothing
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Guard:
+    """The bound c/K on a device's weight; c is the cap."""
+
+    cap: Any = 2.0
 
 
 def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
@@ -50,30 +62,34 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if algorithm.privacy is not None:
         raise InputError("guarded", True, "should be false with privacy, which bounds every device by itself")
-    if not (algorithm.sends("grad") or algorithm.gradient is not None) or is_guarded(algorithm):
+    if not (algorithm.sends("grad") or algorithm.gradient is not None) or algorithm.guard is not None:
         return algorithm
-    if getattr(algorithm.server.apply, "keywords", {}).get("stretch") is not None:
-        raise InputError(
-            "stretch", algorithm.name, "should be None with the guard: it would stretch the bound c/K, too"
-        )
+    _check(algorithm)
     origin = replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap})
-    rule = robust.around(algorithm.rule, Partial(guarded, cap=cap))
-    return replace(screening.behind(_bounded, algorithm, rule), origin=origin)
+    return replace(algorithm, guard=Guard(cap), origin=origin)
 
 
-def is_guarded(algorithm: Algorithm) -> bool:
-    """Whether the algorithm's rule is guarded."""
-    return getattr(robust.inner(algorithm.rule), "func", None) is _guarded
+def _check(algorithm: Algorithm) -> None:
+    """Raise an `InputError` for a part after which the bound would not hold."""
+    settings = algorithm.origin.settings
+    if (robust := algorithm.robust) is not None and not robust.even:
+        which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
+        expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
+        raise InputError("robust", which, expected)
+    if (memory := algorithm.memory) is not None and memory.correct is not None:
+        expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
+        raise InputError("memory", settings.get("memory") or "your own", expected)
+    gain = algorithm.server.gain
+    if isinstance(gain, int | float) and math.isinf(gain):
+        expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
+        expected += "others a device's weight may be any number of times as large"
+        raise InputError("server", settings.get("server", "your own"), expected)
+    expected = "should be at most 1 if guarded, since c/K grows with it: use a smaller server_lr"
+    check_number("gain of the server's step", gain, lambda gain: gain <= 1 + 1e-6, expected)
 
 
-def bound(algorithm: Algorithm) -> float:
-    """c of the bound c/K on a device's weight; without a guard there is none."""
-    rule: Any = robust.inner(algorithm.rule)
-    return float(rule.keywords["cap"]) if is_guarded(algorithm) else float("inf")
-
-
-def guarded(rule: Rule, cap: Any = 2.0) -> Rule:
-    """`rule` on screened rounds, with weights of at least 0 and at most cap / K, and bounded lengths.
+def guarded(rule: Rule, cap: Any, round: Round) -> Update:
+    """The update of `rule` on the screened round, with weights of at least 0 and at most cap / K, and bounded lengths.
 
     The update is the sum of the updates with these weights, and so must be that of `rule`: a rule that makes its update
     in another way, such as a median, cannot be guarded.
@@ -82,10 +98,6 @@ def guarded(rule: Rule, cap: Any = 2.0) -> Rule:
     each was drawn once and none is rejected. The weights of (9) are not normalised: they keep the scale
     ||grad_1 f||^2 / ||grad_2 f||^2, computed from clipped gradients.
     """
-    return Partial(_guarded, rule=tree.compiled(rule), cap=cap)
-
-
-def _guarded(round: Round, *, rule: Rule, cap: Any) -> Update:
     sound = screened(round)
     total: Array | float = 1.0
     if sound.second is not None:
@@ -96,10 +108,11 @@ def _guarded(round: Round, *, rule: Rule, cap: Any) -> Update:
     weights = water_filled(jnp.maximum(rule(sound).weights, 0.0), most, total)
     norm, counted = polar(sound.delta, sound.times > 0).norm, sound.times > 0
     length = fraction(median(norm, counted), weights * jnp.maximum(jnp.sum(round.times > 0), K / cap))
-    return weighted(sound._replace(delta=clipped(sound.delta, norm, counted, length)), weights)
+    kept = jnp.where(counted, jnp.minimum(1.0, fraction(length, norm)), 0.0)
+    return weighted(sound._replace(delta=scaled(sound.delta, kept)), weights)._replace(kept=kept)
 
 
-def _bounded(round: Round) -> Round:
+def bounded(round: Round) -> Round:
     """The screened round for a memory or a server step: gradients in their own unit; all clipped to median norms."""
     sound = screened(round)
     assert round.grad is not None

@@ -3,28 +3,27 @@
 The update of a rule is the mean of n a_k Delta_k over the n devices that replied, where a_k are its weights. A robust
 rule puts another centre in place of this mean. So it goes with any rule, and a device counts once, however often it was
 drawn. A reply that is not finite is rejected. `liars` is the share of devices that may lie, as the server assumes.
+A centre holds against f liars if there are enough others. A round with fewer replies changes nothing.
 
 The server step, the memories of devices and the step size see updates clipped to their median norm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
-from folb.core import randomness, screening, tree
+from folb.core import randomness, tree
 from folb.core.polar import SMALLEST, clipped, median, over, polar, scaled
-from folb.core.rules import Round, Rule, Update, fraction
+from folb.core.rules import Round, Update, fraction
 from folb.errors import InputError, check_number, check_whole, choose
 from folb.typing import Params
-
-if TYPE_CHECKING:
-    from folb.core.algorithm import Algorithm
 
 LARGEST = 1e6  # longest vector, in median norms: a longer one changes no centre, and its square could overflow
 TURNS = 8  # of the iterations for the geometric median and of centred clipping
@@ -109,7 +108,7 @@ def geometric_median(given: Vectors) -> Update:
         closeness = jnp.where(given.counted, 1.0 / jnp.maximum(_distances(given.stack, at.delta), smallest), 0.0)
         return _mean(given.stack, fraction(closeness, jnp.sum(closeness)))
 
-    return jax.lax.fori_loop(0, TURNS, turn, first)
+    return jax.lax.fori_loop(0, TURNS, turn, Update(first.delta, first.weights))
 
 
 def centred_clipping(given: Vectors) -> Update:
@@ -131,7 +130,8 @@ def centred_clipping(given: Vectors) -> Update:
 def norm_bound(given: Vectors) -> Update:
     """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
     norm = tree.norms(given.stack)
-    return _mean(clipped(given.stack, norm, given.counted, median(norm, given.counted)), given.even)
+    kept = jnp.minimum(1.0, fraction(median(norm, given.counted), norm))
+    return _mean(scaled(given.stack, kept), given.even)._replace(kept=kept)
 
 
 def fltrust(given: Vectors) -> Update:
@@ -140,8 +140,8 @@ def fltrust(given: Vectors) -> Update:
     own, norm = tree.norm(given.trusted), tree.norms(given.stack)
     cosine = fraction(tree.dots(given.stack, given.trusted), norm * own)
     trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)
-    weights = fraction(trust, jnp.sum(trust))
-    return _mean(scaled(given.stack, fraction(own, norm)), weights)
+    weights, kept = fraction(trust, jnp.sum(trust)), fraction(own, norm)
+    return _mean(scaled(given.stack, kept), weights)._replace(kept=kept)
 
 
 def _mean(stack: Params, weights: Array) -> Update:
@@ -156,34 +156,85 @@ def _zero(stack: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), stack)
 
 
-CENTRES: dict[str, Centre] = {
-    "median": coordinate_median,
-    "trimmed_mean": trimmed_mean,
-    "krum": krum,
-    "multi_krum": multi_krum,
-    "geometric_median": geometric_median,
-    "centred_clipping": centred_clipping,
-    "norm_bound": norm_bound,
-    "fltrust": fltrust,
+def _majority(f: Any) -> Any:
+    return 2 * f + 1
+
+
+def _two_more(f: Any) -> Any:
+    return 2 * f + 3
+
+
+def _any(f: Any) -> Any:
+    return 1
+
+
+class Known(NamedTuple):
+    """A centre, and what others must know of it."""
+
+    centre: Centre
+    needs: Callable[[Any], Any]  # f -> how many vectors it needs to hold against f false ones
+    even: bool = False  # whether no vector has more than an even share of it
+
+
+CENTRES = {
+    "median": Known(coordinate_median, _majority),
+    "trimmed_mean": Known(trimmed_mean, _majority),
+    "krum": Known(krum, _two_more),
+    "multi_krum": Known(multi_krum, _two_more),
+    "geometric_median": Known(geometric_median, _majority),
+    "centred_clipping": Known(centred_clipping, _majority),
+    "norm_bound": Known(norm_bound, _any, even=True),
+    "fltrust": Known(fltrust, _any),
 }
 ROOT = 100  # samples of the server, for FLTrust, unless set
 
 
-def robust(algorithm: Algorithm, centre: str | None, liars: Any = None, bucket: Any = None) -> Algorithm:
-    """The algorithm with a robust centre in place of its rule's mean; None leaves it as it is."""
-    for name, value in (("liars", liars), ("bucket", bucket)):
-        if value is not None and centre is None:
-            raise InputError(name, value, "is for a robust rule; robust is none")
-    if centre is None:
-        return algorithm
-    found = CENTRES[choose("robust", centre, CENTRES)]
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Robust:
+    """A centre in place of a rule's mean."""
+
+    name: str = field(metadata={"static": True})
+    liars: Any = 0.2  # the share of devices that may lie
+    bucket: Any = 1.0  # replies are first averaged in random groups of this size
+
+    @property
+    def even(self) -> bool:
+        """Whether no reply has more than an even share of the centre."""
+        # the last bucket may have fewer replies than the others, which then weigh more
+        return CENTRES[self.name].even and bool(self.bucket == 1)
+
+    def holds(self, K: int) -> bool:
+        """Whether K replies are enough."""
+        return math.ceil(K / self.bucket) >= CENTRES[self.name].needs(_false(self.liars, K))
+
+
+def robust(name: str | None, liars: Any, bucket: Any, K: int) -> Robust | None:
+    """A robust centre by its name, for rounds of K devices; None leaves the mean."""
+    for setting, value in (("liars", liars), ("bucket", bucket)):
+        if value is not None and name is None:
+            raise InputError(setting, value, "is for a robust rule; robust is none")
+    if name is None:
+        return None
+    choose("robust", name, CENTRES)
     liars = 0.2 if liars is None else liars
     check_number("liars", liars, lambda liars: (liars >= 0) & (liars < 0.5), "should be at least 0 and less than 0.5")
     if bucket is not None:
         check_whole("bucket", bucket, 1, 10**4)
-    size = 1.0 if bucket is None else float(bucket)
-    rule = Partial(_robust, rule=algorithm.rule, centre=Partial(found), liars=liars, bucket=size)
-    return screening.behind(bounded, algorithm, rule)
+    made = Robust(name, liars, 1.0 if bucket is None else float(bucket))
+    if isinstance(liars, int | float) and not made.holds(K):
+        enough = next((k for k in range(K, 10**4) if made.holds(k)), None)
+        expected = "no K is enough" if enough is None else f"should be {enough} or more"
+        how = f"robust={name}, liars={liars:g}" + ("" if made.bucket == 1 else f", bucket={bucket}")
+        raise InputError("K", K, f"{expected} with {how}: among fewer replies the liars decide")
+    return made
+
+
+def _false(liars: Any, n: Any) -> Any:
+    """How many of n replies may be false."""
+    if isinstance(n, int):
+        return math.ceil(liars * n - 1e-4)
+    return jnp.ceil(liars * n - 1e-4).astype(jnp.int32)
 
 
 def root(centre: str | None, samples: int | None) -> int | None:
@@ -196,23 +247,6 @@ def root(centre: str | None, samples: int | None) -> int | None:
     return None
 
 
-def is_robust(algorithm: Algorithm) -> bool:
-    """Whether a robust centre is in place of the rule's mean."""
-    return getattr(algorithm.rule, "func", None) is _robust
-
-
-def inner(rule: Rule) -> Rule:
-    """The rule whose mean a robust rule replaces; any other rule is itself."""
-    return rule.keywords["rule"] if getattr(rule, "func", None) is _robust else rule  # type: ignore[attr-defined]
-
-
-def around(rule: Rule, wrap: Callable[[Rule], Rule]) -> Rule:
-    """wrap(rule); if the rule is robust, the rule inside it is wrapped."""
-    if getattr(rule, "func", None) is not _robust:
-        return wrap(rule)
-    return Partial(_robust, **rule.keywords | {"rule": wrap(inner(rule))})  # type: ignore[attr-defined]
-
-
 def bounded(round: Round) -> Round:
     """The round with updates clipped to their median norm; a reply that is not finite counts 0 times."""
     norm = polar(round.delta, round.times > 0).norm
@@ -221,19 +255,29 @@ def bounded(round: Round) -> Round:
     return round._replace(times=jnp.where(counted, round.times, 0.0), delta=short)
 
 
-def _robust(round: Round, *, rule: Rule, centre: Centre, liars: Any, bucket: Any) -> Update:
-    finite = jnp.isfinite(polar(round.delta, round.times > 0).norm)
-    sound = round._replace(times=jnp.where(finite, round.times, 0.0))
-    weights, n = rule(sound).weights, jnp.sum(sound.times > 0)
-    parts = scaled(round.delta, jnp.where(sound.times > 0, n * weights, 0.0))
+def finite(round: Round) -> Round:
+    """The round in which a reply that is not finite counts 0 times."""
+    counted = jnp.isfinite(polar(round.delta, round.times > 0).norm)
+    return round._replace(times=jnp.where(counted, round.times, 0.0))
+
+
+def robustly(made: Update, how: Robust, round: Round) -> Update:
+    """What a rule made of a round, with a robust centre in place of its mean."""
+    known, sound = CENTRES[how.name], finite(round)
+    n = jnp.sum(sound.times > 0)
+    parts = scaled(round.delta, jnp.where(sound.times > 0, n * made.weights * made.kept, 0.0))
     norm = polar(parts, sound.times > 0).norm
     counted = (sound.times > 0) & jnp.isfinite(norm)
     short = clipped(parts, norm, counted, LARGEST * median(norm, counted))
-    false = jnp.ceil(liars * n - 1e-4).astype(jnp.int32)
-    shares, groups = _buckets(round, counted, bucket)
+    false = _false(how.liars, n)
+    shares, groups = _buckets(round, counted, how.bucket)
     mixed = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), short)
-    found = centre(Vectors(mixed, groups, false, round.trusted))
-    return Update(found.delta, jnp.where(counted, n * weights * (found.weights @ shares), 0.0))
+    found = known.centre(Vectors(mixed, groups, false, round.trusted))
+    enough = jnp.where(jnp.sum(groups) >= known.needs(false), 1.0, 0.0)
+    whole = jnp.where(counted, enough * n * made.weights, 0.0)
+    weights = whole * (found.weights @ shares)
+    kept = fraction(whole * made.kept * ((found.weights * found.kept) @ shares), weights)
+    return Update(jax.tree.map(lambda leaf: enough * leaf, found.delta), weights, kept)
 
 
 def _buckets(round: Round, counted: Array, size: Any) -> tuple[Array, Array]:

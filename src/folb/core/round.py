@@ -19,6 +19,7 @@ from folb.core.liars import told, told_gradients
 from folb.core.memory import shifted_by, started, updated
 from folb.core.multiset import Multiset
 from folb.core.rules import Round, Update
+from folb.core.screening import screened, weighed
 from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
 from folb.core.step_size import factor_in, over
@@ -135,10 +136,10 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     seen = round if remembers is None else remembers.seen(round)
     clip: Any = ()
     if algorithm.privacy is None:
-        update = algorithm.rule(seen)
+        update = weighed(algorithm, seen)
         _check_update(update, state.params, algorithm.selection.K)
         weighty = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
-        seen = seen._replace(update=update)
+        seen, round = screened(algorithm, seen._replace(update=update)), screened(algorithm, round)
     else:
         update, seen, clip = privacy.release(algorithm, round)
         weighty = jnp.bool_(True)  # a round without replies adds its noise, too
@@ -158,19 +159,21 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
+    # what each reply weighs in the step that is made; in the update, if the server's step is another function of it
+    weights = update.weights * update.kept * jnp.where(jnp.isinf(gain := algorithm.server.gain), 1.0, gain)
     residual = tree.sub(_model(algorithm, state), start) if jax.tree.leaves(state.residual) else ()
     changed = State(params, memory, shared, average, size, residual=residual, clip=clip)
     # the carrier keeps these
     others = {name: getattr(state, name) for name in ("devices", "residuals", "queue", "clock")}
     following = tree.where(weighty, changed, state._replace(**dict.fromkeys(others, ())))
-    return Closed(following._replace(**others), update, weighty, own)
+    return Closed(following._replace(**others), Update(update.delta, weights), weighty, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:
     """Wrong shapes would be broadcast without an error. Shapes are known before anything runs, so check them."""
     if not isinstance(update, Update):
         raise InputError("rule", type(update).__name__, "should return a folb.Update(delta, weights)")
-    delta, weights = jax.tree.map(jnp.shape, tuple(update))
+    delta, weights = jax.tree.map(jnp.shape, tuple(update[:2]))
     if delta != jax.tree.map(jnp.shape, params) or weights != (K,):
         expected = f"should be an update of the shapes of the model, and weights of shape ({K},)"
         raise InputError("rule: shapes", (delta, weights), expected)

@@ -69,10 +69,11 @@ class Gradients(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The round's step `delta`, and the weight each slot's update got in it."""
+    """The round's step `delta`, and the weight each slot's update got in it: delta = sum_k weights_k kept_k Delta_k."""
 
     delta: Params
     weights: Array
+    kept: Array | float = 1.0  # what was kept of each update's length, if the rule shortened some
 
 
 Rule = Callable[[Round], Update]

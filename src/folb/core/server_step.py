@@ -27,11 +27,14 @@ class ServerStep(NamedTuple):
     """A server step; its functions are `Partial`s, so that their numbers can be swept.
 
     send(memory, params) gives the model that devices start from, if that is not the server's own.
+    A step is `gain` times the round's update, plus what earlier rounds left; infinity says that it is another function
+    of the update, or that nobody knows. The guard needs to know.
     """
 
     init: Callable[[Params], Any]
     apply: Callable[[Any, Round, Update], tuple[Params, Any]]
     send: Callable[[Any, Params], Params] | None = None
+    gain: Any = math.inf
 
 
 def _no_memory(params: Params) -> tuple[()]:
@@ -44,7 +47,7 @@ def _add(memory: Any, round: Round, update: Update, *, lr: Array) -> tuple[Param
 
 def plain(lr: Any = 1.0) -> ServerStep:
     """w^{t+1} = w^t + lr Delta: the paper's step at lr = 1."""
-    return ServerStep(Partial(_no_memory), Partial(_add, lr=lr))
+    return ServerStep(Partial(_no_memory), Partial(_add, lr=lr), gain=lr)
 
 
 def _extrapolate(
@@ -133,7 +136,7 @@ def lookahead(lr: Any = 1.0, beta: Any = 0.85, stretch: Any = None) -> ServerSte
     long as a device's update.
     """
     apply = Partial(_accelerate, lr=lr, beta=beta, stretch=stretch)
-    return ServerStep(Partial(_zeros), apply, Partial(_ahead, beta=beta))
+    return ServerStep(Partial(_zeros), apply, Partial(_ahead, beta=beta), lr if stretch is None else math.inf)
 
 
 def _optax_init(params: Params, *, make: Callable[..., Any], **numbers: Any) -> Any:
@@ -160,12 +163,12 @@ def _from_optax(name: str, **numbers: Any) -> ServerStep:
 
 def momentum(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
     """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
-    return _from_optax("sgd", learning_rate=lr, momentum=beta)
+    return _from_optax("sgd", learning_rate=lr, momentum=beta)._replace(gain=lr)
 
 
 def nesterov(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
     """Nesterov momentum on Delta: m <- beta m + Delta, and the step Delta + beta m."""
-    return ServerStep(Partial(_zeros), Partial(_nesterov, lr=lr, beta=beta))
+    return ServerStep(Partial(_zeros), Partial(_nesterov, lr=lr, beta=beta), gain=lr * (1 + beta))
 
 
 def _nesterov(memory: Params, round: Round, update: Update, *, lr: Array, beta: Array) -> tuple[Params, Params]:

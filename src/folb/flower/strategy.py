@@ -29,9 +29,8 @@ from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
-from folb.core.guard import bound, guard, is_guarded
+from folb.core.guard import guard
 from folb.core.privacy import Noise
-from folb.core.robust import is_robust
 from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
 from folb.core.rules import Round, Update
 from folb.core.system import System
@@ -206,7 +205,7 @@ class FederatedStrategy(Strategy):
         if (found := algorithm.privacy) is not None:
             told = (found.place, found.scheme, self.min_available_nodes, found.noise, found.delta)
             log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
-        if self.wants_guard and not is_guarded(algorithm):
+        if self.wants_guard and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
@@ -469,7 +468,9 @@ class FederatedStrategy(Strategy):
 
     def _warn(self, distinct: int, algorithm: Algorithm) -> None:
         """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
-        cap = bound(algorithm)
+        if algorithm.guard is None:
+            return
+        cap = float(algorithm.guard.cap)
         most = distinct * cap / algorithm.selection.K
         if most < 1 and not self.warned:
             self.warned = True
@@ -529,7 +530,7 @@ class FederatedStrategy(Strategy):
     @property
     def _trusts_majority(self) -> bool:
         """Whether the rule relies on a majority of honest replies."""
-        return is_guarded(self.algorithm) or is_robust(self.algorithm)
+        return self.algorithm.guard is not None or self.algorithm.robust is not None
 
     @property
     def _usual(self) -> str:

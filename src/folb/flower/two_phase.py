@@ -23,7 +23,6 @@ from jax.tree_util import Partial
 from folb.core import rules, server_step
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
-from folb.core.guard import is_guarded
 from folb.core.round import State
 from folb.core.rules import Round, Update
 from folb.core.step_size import is_schedule
@@ -61,8 +60,10 @@ class TwoPhaseStrategy(FederatedStrategy):
     """
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
-        if settings.pop("guarded", False) is not False or is_guarded(algorithm):
+        if settings.pop("guarded", False) is not False or algorithm.guard is not None:
             raise InputError("guarded", True, "is not possible with sums only: the guard looks at each gradient")
+        if algorithm.robust is not None:
+            raise InputError("robust", algorithm.robust.name, "is not possible with sums only: it looks at each update")
         if "cap" in settings:
             raise InputError("cap", settings["cap"], "belongs to the guard, which is not possible with sums only")
         if "max_norm" in settings:

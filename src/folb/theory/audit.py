@@ -159,5 +159,6 @@ def _clamping(algorithm: Algorithm) -> Callable[[Round], Update]:
 
 
 def _function(algorithm: Algorithm) -> Any:
-    """The rule without its numbers."""
-    return getattr(algorithm.rule, "func", algorithm.rule)
+    """The rule without its numbers; None if something stands around it, for which nothing is claimed."""
+    plain = algorithm.guard is None and algorithm.robust is None
+    return getattr(algorithm.rule, "func", algorithm.rule) if plain else None
