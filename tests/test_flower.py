@@ -113,7 +113,7 @@ VARIANTS = {
     "without replacement": ("folb", {"replacement": False, "unit": "epoch", "server": "adam"}),
     "full gradients": ("folb_hetero", {"unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),
     "guarded": ("folb_never_flip", {"guarded": True, "server": "momentum"}),
-    "robust": ("scaffold", {"robust": "geometric_median", "bucket": 2}),
+    "robust": ("scaffold", {"robust": "geometric_median", "bucket": 2, "liars": 0.0}),
 }
 
 

@@ -734,6 +734,8 @@ class FederatedStrategy(Strategy):
             count = len(set(opened.drawn) & set(opened.usable))
             if count < self.fewest:
                 opened.abandoned = f"{count} usable replies, but {self.fewest} are needed"
+            elif (how := self.algorithm.robust) is not None and not how.holds(count):
+                opened.abandoned = f"{count} usable replies are too few for robust={how.name}: liars could decide"
             else:
                 following, opened.update = self._closed(opened)
         if opened.abandoned:
