@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,6 +119,48 @@ def test_the_target_ignores_points_that_diverge():
     with pytest.raises(InputError, match="diverged at every point"):
         contest.settled_best([point(0.9, True)])
     assert contest.settled_best([point(0.5, False), point(0.8, False), point(0.9, True)]).settled == 0.8
+
+
+def test_points_are_tuned_by_the_measure_that_is_reported(home, tmp_path):
+    """FedAdam on Synthetic(1, 1): the median prefers 29, 39, 25, and the geometric mean 33, 38, 13."""
+    chosen, better = [29, 39, 25], [33, 38, 13]
+    assert np.median(chosen) < np.median(better)
+    assert cells.merit(better, False, 100) < cells.merit(chosen, False, 100) < cells.merit([25, 39, 29], True, 100)
+    assert cells.merit(chosen, False, 100) == cells.merit(chosen[::-1], False, 100)
+    made_up(tmp_path, A, FEDAVG, [29, None, 25])
+    cell = {**stored(tmp_path, "tiny-a", "fedavg"), "rounds": 100}
+    log_mean = np.mean(list(standings.measured(cell, "rounds").values()))
+    assert cells.merit([29, None, 25], False, 100)[1] == pytest.approx(log_mean)  # a run that never holds it, too
+
+
+def test_a_search_ranks_its_points_by_that_measure(home, monkeypatch):
+    """Whatever order the median gives them."""
+
+    def point(held):
+        return tune.Point("", None, [], held, 0.0, 0.0, False)
+
+    one = contest.Contest(A, FEDAVG, home, complete, 2)
+    monkeypatch.setattr(one, "_searched", lambda contender: ([], [[SimpleNamespace(seconds=range(100))]], [100]))
+    monkeypatch.setattr(tune, "placed", lambda *about: [point([29, 39, 25]), point([33, 38, 13])])
+    assert [one.held for one in one.search(FEDAVG)] == [[33, 38, 13], [29, 39, 25]]
+
+
+def test_a_winner_by_an_earlier_measure_is_named_and_run_again(home, tmp_path):
+    cell = stored(home, "tiny-a", "fedprox")
+    assert cells.passed_over(cell) is None
+    points = [{**point, "held": held} for point, held in zip(cell["tried"], ([4, 6], [5, 1]), strict=True)]
+    made_up(tmp_path, A, FEDAVG, [4, 4])
+    for name in ("fedavg", "fedprox"):
+        cells.keep(tmp_path, stored(home, "tiny-a", name))
+    cells.keep(tmp_path, {**cell, "tried": points})
+    found = Standings([A], [FEDAVG, FEDPROX], tmp_path, 2)
+    (said,) = arena_pages._passed_over(found)
+    assert "In 1 of 2 searches another tried point is better" in said and said.endswith("Tiny A: fedprox.\n")
+    assert "4, 6; but 5, 1 with lr = " in "\n".join(arena_pages._settings(found))
+    ran, _ = carry_out(tmp_path, [A], [FEDAVG, FEDPROX])
+    assert ran and all("fedprox" in about for about in ran)
+    assert stored(tmp_path, "tiny-a", "fedprox")["runs"] == cell["runs"]
+    assert not list(arena_pages._passed_over(Standings([A], [FEDAVG, FEDPROX], tmp_path, 2)))
 
 
 def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):

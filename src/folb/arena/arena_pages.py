@@ -12,8 +12,9 @@ from typing import Any
 from folb import atomic
 from folb.arena import contest, dot_plot, standings
 from folb.arena.arena_advice import advice
+from folb.arena.cells import NEVER, passed_over
 from folb.arena.entries import YOURS, Contender
-from folb.arena.standings import ABLATION, FEW, FINAL, LIMIT, MEASURES, NEVER, NOT_RUN, OURS, RIVALS, ROUNDS, Standings
+from folb.arena.standings import ABLATION, FEW, FINAL, LIMIT, MEASURES, NOT_RUN, OURS, RIVALS, ROUNDS, Standings
 from folb.results import summary
 from folb.results.run import HELD
 from folb.store import lock
@@ -97,8 +98,9 @@ def _rules(found: Standings) -> Iterator[str]:
         f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of what it then "
         "ends with. Draws of the data differ in what can be reached, so each draw has its own target. Then "
         "everyone, FedAvg too, is tuned for the round from which the target is held: the mean accuracy of that "
-        f"evaluation and the next {HELD - 1} is at least the target. If points are equal in this, those win "
-        "whose runs all hold it, then those with less loss. Points that diverge lose.\n"
+        f"evaluation and the next {HELD - 1} is at least the target. Points are ranked as contenders are compared: by "
+        "the geometric mean over the runs. If points are equal in this, those with the lower median win, then those "
+        "with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
         "Runs are compared in pairs with the same draw and seed: the same data, and the same random numbers for "
         "draws, work and batches. Draws of MNIST and FEMNIST are other partitions of the same images.\n"
@@ -111,6 +113,7 @@ def _rules(found: Standings) -> Iterator[str]:
         "- **The best of a group** on a dataset is the one with the best mean of the measure over the reported runs. "
         "This favours the group: its best is chosen by the results that it is then compared with.\n"
     )
+    yield from _passed_over(found)
     for dataset in found.present:
         if dataset.loss_samples is not None:
             yield (
@@ -131,6 +134,25 @@ def _rules(found: Standings) -> Iterator[str]:
             f"{dataset.report} ({dataset.report.pairs} runs) |"
         )
     yield ""
+
+
+def _passed_over(found: Standings) -> Iterator[str]:
+    """Where the stored winner is not the best of the points that were tried: it was chosen by an earlier measure."""
+    searched = [where for where, cell in found.cells.items() if cell["tried"]]
+    lost = [where for where in searched if passed_over(found.cells[where])]
+    if not lost:
+        return
+    named = {
+        dataset.title: [one.name for one in found.contenders if (dataset.name, one.name) in lost]
+        for dataset in found.datasets
+    }
+    listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in named.items() if names)
+    yield (
+        "- **Tuned by an earlier measure.** The stored winners were chosen by the median over the tuning runs. In "
+        f"{len(lost)} of {len(searched)} searches another tried point is better by the geometric mean, so the "
+        "contender may be faster than its numbers here. [The settings](settings.md) have both points, and `folb arena` "
+        f"runs these again. {listed}.\n"
+    )
 
 
 def _span(targets: Collection[float]) -> str:
@@ -316,12 +338,21 @@ def _chosen(found: Standings, one: Contender) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name, cell in cells.items():
         best = cell["tried"][0]
-        values = ", ".join(f"{key} = {summary.spelt(value)}" for key, value in cell["chosen"].items())
-        held = ", ".join("never" if at is None else str(at) for at in best["held"])
+        held = _listed(best["held"])
+        if better := passed_over(cell):
+            held += f"; but {_listed(better['held'])} with {_spelt(better['values'])}"
         lost = sum(point["diverged"] for point in cell["tried"])
         final = "" if best["final"] is None else f"{100 * best['final']:.1f} %"
-        yield f"| `{name}` | {values} | {held} | {final} | {lost} of {cell['points']} |"
+        yield f"| `{name}` | {_spelt(cell['chosen'])} | {held} | {final} | {lost} of {cell['points']} |"
     yield ""
+
+
+def _listed(held: Sequence[int | None]) -> str:
+    return ", ".join("never" if at is None else str(at) for at in held)
+
+
+def _spelt(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {summary.spelt(value)}" for key, value in values.items())
 
 
 def _names(found: Standings) -> Sequence[str]:

@@ -23,7 +23,6 @@ from folb.results import summary
 from folb.results.effects import Effect, interval
 
 FEW = 5  # draws: an interval over the means of fewer says nothing
-NEVER = 2  # a run that never holds the target counts with this many times its rounds
 ROUNDS, FINAL = "rounds", "final"
 MEASURES = {
     ROUNDS: "rounds to the target",
@@ -243,8 +242,7 @@ def measured(cell: Cell, measure: str) -> dict[tuple[int, int], float]:
     if measure == FINAL:
         values = [0.0 if value is None else value for value in runs[FINAL]]
     else:
-        times = [NEVER if held is None else 1 for held in runs["held"]]
-        values = [math.log(max(value, 1e-9) * n) for value, n in zip(runs[measure], times, strict=True)]
+        values = cells.logarithms(runs["held"], runs[measure])
     return dict(zip(zip(runs["draw"], runs["seed"], strict=True), values, strict=True))
 
 
