@@ -11,7 +11,7 @@ from typing import Any
 
 from folb import atomic
 from folb.arena import contest, dot_plot, standings
-from folb.arena.arena_advice import advice
+from folb.arena.arena_advice import advice, to_know
 from folb.arena.cells import NEVER, passed_over
 from folb.arena.entries import YOURS, Contender
 from folb.arena.standings import ABLATION, FEW, FINAL, LIMIT, MEASURES, NOT_RUN, OURS, RIVALS, ROUNDS, Standings
@@ -20,7 +20,7 @@ from folb.results.run import HELD
 from folb.store import lock
 
 GROUPS = {
-    "classic": "as published, each with its own settings tuned",
+    "classic": "published ones, each with its own settings tuned",
     "averaged": "the same, but the model that is evaluated and kept is an exponential mean over rounds",
     "drawn": "published ones with the draw that ours has: by samples",
     "published": "with a memory or a momentum; the mean over rounds is in their boxes, too",
@@ -44,10 +44,12 @@ def write(found: Standings, home: Path) -> None:
 
 
 def _front(found: Standings) -> Iterator[str]:
+    known = list(to_know(found))
+    unequal = "[What to know](#what-to-know) says what is not equal. " if known else ""
     yield "# The arena\n"
     yield (
         f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same "
-        "budget, and the winners are run on draws and seeds that nobody was tuned on. "
+        f"budget, and the winners are run on draws and seeds that nobody was tuned on. {unequal}"
         f"{len(found.cells)} of {found.wanted} combinations have been run.\n"
     )
     if found.present:
@@ -58,6 +60,8 @@ def _front(found: Standings) -> Iterator[str]:
         )
     if said := advice(found):
         yield f"## Which algorithm should I use?\n\n{said}\n"
+    if known:
+        yield "## What to know\n\n" + "\n".join(known) + "\n"
     yield "## Goals\n"
     yield from _goals(found)
     yield "## How it is compared\n"
@@ -327,7 +331,11 @@ def _chosen(found: Standings, one: Contender) -> Iterator[str]:
     box = ", ".join(f"{key}: {_short(value)}" for key, value in one.box.items())
     every = "; every device in every round" if one.every_device else ""
     source = f" {one.paper}." if one.paper else ""
-    yield f"`{one.part}`{f' with {fixed}' if fixed else ''}{every}. Box: {box or 'empty, nothing is tuned'}.{source}\n"
+    note = f" Note: {one.note}." if one.note else ""
+    yield (
+        f"`{one.part}`{f' with {fixed}' if fixed else ''}{every}. Box: {box or 'empty, nothing is tuned'}."
+        f"{source}{note}\n"
+    )
     cells = {name: found.cells[name, one.name] for name in _names(found) if (name, one.name) in found.cells}
     if not cells:
         yield "Not run.\n"
