@@ -87,6 +87,8 @@ class FederatedStrategy(Strategy):
     another metric of the evaluation, such as "f1" or "mse".
     """
 
+    further: tuple[Upload, ...] = ()  # what a strategy asks devices for before its `uploads`
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -191,9 +193,13 @@ class FederatedStrategy(Strategy):
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
         self.opened: OpenRound | None = None
-        self.further: tuple[Upload, ...] = ()  # uploads that a strategy needs besides the algorithm's
         self.evaluating: list[Message] = []
         self.warned = False
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        """What the server sees of each device of S_1: a round's tasks, forms and record follow from it."""
+        return DELTA, *self.algorithm.uploads
 
     def summary(self) -> None:
         """Log what will be run."""
@@ -389,7 +395,7 @@ class FederatedStrategy(Strategy):
         members = self._present(self.mailbox)
         until = time.monotonic() + self.deadline
         self.opened = opened = OpenRound(
-            server_round, state, self.algorithm, members, until, start=start, noted=self._refusals()
+            server_round, state, self.algorithm, members, until, self.uploads, start=start, noted=self._refusals()
         )
         opened.epsilon = None if self.algorithm.privacy is None else self._epsilon()
         opened.N = len({member.identity for member in members} | set(self.remembered.met))
@@ -606,12 +612,13 @@ class FederatedStrategy(Strategy):
         return [opened.asked[identity][0] for identity in tasks]
 
     def _forms(self, params: Arrays) -> dict[str, Form]:
-        """The form that each possible upload must have, for a model like `params`."""
-        survey, first = self.algorithm.selection.sampling.survey, self.algorithm.selection.sampling.first
+        """The form that each upload of a round must have, for a model like `params`."""
+        how = self.algorithm.selection
+        survey, first = how.sampling.survey, how.sampling.first
         asked = [] if survey is None else [survey]
         asked += [] if first is None else [first.upload]
-        known = (DELTA, GRAD, *self.algorithm.uploads, *asked, *self.further)
-        found = {upload.name: form(upload, params) for upload in known}
+        asked += [self.algorithm.second_upload] if how.second else []
+        found = {upload.name: form(upload, params) for upload in (*self.further, *asked, *self.uploads)}
         if survey is not None and survey != GRAD and found[survey.name].shapes is not None:
             raise InputError(f"survey: {survey.name}", found[survey.name].shapes, "should be a number")
         return found
@@ -667,14 +674,13 @@ class FederatedStrategy(Strategy):
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
-        uploads = (DELTA, *opened.algorithm.uploads)
         N = np.int32(max(opened.N, len(opened.members)))
         shift = shifts(opened.algorithm, opened.state, opened.own, drawn.steps, N)
         tasks, shifted = {}, {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:
                 identity = opened.members[k].identity
-                tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, uploads)
+                tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, opened.uploads)
                 if shift is not None:
                     own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                     shifted[identity] = protocol.packed(own)
