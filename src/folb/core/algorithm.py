@@ -431,8 +431,6 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
-    if chosen.expected is not None and over_selection is not None:
-        raise InputError("over_selection", over_selection, "should be None with sampling=poisson: any number may join")
     codecs = compression(compress_up, compress_down, keep, error_feedback)
     if second and gradient is not None and gradient.works and codecs.up is not None:
         raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")

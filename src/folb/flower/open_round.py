@@ -160,7 +160,6 @@ class OpenRound:
     own: Any = ()  # the memory of the devices of S_1, stacked
     start: Arrays | None = None  # the model that devices decode, if it has a codec
     forms: Mapping[str, Form] = field(default_factory=dict)  # what each upload must be
-    wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
     took: dict[int, float] = field(default_factory=dict)  # the seconds of the round until a usable reply came

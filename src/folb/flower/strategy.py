@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from folb.core import gaussian, privacy, tree, vector
+from folb.core import gaussian, privacy, selection, tree, vector
 from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
@@ -130,9 +130,7 @@ class FederatedStrategy(Strategy):
         if min_replies is not None:
             check_whole("min_replies", min_replies, 1)
         check_whole("max_abandoned", max_abandoned, 1)
-        if over_selection is None:
-            over_selection = algorithm.selection.K / algorithm.selection.enough
-        _check_number("over_selection", over_selection, lambda value: 1 <= value <= 10, "from 1 to 10")
+        algorithm = replace(algorithm, selection=selection.over_selected(algorithm.selection, over_selection))
         for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
@@ -177,7 +175,7 @@ class FederatedStrategy(Strategy):
             raise InputError("system", getattr(self.system, "func", self.system), expected)
         self.deadline, self.wait = float(deadline), float(wait)
         self.min_replies, self.max_abandoned = min_replies, max_abandoned
-        self.over_selection, self.max_norm = float(over_selection), float(max_norm)
+        self.max_norm = float(max_norm)
         self.lengths: list[float] = []  # of a usual update, in each round
         self.used: set[int] = set()  # devices whose reply was used the last time they were asked
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
@@ -262,7 +260,7 @@ class FederatedStrategy(Strategy):
             self.target,
             self.judged_by,
         )
-        how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
+        how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.algorithm.selection.factor}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # an earlier run has none in its identity
         if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {self.min_available_nodes}"
@@ -403,7 +401,7 @@ class FederatedStrategy(Strategy):
         if len(members) < self.min_available_nodes:
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
-        opened.wanted, opened.algorithm = self._sized(len(members))
+        opened.algorithm = self._sized(len(members))
         opened.algorithm = core_round.with_step_size(opened.algorithm, state, server_round)
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
         how, seed, t = opened.algorithm.selection, np.uint32(self.seed), np.uint32(server_round)
@@ -513,16 +511,11 @@ class FederatedStrategy(Strategy):
                 found.append((None, reason))
         return found
 
-    def _sized(self, N: int) -> tuple[int, Algorithm]:
-        """How many replies the round needs, and the algorithm with the K that it asks."""
+    def _sized(self, N: int) -> Algorithm:
+        """The algorithm with the K that it asks among N devices."""
         how = self.algorithm.selection
         K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        most = N if how.distinct else math.inf
-        asked = int(min(math.ceil(K * self.over_selection - 1e-9), most))
-        sampling = how.sampling
-        if sampling.candidates is not None:  # as many for each device of the round as the algorithm has
-            sampling = replace(sampling, candidates=math.ceil(sampling.candidates * asked / how.K))
-        return int(min(K, most)), replace(self.algorithm, selection=replace(how, K=asked, sampling=sampling))
+        return replace(self.algorithm, selection=selection.sized(how, K, N))
 
     @property
     def fewest(self) -> int:
@@ -531,7 +524,7 @@ class FederatedStrategy(Strategy):
             return 0  # whether a private round is closed must not depend on what devices sent
         if self.min_replies is not None or not self._trusts_majority:
             return self.min_replies or 1
-        return -(-min(len(self._round.drawn), self._round.wanted) // 2)
+        return -(-min(len(self._round.drawn), self._round.algorithm.selection.enough) // 2)
 
     @property
     def _trusts_majority(self) -> bool:
@@ -704,7 +697,7 @@ class FederatedStrategy(Strategy):
         """
         opened = self._round
         opened.take(received)
-        if self.over_selection == 1 or not self._suffice(opened, opened.usable):
+        if opened.algorithm.selection.factor == 1 or not self._suffice(opened, opened.usable):
             return False
         if self._suffice(opened, set(opened.usable) - self.used):
             return True
@@ -714,11 +707,11 @@ class FederatedStrategy(Strategy):
     def _suffice(self, opened: OpenRound, there: Container[int]) -> bool:
         """Whether these devices are as many as the round wants."""
         times = [times for identity, times in opened.drawn.items() if identity in there]
-        return sum(times) >= opened.wanted and len(times) >= self.fewest
+        return sum(times) >= opened.algorithm.selection.enough and len(times) >= self.fewest
 
     def _take_turns(self, opened: OpenRound) -> None:
         """Set aside replies of devices that were used the last time, if the others suffice and some did not answer."""
-        if self.over_selection == 1:
+        if opened.algorithm.selection.factor == 1:
             return
         if set(opened.drawn) & opened.silent and self._suffice(opened, set(opened.usable) - self.used):
             opened.aside = [k for k in opened.drawn if k in opened.usable and k in self.used]
