@@ -39,6 +39,7 @@ from folb.flower import (
     protocol,
     run_directory,
 )
+from folb.flower.mailbox import SLACK
 from folb.report import payload
 from folb.store import checkpoint, directory
 
@@ -496,6 +497,17 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     assert result.train_metrics_clientapp[1]["replied"] == 4
     # round 1 did not wait for these two: their replies come in round 2, and are rejected
     assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply to round 1"] * 2
+
+
+def test_a_timeout_is_for_one_start(federation, model):
+    def given():
+        return {round(m.metadata.ttl - SLACK, 9) for m in grid.sent if m.metadata.message_type in ("train", "evaluate")}
+
+    strategy = quick(algorithms.fedavg(K=3), deadline=5.0, fraction_evaluate=0.5)
+    for timeout, seconds in ((2.0, 2.0), (None, 5.0)):
+        grid = InProcessGrid(apps(federation))
+        strategy.start(grid, initial(model), 1, timeout=timeout)
+        assert given() == {seconds}
 
 
 @pytest.mark.parametrize("K, more, asked, closes", [(1, 1.3, 2, 1), (3, 1.3, 4, 3), (4, 1.3, 6, 4), (8, 1.3, 8, 8)])
