@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 from folb import algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
 from folb.errors import InputError
+from folb.experiments.settings import read
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -378,6 +379,20 @@ def test_guarding_an_algorithm():
 def test_settings_are_checked(settings, message):
     with pytest.raises(InputError, match=message):
         algorithms.folb(**settings)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"robust": "median"}, {"robust": "norm_bound", "bucket": 2}, {"memory": "feddyn"}, {"server": "adam"}]
+    + [{"server_lr": 2.0}, {"server": "lookahead", "stretch": 0.5}],
+    ids=str,
+)
+def test_what_cannot_be_guarded_says_how_to_go_without(part):
+    """In words that work, in Python and on the command line."""
+    with pytest.raises(InputError, match=r"if guarded.* or set guarded=False$"):
+        algorithms.folb(K=20, guarded=True, **part)
+    assert algorithms.folb(K=20, guarded=False, **part).guard is None
+    assert read("guarded", bool, "False") is False
 
 
 def test_a_round_without_gradients_cannot_be_guarded():
