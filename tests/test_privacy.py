@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -297,6 +298,24 @@ def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count):
         assert abs(np.mean(values)) < 0.05 * assumed
     share = algorithm.privacy.share("delta")
     assert algorithm.privacy.deviation("delta", 0.5) == pytest.approx(1.0 * 0.5 / np.sqrt(share))
+
+
+AS_USERS_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}  # tests do not optimize
+
+
+@pytest.mark.parametrize("slots", [1, 3, 4, 5, 6, 7, 10, 12, 15, 20])
+def test_if_all_devices_came_the_server_adds_nothing(slots):
+    """Compiled, 1 - K/K is -1.5e-8 for eight of these K, and its root is NaN."""
+    made = algorithms.fedavg(privacy="distributed", noise=1.0, K=slots, replacement=False).privacy
+
+    @partial(jax.jit, compiler_options=AS_USERS_COMPILE)
+    def added(times, normals):
+        round = Round(None, times, None, None, None, noise=privacy.Noise({"delta": normals}))
+        return privacy._noisy(made, "delta", jnp.zeros(d), round)
+
+    normals = np.ones(d, np.float32)
+    np.testing.assert_array_equal(added(np.ones(slots, np.float32), normals), 0)
+    np.testing.assert_allclose(added(np.zeros(slots, np.float32), normals), 1)
 
 
 def test_the_system_s_noise_is_normal_and_never_the_same():

@@ -402,7 +402,8 @@ def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
     noise = round.noise.server[part]
     if found.place == "distributed":
         there, slots = round.times > 0, len(round.times)
-        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(1.0 - jnp.sum(there) / slots), noise)
+        # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
+        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt((slots - jnp.sum(there)) / slots), noise)
         if round.noise.devices is not None:
             shares = tree.combine(there / math.sqrt(slots), round.noise.devices[part])
             noise = tree.add(noise, shares)
