@@ -66,6 +66,7 @@ def table(
 
 
 AFTER, IDLE, EPSILON = "after", "idle rounds", "epsilon"
+SECRET = "draws and noise from the operating system, so the run cannot be replayed"
 
 
 def judged(runs: Sequence[Run]) -> Measure:
