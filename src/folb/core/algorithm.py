@@ -274,6 +274,11 @@ class Common(TypedDict, total=False):
     clip_gradient: Annotated[
         float | None, "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1"
     ]
+    replay: Annotated[
+        bool | None,
+        "with privacy, in the simulator: false takes draws and noise from the operating system, so that nobody can "
+        "replay the run; by default they follow from the seed",
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -371,6 +376,7 @@ def compose(
     clip: Any = None,
     clip_quantile: Any = None,
     clip_gradient: Any = None,
+    replay: bool | None = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -493,6 +499,7 @@ def compose(
             "compress_up": compress_up,
             "compress_down": compress_down,
         },
+        replay,
         epsilon=epsilon,
         delta=delta,
         noise=noise,

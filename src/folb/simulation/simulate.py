@@ -7,6 +7,7 @@ works.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -535,6 +536,9 @@ def _run_stacked(
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
+    # new words in every process, which nothing keeps
+    keys = parallel.shared(np.frombuffer(os.urandom(8 * len(jobs)), np.uint32).reshape(2, -1))
+    keyed = privacy.with_keys(stacked, keys)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -548,7 +552,7 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
+        with advancing(problem, federation, keyed, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)
