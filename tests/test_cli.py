@@ -435,3 +435,29 @@ raise SystemExit(main.main())
     assert "deadline" in done.stdout and done.stdout.endswith("last words\n")
     wrong = subprocess.run([sys.executable, "-c", code, "list", "nothing"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr.startswith("folb: error: list = 'nothing'")
+
+
+CTRL_C = """
+import atexit, signal, sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {moment!r}:
+            exec("signal.raise_signal(signal.SIGINT)")  # an interrupt within exec, as of a dataclass, is remembered
+        elif (name, {moment!r}) == ("numpy", "the end"):
+            atexit.register(signal.raise_signal, signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("moment", ["argparse", "folb.cli.main", "folb.cli.listing", "numpy", "rich", "the end"])
+def test_ctrl_c_at_any_moment_is_one_line(moment, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(CTRL_C.format(moment=moment))
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "folb", "data", "info", "synthetic_1_1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (130, "folb: interrupted\n")
+
+
+def test_the_command_and_the_module_begin_alike():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"folb": "folb.__main__:main"}
