@@ -215,10 +215,10 @@ class RunDirectory:
         return [line for line in lines if line is not None], offset + len(content)
 
     def recorded(self, offset: int = 0, size: int = -1) -> bytes:
-        """`size` bytes of rounds.jsonl from an offset on; by default all."""
+        """`size` bytes of rounds.jsonl from an offset on; by default all. Beyond its end there are none."""
         try:
             with open(regular(self.path / ROUNDS), "rb") as file:
-                file.seek(offset)
+                file.seek(min(offset, os.fstat(file.fileno()).st_size))  # a file system has a largest offset
                 return file.read(size)
         except FileNotFoundError:
             return b""
