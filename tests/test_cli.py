@@ -400,6 +400,15 @@ def test_bad_experiment_file(content, message, tmp_path, capsys):
     assert code == 2 and message in err and len(err.strip().splitlines()) == 1
 
 
+def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
+    words = ["compare", *TINY[:3], "--set", "K=2,3,6", "--rounds", "1", "--seeds", "2", "--out", tmp_path / "run"]
+    assert folb(capsys, *words)[0] == 0
+    note = "K = 6 draws with replacement from 3 devices: a round counts each 2 times on average"
+    assert [record.getMessage() for record in caplog.records if "draws" in record.getMessage()] == [note]
+    code, _, err = folb(capsys, *words, "--set", "replacement=false")
+    assert code == 2 and "K = 6: should be at most the 3 devices: a round draws each device at most once" in err
+
+
 def test_missing_experiment_file(tmp_path, capsys):
     code, _, err = folb(capsys, "run", tmp_path / "none.toml")
     assert code == 2 and "cannot be read" in err
