@@ -13,6 +13,7 @@ from folb import atomic
 from folb.arena import entries
 from folb.arena.entries import Contender, Dataset
 from folb.errors import InputError
+from folb.regular import regular
 
 Cell = Mapping[str, Any]  # the results of a contender on a dataset
 NEVER = 2  # a run that never holds the target counts with this many times what it had
@@ -92,7 +93,7 @@ def own(home: Path, known: Sequence[str]) -> Iterator[Contender]:
     seen = set(known)
     for path in sorted((home / "results").glob("*.json")):
         try:
-            about = json.loads(path.read_bytes())["about"]
+            about = json.loads(regular(path).read_bytes())["about"]
             one = Contender(**about) if entries.YOURS in about["groups"] else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from error

@@ -102,14 +102,15 @@ def collect_garbage_rarely() -> None:
     atexit.register(gc.freeze)
 
 
-def end_at_once() -> None:
+def end_at_once(code: int) -> None:
     """End the process without taking its modules apart, which takes a tenth of a second with jax.
 
     It is registered before the command begins, so it runs after all that the command registers for the end.
+    A command that was interrupted needs it, too: Python may remember Ctrl-C, and give its own exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def wait_asleep() -> None:
@@ -130,14 +131,19 @@ def open_closed_streams() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Bad input gives one line on standard error and exit code 2."""
-    alone = arguments is None  # in a process of its own
-    succeeded = False
-    if alone:
-        atexit.register(lambda: end_at_once() if succeeded else None)
-        collect_garbage_rarely()
-        wait_asleep()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run a command, by default that of this process. Bad input gives one line on standard error and exit code 2."""
+    if arguments is not None:
+        return run(arguments)
+    code = None
+    atexit.register(lambda: None if code is None else end_at_once(code))
+    collect_garbage_rarely()
+    wait_asleep()
+    code = run(sys.argv[1:])
+    return code
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command, and return its exit code."""
     open_closed_streams()
     top = parser(arguments[:1] == ["tune"])
     options, unknown = top.parse_known_args(arguments)
@@ -170,5 +176,4 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         traceback.print_exc()
         return leave(options, 1)
-    succeeded = True
     return 0

@@ -71,7 +71,7 @@ def compiled(f: Any) -> Any:
 
 
 def functions(field: str, wanted: Any, *numbers: str) -> Any:
-    """A part that is a tuple of functions, each as a tree, and of `numbers`. One that may be missing is None by default."""
+    """A part that is a tuple of functions, each as a tree, and of `numbers`. Those that may be missing are None."""
     for name, function in wanted._asdict().items():
         if name in numbers:
             continue

@@ -7,6 +7,7 @@ works.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -60,6 +61,8 @@ from folb.store import checkpoint
 from folb.store.environment import cores, memory
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
+
+log = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.25
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -228,6 +231,9 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
+        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(told, K, federation.N, K / federation.N)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
