@@ -13,6 +13,7 @@ import pytest
 
 from folb.cli.main import main
 from folb.core.algorithms import ALGORITHMS, GROUPS
+from folb.experiments.plan import ELSEWHERE
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -398,6 +399,39 @@ def test_bad_experiment_file(content, message, tmp_path, capsys):
     (tmp_path / "e.toml").write_text(content)
     code, _, err = folb(capsys, "run", tmp_path / "e.toml")
     assert code == 2 and message in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compar", "x"], "argument COMMAND: did you mean 'compare'? invalid choice: 'compar' (choose from "),
+        (["data", "lst"], "argument ACTION: did you mean 'list'? invalid choice: 'lst'"),
+        (["new", "flowr", "x"], "argument kind: did you mean 'flower'?"),
+        (
+            ["compare", "x", "--round", "3"],
+            "did you mean '--rounds'? unrecognized arguments: --round 3 (see folb compare ",
+        ),
+        (["compare", "x", "--seed=1"], "did you mean '--seeds'? unrecognized arguments: --seed=1"),
+        (["data", "list", "--jsn"], "did you mean '--json'? unrecognized arguments: --jsn (see folb data list --help)"),
+        (["runs", "3"], "unrecognized arguments: 3 (see folb runs --help)"),
+        (["xyz"], "argument COMMAND: invalid choice: 'xyz'"),
+    ],
+)
+def test_a_mistyped_command_or_option_has_a_suggestion(words, message, capsys):
+    code, _, err = folb(capsys, *words)
+    assert code == 2 and err.startswith(f"folb: error: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "here"), ELSEWHERE.items())
+def test_what_others_call_a_setting(name, here, capsys):
+    code, _, err = folb(capsys, "compare", "synthetic_1_1", "--set", f"{name}=1")
+    assert (code, err) == (2, f"folb: error: set = '{name}': folb calls this {here}\n")
+
+
+def test_the_local_epochs_of_others_are_settings_here(capsys, tmp_path):
+    words = ["compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path / "run"]
+    assert ELSEWHERE["epochs"] == "unit=epoch, with --system fixed --set work=EPOCHS"
+    assert folb(capsys, *words, "--set", "unit=epoch", "--system", "fixed", "--set", "work=2")[0] == 0
 
 
 def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):

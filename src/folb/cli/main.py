@@ -28,7 +28,7 @@ from folb.cli import (
     search,
 )
 from folb.cli.signals import how_to_resume, interruptible, leave
-from folb.errors import InputError
+from folb.errors import InputError, hint
 
 COLLECT = 500_000  # new objects between two garbage collections: more than a short command makes, about 50 MB
 
@@ -66,6 +66,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"folb: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message = f"{hint(value, action.choices or ())}{error.message}"
+            raise
 
 
 def parser(tuning: bool = False) -> argparse.ArgumentParser:
@@ -148,8 +155,12 @@ def run(arguments: list[str]) -> int:
     top = parser(arguments[:1] == ["tune"])
     options, unknown = top.parse_known_args(arguments)
     if unknown:
-        top.prog += f" {options.command}"  # its help lists the options
-        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+        known = completion.table(top, {})
+        command = f"{options.command} {getattr(options, 'action', '')}".strip()
+        command = command if command in known else options.command
+        top.prog += f" {command}"  # its help lists the options
+        word = unknown[0].partition("=")[0]
+        top.error(f"{hint(word, known[command].options)}unrecognized arguments: {' '.join(unknown)}")
     try:
         with interruptible():
             options.handle(options)
