@@ -238,7 +238,7 @@ def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> 
     if different(K) < K:
         expected = f"should be drawn with replacement=False, or {expected.removeprefix('should ')}"
         why = f"{K} draws with replacement are {different(K)} different devices, among which the liars decide"
-    raise InputError("K", K, f"{expected}, with {found}: {why}")
+    raise InputError("K", K, f"{expected} with {found}: {why}")
 
 
 def _most_liars(liars: Any, n: Any) -> Any:
