@@ -79,7 +79,7 @@ def test_our_files_name_what_there_is():
     """Every rule can be planned, every attack on updates is met by every rule, and those on gradients by FOLB."""
     rules = opponents.rules()
     for rule in rules:
-        assert plan(Battle(TINY, rule, 20).experiment).algorithms
+        assert plan(Battle(replace(TINY, set=SMALL | {"K": 5, "replacement": False}), rule, 20).experiment).algorithms
     everything = {*opponents.EVERYWHERE, *(name for rule in rules for name in rule.attacks), "honest", "loss"}
     assert everything == set(ATTACKS)
     assert sum(dataset.goal for dataset in opponents.datasets()) >= 1
@@ -224,6 +224,17 @@ def test_damaged_results_are_named(home):
         battles.place(home, Battle(TWO, MEAN, 20)).write_text(text)
         with pytest.raises(InputError, match="is damaged"):
             Losses([TWO], [MEAN], home)
+
+
+def test_the_guards_page_quotes_the_worst_attacks():
+    """Of the stored study; the figures are of the command that the page names (tests/test_guard.py, slow)."""
+    docs, worst = Path(__file__).parents[1] / "docs", []
+    for share in (10, 20):
+        found = json.loads((docs / f"attacks/results/synthetic_1_1-guarded_folb-{share}.json").read_bytes())["attacks"]
+        worst.append(min(found, key=lambda name: np.mean(found[name]["settled"])))
+    page = " ".join((docs / "guarded.md").read_text().split())
+    assert f"Three do most with `attack={worst[0]}`, which need not know the guard" in page
+    assert f"Six do most with `{worst[1]}`" in page
 
 
 def test_the_committed_page_is_that_of_the_stored_results(tmp_path, capsys):

@@ -1,6 +1,8 @@
 """Guarded aggregation against a literal loop, and its promises for any reply."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,10 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from folb import algorithms, data, guard, models, rules, simulate
+from folb import ServerStep, algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
 from folb.errors import InputError
+from folb.experiments.settings import read
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -378,6 +381,20 @@ def test_settings_are_checked(settings, message):
         algorithms.folb(**settings)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [{"robust": "median"}, {"robust": "norm_bound", "bucket": 2}, {"memory": "feddyn"}, {"server": "adam"}]
+    + [{"server_lr": 2.0}, {"server": "lookahead", "stretch": 0.5}],
+    ids=str,
+)
+def test_what_cannot_be_guarded_says_how_to_go_without(part):
+    """In words that work, in Python and on the command line."""
+    with pytest.raises(InputError, match=r"if guarded.* or set guarded=False$"):
+        algorithms.folb(K=20, guarded=True, **part)
+    assert algorithms.folb(K=20, guarded=False, **part).guard is None
+    assert read("guarded", bool, "False") is False
+
+
 def test_a_round_without_gradients_cannot_be_guarded():
     with pytest.raises(InputError, match="should have 'grad'"):
         guard.guarded(rules.mean, 2.0, on_device(honest(0))._replace(grad=None))
@@ -436,6 +453,26 @@ def test_rounds_to_target_without_attack():
     assert rounds[True][1] <= 1.05 * rounds[False][1]
 
 
+@pytest.mark.slow
+def test_what_liars_lower_the_accuracy_to():
+    """The figures of docs/guarded.md, in points."""
+    federation = data.load("synthetic_1_1")
+    model = models.logistic(federation.shape, federation.classes)
+    page = " ".join((Path(__file__).parents[1] / "docs/guarded.md").read_text().split())
+    found = {}
+    for attack, attackers in ((None, None), ("reversed", 0.1), ("adaptive", 0.1), ("adaptive", 0.2)):
+        made = algorithms.folb(guarded=True, attack=attack, attackers=attackers)
+        runs = simulate(federation, model, made, rounds=100, seeds=5)
+        found[attack, attackers] = 100 * np.mean([run.final for run in runs])
+    print(found)
+    quoted = re.search(
+        r"three liars of thirty lower the accuracy from ([\d.]+) % to ([\d.]+) %, and six lower it to ([\d.]+) %", page
+    )
+    wanted = [found[None, None], found["reversed", 0.1], found["adaptive", 0.2]]
+    assert [float(number) for number in quoted.groups()] == pytest.approx(wanted, abs=3)
+    assert found["reversed", 0.1] < found["adaptive", 0.1]
+
+
 def test_a_device_alone_in_a_round_never_vouches_for_itself():
     """What others say of it is then 0, whatever the rounding: seen on Flower, where it differed from the simulator."""
     K, d = 2, 610
@@ -448,3 +485,19 @@ def test_a_device_alone_in_a_round_never_vouches_for_itself():
 
     found = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
     np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)
+
+
+def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
+    def plain(gain):
+        return ServerStep(lambda params: (), lambda memory, round, update: (round.params, memory), gain=gain)
+
+    for bad in (-1.0, "x", None, float("nan")):
+        with pytest.raises(InputError, match="server: gain"):
+            algorithms.fedavg(server=plain(bad))
+    assert algorithms.folb(guarded=True, server=plain(1.0)).guard is not None
+    with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guarded=False"):
+        algorithms.folb(guarded=True, server=plain(2.0))
+    with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guarded=False"):
+        algorithms.folb(guarded=True, server_lr=5.0)
+    with pytest.raises(InputError, match=r"declares its `gain`"):
+        algorithms.folb(guarded=True, server=plain(float("inf")))

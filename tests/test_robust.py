@@ -1,6 +1,7 @@
 """Robust rules against literal NumPy, and their promises for any reply."""
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def a_round(seed, times=None):
 
 @partial(jax.jit, static_argnums=0)
 def ruled(name, round, liars=0.2, bucket=1.0):
-    return robust.robustly(rules.mean(robust.finite(round)), Robust(name, liars, bucket), round)
+    return robust.recentred(rules.mean(robust.finite(round)), Robust(name, liars, bucket), round)
 
 
 # The centres, literally
@@ -198,7 +199,7 @@ def test_nothing_trimmed_is_the_rule_itself():
     round = a_round(3)
     for rule in (rules.mean, rules.samples):
         expected = rule(round)
-        found = robust.robustly(expected, Robust("trimmed_mean", 0.0), round)
+        found = robust.recentred(expected, Robust("trimmed_mean", 0.0), round)
         np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
 
@@ -267,6 +268,17 @@ def test_equal_liars_never_win_if_enough_others_reply(name):
                 assert not np.any(update.weights[:f]) and 0 < np.linalg.norm(flat(update.delta)) < 20
 
 
+def test_the_guide_says_that_the_median_is_the_lower_one():
+    """Of two updates the longer one is clipped to the shorter one; the mean of both norms would let a liar raise it."""
+    ones = jnp.ones(2)
+    sent = nested(jnp.eye(2, P) * jnp.array([[1.0], [3.0]]))
+    round = a_round(0)._replace(times=ones, size=ones, correction=ones, delta=sent)
+    assert np.linalg.norm(flat(ruled("norm_bound", round, 0.2).delta)) == pytest.approx(np.sqrt(0.5), rel=1e-5)
+    rows = (Path(__file__).parents[1] / "docs/attacks.md").read_text().splitlines()
+    for name in ("centred_clipping", "norm_bound"):
+        assert next(row for row in rows if row.startswith(f"| `{name}` |")).count("lower median") == 1
+
+
 def test_the_guard_goes_inside_a_robust_rule():
     made = algorithms.folb(robust="norm_bound", guarded=True)
     assert made.robust.name == "norm_bound" and made.guard.cap == 2.0
@@ -296,3 +308,13 @@ def test_a_server_with_samples_of_its_own():
     first, again = (simulate(federation, model, made, rounds=4, seeds=[2])[0] for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
     assert first.train_loss[-1] < first.train_loss[0]
+
+
+def test_draws_with_replacement_are_counted_as_different_devices():
+    """15 of 30 with replacement are 11 devices, of which 40 % are 5: too few for Krum, though 15 are not."""
+    given, federation = {"robust": "krum", "liars": 0.4}, synthetic(devices=30, sizes=10)
+    with pytest.raises(InputError, match=r"K = 15: should be drawn with replacement=False, or be \d+ or more") as error:
+        simulate(federation, logistic((60,), 10), algorithms.fedavg(K=15, **given), rounds=1)
+    simulate(federation, logistic((60,), 10), algorithms.fedavg(K=15, replacement=False, **given), rounds=1)
+    least = int(str(error.value).split("or be ")[1].split()[0])
+    simulate(federation, logistic((60,), 10), algorithms.fedavg(K=least, **given), rounds=1)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from folb import atomic
 from folb.arena import entries
 from folb.arena.entries import Contender, Dataset
 from folb.errors import InputError
+from folb.regular import regular
 
 Cell = Mapping[str, Any]  # the results of a contender on a dataset
+NEVER = 2  # a run that never holds the target counts with this many times what it had
 
 
 def check_home(home: Path) -> None:
@@ -59,12 +63,37 @@ def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target
     return bool(cell["identity"] == entries.digest(dataset, contender, points, wanted))
 
 
+def logarithms(held: Sequence[int | None], had: Sequence[float]) -> list[float]:
+    """The logarithm of what each run needed to hold the target, from what it had until then, or in all if it never did.
+
+    Contenders are tuned by its mean and compared by its mean: there is no other measure of rounds, bytes or seconds.
+    """
+    times = (NEVER if at is None else 1 for at in held)
+    return [math.log(max(value, 1e-9) * n) for value, n in zip(had, times, strict=True)]
+
+
+def merit(held: Sequence[int | None], diverged: bool, rounds: int) -> tuple[bool, float]:
+    """The key that ranks the points of a search, smallest first. A point that diverged loses."""
+    had = [rounds if at is None else at for at in held]
+    return diverged, round(mean(logarithms(held, had)), 9)  # sums in another order are equal
+
+
+def passed_over(cell: Cell) -> Mapping[str, Any] | None:
+    """The best of the tried points if it is better than the winner that was run; None if the winner is the best."""
+
+    def key(point: Mapping[str, Any]) -> tuple[bool, float]:
+        return merit(point["held"], point["diverged"], cell["rounds"])
+
+    best = min(cell["tried"], key=key, default=None)
+    return best if best is not None and key(best) < key(cell["tried"][0]) else None
+
+
 def own(home: Path, known: Sequence[str]) -> Iterator[Contender]:
     """The contenders of the user's own that have results, besides those in `known`."""
     seen = set(known)
     for path in sorted((home / "results").glob("*.json")):
         try:
-            about = json.loads(path.read_bytes())["about"]
+            about = json.loads(regular(path).read_bytes())["about"]
             one = Contender(**about) if entries.YOURS in about["groups"] else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from error

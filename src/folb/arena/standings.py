@@ -21,9 +21,10 @@ from folb.arena.entries import YOURS, Contender, Dataset
 from folb.experiments.box import POINTS
 from folb.results import summary
 from folb.results.effects import Effect, interval
+from folb.results.run import HELD, held_from
+from folb.typing import NDArray
 
 FEW = 5  # draws: an interval over the means of fewer says nothing
-NEVER = 2  # a run that never holds the target counts with this many times its rounds
 ROUNDS, FINAL = "rounds", "final"
 MEASURES = {
     ROUNDS: "rounds to the target",
@@ -60,6 +61,18 @@ class Overall(NamedTuple):
 
     ratios: Sequence[Ratio]
     effect: Effect
+
+    @property
+    def elsewhere(self) -> Effect:
+        """The same for datasets that are as different as these, whose ratios are a sample: Student's interval."""
+        return interval(np.array([ratio.effect.value for ratio in self.ratios]), np.zeros(len(self.ratios)))
+
+    @property
+    def single(self) -> Effect:
+        """The same for one more dataset."""
+        wide, n = self.elsewhere, len(self.ratios)
+        half = (wide.high - wide.value) * math.sqrt(n + 1)
+        return wide._replace(low=wide.value - half, high=wide.value + half)
 
 
 class Goal(NamedTuple):
@@ -164,6 +177,25 @@ class Standings:
         ratios = self.ratios(contender, groups, measure)
         return Overall(ratios, mean([one.effect for one in ratios])) if ratios else None
 
+    def higher(self, contender: str, groups: Sequence[str], share: float) -> Overall | None:
+        """The same for another target: this share of what the best of the groups ends with.
+
+        Only medians over the runs are stored for each round, so they stand for the runs. Nobody was tuned for this.
+        """
+        ratios = []
+        for dataset in self.present:
+            names = [one.name for one in self.members(groups) if (dataset.name, one.name) in self.cells]
+            if not names or (dataset.name, contender) not in self.cells:
+                continue
+            curves = {name: _curve(self.cells[dataset.name, name]) for name in (*names, contender)}
+            target = share * max(float(curves[name][-HELD:].mean()) for name in names)
+            logs = {name: _until(curve, target, dataset) for name, curve in curves.items()}
+            rival = min(names, key=lambda name: logs[name])
+            value = logs[contender] - logs[rival]
+            _, whole = self.best(dataset.name, groups)
+            ratios.append(Ratio(dataset.name, rival, Effect(value, value, value, 1), whole))
+        return Overall(ratios, mean([one.effect for one in ratios])) if ratios else None
+
     def goals(self) -> list[Goal]:
         """The goals of the contenders in the group ours."""
         ours = self.members([OURS])
@@ -228,6 +260,18 @@ def mean(effects: Sequence[Effect]) -> Effect:
     return Effect(value, value - half, value + half, sum(effect.runs for effect in effects))
 
 
+def _curve(cell: Cell) -> NDArray:
+    """The median accuracy in each evaluated round; 0 where it is not a number."""
+    return np.array([0.0 if value is None else value for value in cell["accuracy"]])
+
+
+def _until(curve: NDArray, target: float, dataset: Dataset) -> float:
+    """The logarithm of the rounds until a curve holds a target."""
+    rounds = dataset.evaluate_every * np.arange(1, len(curve) + 1)
+    held = held_from(rounds, curve, target)
+    return cells.logarithms([held], [float(rounds[-1]) if held is None else held])[0]
+
+
 def at_most(effect: Effect, ratio: float) -> bool:
     """Whether an effect is at most a ratio; a rounding error of logarithms does not decide."""
     return effect.value <= math.log(ratio) + 1e-9
@@ -243,8 +287,7 @@ def measured(cell: Cell, measure: str) -> dict[tuple[int, int], float]:
     if measure == FINAL:
         values = [0.0 if value is None else value for value in runs[FINAL]]
     else:
-        times = [NEVER if held is None else 1 for held in runs["held"]]
-        values = [math.log(max(value, 1e-9) * n) for value, n in zip(runs[measure], times, strict=True)]
+        values = cells.logarithms(runs["held"], runs[measure])
     return dict(zip(zip(runs["draw"], runs["seed"], strict=True), values, strict=True))
 
 

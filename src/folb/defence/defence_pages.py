@@ -10,8 +10,9 @@ from typing import Any
 
 from folb import atomic
 from folb.arena import standings
+from folb.arena.cells import NEVER
 from folb.arena.contest import SHARE
-from folb.arena.standings import FINAL, NEVER, NOT_RUN
+from folb.arena.standings import FINAL, NOT_RUN
 from folb.defence import loss_plot
 from folb.defence.losses import LIARS, MOST, SLOWER, Losses, Standing
 from folb.defence.opponents import HONEST, PACE, Dataset

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb.arena.cells import NEVER
 from folb.arena.contest import SHARE
-from folb.arena.standings import NEVER, at_most
+from folb.arena.standings import at_most
 from folb.defence import battles
 from folb.defence.battles import Found
 from folb.defence.opponents import HONEST, PACE, Dataset, Rule

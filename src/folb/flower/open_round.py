@@ -19,11 +19,11 @@ from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.multiset import Multiset
 from folb.core.round import State
-from folb.core.rules import Gradients, Round, Update
+from folb.core.rules import Gradients, Round
 from folb.core.selection import Known, Selection, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
-from folb.core.upload import DELTA, ENCODED, Upload
+from folb.core.upload import DELTA, ENCODED, GAMMA, GRAD, Upload
 from folb.errors import SINGLE, InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays, Task
@@ -154,12 +154,12 @@ class OpenRound:
     algorithm: Algorithm
     members: list[Member]
     until: float
+    uploads: tuple[Upload, ...] = ()  # what the server sees of each device of S_1
     N: int = 0  # all devices met so far: the memory has each of them
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
     start: Arrays | None = None  # the model that devices decode, if it has a codec
     forms: Mapping[str, Form] = field(default_factory=dict)  # what each upload must be
-    wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
     took: dict[int, float] = field(default_factory=dict)  # the seconds of the round until a usable reply came
@@ -175,7 +175,7 @@ class OpenRound:
     length: float = 0.0  # of a usual update in this round
     epsilon: float | None = None  # of a private run, after this round
     abandoned: str = ""
-    update: Update | None = None  # once it is closed, if the model changed
+    weights: Any = None  # of each draw, once it is closed, if the model changed
     began: float = field(default_factory=time.monotonic)
     up: int = 0
     down: int = 0
@@ -281,15 +281,15 @@ class OpenRound:
             sent_alone = stack(who, self.algorithm.second_upload)
             second = Gradients(sent_alone, counted(drawn.second, who), drawn.second_correction, steps=steps)
         times = counted(drawn.first, identities)
-        sent = {upload.name: stack(identities, upload) for upload in self.algorithm.uploads}
+        sent = {upload.name: stack(identities, upload) for upload in self.uploads}
         return Round(
             params=state.params,
             times=times,
             size=_array([self.members[k].size for k in drawn.first.device]),
             correction=drawn.correction,
-            delta=stack(identities, DELTA),
-            grad=sent.pop("grad", None),
-            gamma=sent.pop("gamma", None),
+            delta=sent.pop(DELTA.name),
+            grad=sent.pop(GRAD.name, None),
+            gamma=sent.pop(GAMMA.name, None),
             inner=drawn.inner,
             second=second,
             sent=sent,
@@ -348,7 +348,7 @@ def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | No
         "bytes_up": opened.up,
         "bytes_down": opened.down,
         "seconds": round(seconds, 3),
-        "updated": opened.update is not None,
+        "updated": opened.weights is not None,
         "lost": len(lost),
         "devices": identities,
         "times": [drawn[k] if k in opened.usable else 0 for k in identities],
@@ -358,8 +358,8 @@ def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | No
     }
     if opened.epsilon is not None:
         line["epsilon"] = short(opened.epsilon, 6)
-    elif opened.algorithm.sends("gamma"):  # a private round does not record gammas: they have no noise
-        line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
+    elif any(upload.name == GAMMA.name for upload in opened.uploads):  # of a private round, gammas have no noise
+        line["gamma"] = [opened.usable[k].numbers[GAMMA.name] if k in opened.usable else None for k in identities]
     if opened.length:
         line["length"] = opened.length
     troubles: dict[str, Sequence[tuple[Any, str]]] = {
@@ -375,11 +375,11 @@ def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | No
 
 def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
     """The weight of each device's update; unknown if the server sees only sums."""
-    if opened.update is None or opened.plan is None or len(opened.update.weights) != len(opened.plan.first.device):
+    if opened.weights is None or opened.plan is None or len(opened.weights) != len(opened.plan.first.device):
         return [None] * len(identities)
     members, device = opened.members, opened.plan.first.device
     weight = dict.fromkeys(identities, 0.0)
-    for k, times, value in zip(device, opened.plan.first.times, opened.update.weights, strict=True):
+    for k, times, value in zip(device, opened.plan.first.times, opened.weights, strict=True):
         if times > 0:
             weight[members[k].identity] = float(str(value))  # with only the digits of 32 bits
     return [weight[k] for k in identities]

@@ -25,6 +25,7 @@ from folb.experiments.experiment import Experiment
 from folb.experiments.plan import Plan
 from folb.paper.checks import CHECKS
 from folb.paper.figure_files import Arm, Search
+from folb.regular import regular
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import RunDirectory
@@ -208,7 +209,7 @@ def check_home(home: Path, quick: bool) -> None:
     for path in (home / "results").glob("*.json"):
         found = quick
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(path.read_bytes())["quick"]
+            found = json.loads(regular(path).read_bytes())["quick"]
         if found is not quick:
             what = "results of the full setting" if quick else "results of a quick try"
             raise InputError("out", str(home), f"holds {what}; should be another directory")
@@ -250,7 +251,7 @@ def _read(home: Path, arm: Arm) -> dict[str, Any] | None:
     if len(paths) > 1:
         raise InputError("results", [path.name for path in paths], "should be one file for an arm; delete the others")
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(regular(path).read_bytes())
         damage = _damage(document, arm)
         _earlier(document, arm)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -7,6 +7,9 @@ works.
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +27,7 @@ from jax import Array
 from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
+from folb.core.robust import check_enough
 from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
@@ -59,6 +63,8 @@ from folb.store import checkpoint
 from folb.store.environment import cores, memory
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
+
+log = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.25
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -227,6 +233,9 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
+        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(told, K, federation.N, K / federation.N)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
@@ -376,6 +385,11 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
     return max(1, memory // 2 // needed)
 
 
+def _different(algorithm: Algorithm, N: int, K: int) -> int:
+    """How many different devices K draws are, on average and by equal chances."""
+    return K if algorithm.selection.distinct else math.floor(N * (1 - (1 - 1 / N) ** K))
+
+
 def check(
     federation: Federation,
     model: Model,
@@ -406,6 +420,8 @@ def check(
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
             raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
+        if algorithm.robust is not None and algorithm.asynchrony is None:
+            check_enough(algorithm.robust, algorithm.selection.enough, partial(_different, algorithm, federation.N))
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
@@ -535,6 +551,9 @@ def _run_stacked(
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
+    # new words in every process, which nothing keeps
+    keys = parallel.shared(np.frombuffer(os.urandom(8 * len(jobs)), np.uint32).reshape(2, -1))
+    keyed = privacy.with_keys(stacked, keys)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -548,7 +567,7 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
+        with advancing(problem, federation, keyed, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)
