@@ -146,7 +146,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
         known = usual(federation, built_model)
     experiment = _judged(experiment, built_model, federation)
     evaluated = known if experiment.evaluate is None else chosen(experiment.evaluate, federation, built_model)
-    asked, experiment = experiment, replace(experiment, evaluate=evaluated or "all")
+    asked = replace(experiment, evaluate=None) if evaluated == known else experiment
+    experiment = replace(experiment, evaluate=evaluated or "all")
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
     identity = _identity(whole, federation, built_system)
     apart = differs(asked, _chosen(asked.dataset, [dataset, model, system, *algorithms], given, drawn))
