@@ -386,7 +386,7 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
     known = {
         "local_step": LOCAL_STEPS,
         "memory": MEMORIES,
-        "server": SERVERS,
+        "server": SERVERS.parts,
         "step_size": STEP_SIZES,
         "staleness": STALENESS,
         "compress_up": CODECS,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.tree_util import Partial
@@ -663,6 +664,20 @@ def state_of_another_shape(g, state, lr):
 
 KEEPS = folb.DeviceMemory(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
 
+class Idle(folb.ServerStep):
+    pass
+
+
+class Nothing(folb.ServerStep):
+    def apply(self, memory, round, update):
+        return None
+
+
+class Bias(folb.ServerStep):
+    def apply(self, memory, round, update):
+        return update.delta["bias"], memory
+
+
 MISTAKES = {
     "a number of another step": (
         {"server": "plain", "beta": 0.5},
@@ -733,7 +748,8 @@ MISTAKES = {
         "memory: uploads = 'grad': should be a list",
     ),
     "uploads that are a number": ({"uploads": 3}, "uploads = 3: should be a list of uploads"),
-    "a server step without init": ({"server": folb.ServerStep(None, len)}, "server: init = None: should be a function"),
+    "a server step without apply": ({"server": Idle()}, "server = 'idle': should have a method apply"),
+    "a function as a server step": ({"server": len}, "server = .*should be one of plain, .*or a folb.ServerStep"),
     "a step size of numbers": ({"step_size": folb.StepSize(1, 2, 3)}, "step_size: init = 1: should be a function"),
     "an average of numbers": ({"average": folb.Average(len, 2, len)}, "average: update = 2: should be a function"),
     "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
@@ -777,7 +793,7 @@ SHAPES = {
         "memory: what update.*'NoneType': should be a pair",
     ),
     "no pair from apply": (
-        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: None)},
+        {"server": Nothing()},
         "server: what apply returns = 'NoneType'",
     ),
     "a whole number": ({"uploads": (folb.Upload("a", lambda grad: 1),)}, "upload a = 'int32': should be float32"),
@@ -800,7 +816,7 @@ SHAPES = {
         "memory: what update",
     ),
     "a server's model": (
-        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: (update.delta["bias"], memory))},
+        {"server": Bias()},
         "server: the model and the memory",
     ),
     "what is remembered of all devices": (
@@ -950,7 +966,21 @@ def mine(**common):
         return folb.weighted(round, jax.pure_callback(host, like, round.times, vmap_method="sequential"))
     return folb.compose(rule, **common)
 """
-OWN_MISTAKES = {
+OWN_class Idle(folb.ServerStep):
+    pass
+
+
+class Nothing(folb.ServerStep):
+    def apply(self, memory, round, update):
+        return None
+
+
+class Bias(folb.ServerStep):
+    def apply(self, memory, round, update):
+        return update.delta["bias"], memory
+
+
+MISTAKES = {
     "endless": (
         "import folb, math\ndef mine(*, most: float = math.inf, **c): return folb.compose(folb.rules.mean, **c)\n",
         "most = inf: should be a finite number, as the default of a keyword of mine; or None, for none",
@@ -988,23 +1018,18 @@ def test_numbers_that_are_another_in_32_bits_are_refused():
         algorithms.fedavg(lr=1e-50)
 
 
-def half(params):
-    import jax.numpy as jnp
+class Half(folb.ServerStep):
+    def init(self, params):
+        return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.bfloat16), params)
 
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.bfloat16), params)
-
-
-def remembering_half(memory, round, update):
-    import jax.numpy as jnp
-
-    memory = jax.tree.map(lambda m, d: (0.9 * m + d).astype(jnp.bfloat16), memory, update.delta)
-    return folb.tree.add(round.params, memory), memory
+    def apply(self, memory, round, update):
+        memory = jax.tree.map(lambda m, d: (0.9 * m + d).astype(jnp.bfloat16), memory, update.delta)
+        return folb.tree.add(round.params, memory), memory
 
 
 def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
     """NumPy's format does not know bfloat16."""
-    server = folb.ServerStep(half, remembering_half)
-    algorithm = folb.compose(folb.rules.mean, server=server, K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.mean, server=Half(), K=K, lr=LR, batch=BATCH)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path / "simulated", monkeypatch, rounds=12)
     np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])

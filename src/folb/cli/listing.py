@@ -197,7 +197,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
         "robust: what replaces the mean of updates": {name: first_line(one.centre) for name, one in CENTRES.items()},
         "attack: what lying devices do, in the simulator": dict(SAYS),
-        "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
+        "server: the server's step": {name: first_line(one) for name, one in SERVERS.parts.items()},
         "step_size: how the server changes lr from round to round": {
             name: first_line(one) for name, one in STEP_SIZES.items()
         },

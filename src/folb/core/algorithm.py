@@ -29,11 +29,12 @@ from folb.core.guard import Guard
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
+from folb.core.part import Part
 from folb.core.privacy import Privacy
 from folb.core.robust import Robust
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
-from folb.core.server_step import AVERAGES, ServerStep, server_step
+from folb.core.server_step import SERVERS, ServerStep
 from folb.core.solver import Solver
 from folb.core.staleness import Asynchrony
 from folb.core.step_size import StepSize
@@ -302,6 +303,8 @@ def _written(value: Any) -> Any:
     """A setting as a record can hold it: of a part, the name of its function."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Part):
+        return value.name
     function = getattr(value, "apply", getattr(value, "update", value))
     while isinstance(function, functools.partial):
         function = function.func
@@ -447,8 +450,20 @@ def compose(
     )
     if asynchronous is not None:
         _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
-    if isinstance(server, str) and average is None:
-        average = AVERAGES.get(server)
+    stepping = SERVERS.part(
+        server,
+        {
+            "server_lr": server_lr,
+            "beta": beta,
+            "stretch": stretch,
+            "beta2": beta2,
+            "eps": eps,
+            "bias_correction": bias_correction,
+            "eps_decay": eps_decay,
+        },
+    )
+    if average is None and isinstance(server, str):
+        average = stepping.average
     slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(
         selection=selection.over_selected(
@@ -456,16 +471,7 @@ def compose(
         ),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
-        server=server_step(
-            server,
-            lr=server_lr,
-            beta=beta,
-            stretch=stretch,
-            beta2=beta2,
-            eps=eps,
-            bias_correction=bias_correction,
-            eps_decay=eps_decay,
-        ),
+        server=stepping,
         uploads=sent,
         memory=joined,
         gradient=gradient,

@@ -84,9 +84,9 @@ def kept(algorithm: Algorithm, state: State) -> Params:
 
 def _model(algorithm: Algorithm, state: State) -> Params:
     """The model that devices should start from, before any codec; with what the codec left out so far."""
-    send, found = algorithm.server.send, state.params
-    if send is not None:
-        found = send(state.memory, state.params)
+    found = state.params
+    if algorithm.server.starts_ahead:
+        found = algorithm.server.send(state.memory, state.params)
         tree.check_like("server: what send(memory, params) returns", found, state.params)
     return tree.add(found, state.residual) if jax.tree.leaves(state.residual) else found
 

@@ -444,7 +444,7 @@ class FederatedStrategy(Strategy):
         if codec is not None:
             encoded = {name: np.asarray(value) for name, value in model_encoded(self.algorithm, state, key).items()}
             return protocol.packed(encoded), codec.decoded(encoded, key, params)
-        if self.algorithm.server.send is None:
+        if not self.algorithm.server.starts_ahead:
             return arrays, None
         ahead = model_sent(self.algorithm, state)
         return protocol.packed({name: np.asarray(ahead[name]) for name in params}), None
