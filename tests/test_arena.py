@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
-
-from folb import arena
 from folb.arena import arena_pages, cells, contest, entries, standings
 from folb.arena.arena_advice import advice
 from folb.arena.entries import Contender, Dataset
 from folb.arena.standings import Standings
+from scipy import stats
+
+from folb import arena
 from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import box as boxes

@@ -9,17 +9,17 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from folb.arena import entries
+from folb.defence import opponents
 from test_cifar import TEN, write_archive
 from test_cli import folb
 from test_femnist import write_npz as write_femnist
 from test_mnist import write as write_mnist
 
 from folb import data
-from folb.arena import entries
 from folb.cli import tables
 from folb.cli.main import main
 from folb.data import fetch
-from folb.defence import opponents
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan

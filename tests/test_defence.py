@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folb.defence import battles, defence_pages, losses, opponents
+from folb.defence.losses import Losses
+from folb.defence.opponents import Battle, Dataset, Rule
 from scipy import stats
 
 from folb import defence
 from folb.cli.main import main
 from folb.core.liars import ATTACKS
-from folb.defence import battles, defence_pages, losses, opponents
-from folb.defence.losses import Losses
-from folb.defence.opponents import Battle, Dataset, Rule
 from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.plan import plan

@@ -5,6 +5,8 @@ import math
 from random import Random
 
 import pytest
+from folb.defence import battles, opponents
+from folb.defence.opponents import Battle
 from test_defence import KRUM, MEAN, TINY
 from test_hostile import HURTS
 
@@ -12,8 +14,6 @@ from folb import algorithms
 from folb.cli.main import main
 from folb.core.liars import ATTACKS
 from folb.core.robust import CENTRES
-from folb.defence import battles, opponents
-from folb.defence.opponents import Battle
 from folb.errors import InputError
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan

@@ -8,6 +8,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from folb.paper import figure_files
 
 from folb import algorithms, models, simulate
 from folb.data import load, source_files
@@ -15,7 +16,6 @@ from folb.data.mnist import mnist, standardised
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
-from folb.paper import figure_files
 
 REAL = os.environ.get("FOLB_DATA")
 SMALL = dict(devices=10, classes=2)

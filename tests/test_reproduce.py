@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folb.paper import advice, arms, figure_files, pages, pictures, verdicts
+from folb.paper.figure_files import Arm, Claim, Front, Sentence
 
 from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import draws, execute
 from folb.experiments.experiment import Experiment
-from folb.paper import advice, arms, figure_files, pages, pictures, verdicts
-from folb.paper.figure_files import Arm, Claim, Front, Sentence
 from folb.report import figures
 from folb.report.looks import looks
 from folb.store import directory

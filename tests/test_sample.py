@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from folb.arena import entries
+from folb.paper import figure_files
 
 import folb
 from folb import Experiment, InputError, models
-from folb.arena import entries
 from folb.cli.main import main
 from folb.core import algorithms
 from folb.data.federation import Federation, Split
@@ -22,7 +23,6 @@ from folb.experiments.execute import resume
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.paper import figure_files
 from folb.simulation import first_look, sample
 from folb.simulation.simulate import simulation
 

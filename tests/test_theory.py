@@ -13,19 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from folb import algorithms, rules, system, theory
-from folb.core import round
-from folb.data.federation import Federation
-from folb.data.synthetic import synthetic, synthetic_iid
-from folb.errors import InputError
-from folb.models import Model, logistic
 from folb.paper.checks import logistic_gradients
-from folb.simulation import play as rounds
-from folb.simulation import problem as problems
-from folb.simulation import solve as local
-from folb.theory import quadratics
-from folb.theory.bounds import Constants, Point
 from folb.theory.quadratics import (
     DIM,
     FIRST,
@@ -40,6 +28,18 @@ from folb.theory.quadratics import (
     losses,
     random_quadratics,
 )
+
+from folb import algorithms, rules, system, theory
+from folb.core import round
+from folb.data.federation import Federation
+from folb.data.synthetic import synthetic, synthetic_iid
+from folb.errors import InputError
+from folb.models import Model, logistic
+from folb.simulation import play as rounds
+from folb.simulation import problem as problems
+from folb.simulation import solve as local
+from folb.theory import quadratics
+from folb.theory.bounds import Constants, Point
 
 
 @pytest.fixture

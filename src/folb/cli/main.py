@@ -9,27 +9,32 @@ import os
 import sys
 import textwrap
 import traceback
+from importlib import metadata
 from typing import Any, NoReturn
 
 from folb import __version__
 from folb.cli import (
-    arena,
     attacks,
     compare,
     completion,
     datasets,
-    defend,
     deployment,
     listing,
     new_files,
     private,
-    reproduce,
     runs,
     search,
 )
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError
 
+GROUP = "folb.commands"  # entry points of this group add commands: functions of the subparsers, as `add` is here
+STUDIES = {
+    "reproduce": "repeat the paper's figures and tables",
+    "arena": "compare contenders on datasets",
+    "defend": "run robust rules on datasets under all attacks",
+}
+INSTALL = "pip install ./studies"
 COLLECT = 500_000  # new objects between two garbage collections: more than a short command makes, about 50 MB
 
 EXAMPLES = """examples:
@@ -79,10 +84,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     compare.add(commands)
     search.add(commands, tuning)
-    reproduce.add(commands)
-    arena.add(commands)
     attacks.add(commands)
-    defend.add(commands)
     private.add(commands)
     runs.add(commands)
     deployment.add(commands)
@@ -90,7 +92,18 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     datasets.add(commands)
     new_files.add(commands)
     completion.add(commands)
+    added = metadata.entry_points(group=GROUP)
+    for point in added:
+        point.load()(commands)
+    for name, says in STUDIES.items():
+        if name not in added.names:
+            command = commands.add_parser(name, help=f"{says} (with the studies: {INSTALL})", add_help=False)
+            command.set_defaults(handle=_without)
     return top
+
+
+def _without(options: argparse.Namespace) -> None:
+    raise InputError("command", options.command, f"is one of the studies: {INSTALL}, in the repository of folb")
 
 
 def collect_garbage_rarely() -> None:
@@ -141,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     open_closed_streams()
     top = parser(arguments[:1] == ["tune"])
     options, unknown = top.parse_known_args(arguments)
-    if unknown:
+    if unknown and options.handle is not _without:
         top.prog += f" {options.command}"  # its help lists the options
         top.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

@@ -1,0 +1,54 @@
+"""The stored results of the arena: a cell for each contender on each dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from folb_studies.arena import entries
+from folb_studies.arena.entries import Contender, Dataset
+from folb_studies.results import Cell, Results
+
+
+def name(dataset: str, contender: str) -> str:
+    """The name of a contender's results on a dataset."""
+    return f"{dataset}-{contender}"
+
+
+def keep(results: Results, cell: Cell) -> None:
+    """Store results, in place of earlier ones."""
+    results.keep(name(cell["dataset"], cell["contender"]), cell)
+
+
+def read(results: Results, dataset: Dataset, contender: Contender) -> Cell | None:
+    """The stored results, even of other settings; None if there are none."""
+    cell = results.get(name(dataset.name, contender.name))
+    if cell is None:
+        return None
+    try:
+        lengths = {len(values) for values in cell["runs"].values()}
+        if lengths != {len(cell["runs"]["draw"])} or not cell["identity"]:
+            raise ValueError("its runs have different lengths")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise results.damaged(name(dataset.name, contender.name), error) from error
+    return cell
+
+
+def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target: Any) -> bool:
+    """Whether results are of this contender, dataset and budget, and of these targets if there are any."""
+    wanted = cell["target"] if target is None else target
+    return bool(cell["identity"] == entries.digest(dataset, contender, points, wanted))
+
+
+def own(results: Results, known: Sequence[str]) -> Iterator[Contender]:
+    """The contenders of the user's own that have results, besides those in `known`."""
+    seen = set(known)
+    for where, cell in results.cells().items():
+        try:
+            about = cell["about"]
+            one = Contender(**about) if entries.YOURS in about["groups"] else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise results.damaged(where, error) from error
+        if one is not None and one.name not in seen:
+            seen.add(one.name)
+            yield one
