@@ -9,8 +9,6 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-from folb.arena import entries
-from folb.defence import opponents
 from test_cifar import TEN, write_archive
 from test_cli import folb
 from test_femnist import write_npz as write_femnist
@@ -284,12 +282,6 @@ def test_a_target_that_is_not_given_is_the_datasets():
     )
     assert usual.identity == given.identity != other.identity and "target" not in given.differs
     assert "target=0.8" in other.differs
-
-
-def test_runs_of_the_arena_and_the_study_of_attacks_keep_their_names():
-    battle = opponents.Battle(opponents.datasets()[0], opponents.rules()[0], 0)
-    arena = [one for dataset in entries.datasets() for _, one in dataset.experiments(dataset.trials)]
-    assert {one.target for one in [*arena, battle.experiment]} == {0.7}
 
 
 def rates(**changes):

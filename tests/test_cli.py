@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -435,3 +436,14 @@ raise SystemExit(main.main())
     assert "deadline" in done.stdout and done.stdout.endswith("last words\n")
     wrong = subprocess.run([sys.executable, "-c", code, "list", "nothing"], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr.startswith("folb: error: list = 'nothing'")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["table1", "--quick"], ["--only", "mnist-*", "--json"]])
+@pytest.mark.parametrize("study", ["arena", "defend", "reproduce"])
+def test_a_study_that_is_not_installed_says_how_to_install_it(study, words, monkeypatch, capsys):
+    monkeypatch.setattr(metadata, "entry_points", lambda group: ())
+    code, out, error = folb(capsys, study, *words)
+    assert (code, out) == (2, "") and error.count("\n") == 1
+    assert f"command = '{study}': is one of the studies, which are not installed: pip install ./studies" in error
+    code, out, _ = folb(capsys, "--help")
+    assert code == 0 and "repeat the paper's figures and tables (pip install ./studies" in " ".join(out.split())

@@ -9,7 +9,6 @@ import os
 import sys
 import textwrap
 import traceback
-from importlib import metadata
 from typing import Any, NoReturn
 
 from folb import __version__
@@ -34,7 +33,7 @@ STUDIES = {
     "arena": "compare contenders on datasets",
     "defend": "run robust rules on datasets under all attacks",
 }
-INSTALL = "pip install ./studies"
+INSTALL = "pip install ./studies, in a copy of folb's repository"
 COLLECT = 500_000  # new objects between two garbage collections: more than a short command makes, about 50 MB
 
 EXAMPLES = """examples:
@@ -73,8 +72,11 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser(tuning: bool = False) -> argparse.ArgumentParser:
-    """The commands and their options. With `tuning`, also the options of `folb tune` that need jax."""
+def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
+    """The commands and their options. With `tuning`, also the options of `folb tune` that need jax.
+
+    If the command is `word`, and our own, nobody looks for commands of others: that takes time.
+    """
     top = Parser(
         prog="folb",
         description="Fast-convergent federated learning: simulate and compare FOLB and its family.",
@@ -92,18 +94,24 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     datasets.add(commands)
     new_files.add(commands)
     completion.add(commands)
-    added = metadata.entry_points(group=GROUP)
-    for point in added:
-        point.load()(commands)
-    for name, says in STUDIES.items():
-        if name not in added.names:
-            command = commands.add_parser(name, help=f"{says} (with the studies: {INSTALL})", add_help=False)
-            command.set_defaults(handle=_without)
+    if word not in commands.choices:
+        _add_others(commands)
     return top
 
 
+def _add_others(commands: Any) -> None:
+    """The commands that other distributions add, and a line in place of each study that is not there."""
+    from importlib import metadata
+
+    for point in metadata.entry_points(group=GROUP):
+        point.load()(commands)
+    for name, says in STUDIES.items():
+        if name not in commands.choices:
+            commands.add_parser(name, help=f"{says} ({INSTALL})", add_help=False).set_defaults(handle=_without)
+
+
 def _without(options: argparse.Namespace) -> None:
-    raise InputError("command", options.command, f"is one of the studies: {INSTALL}, in the repository of folb")
+    raise InputError("command", options.command, f"is one of the studies, which are not installed: {INSTALL}")
 
 
 def collect_garbage_rarely() -> None:
@@ -152,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
         wait_asleep()
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
-    top = parser(arguments[:1] == ["tune"])
+    top = parser(arguments[:1] == ["tune"], *arguments[:1])
     options, unknown = top.parse_known_args(arguments)
     if unknown and options.handle is not _without:
         top.prog += f" {options.command}"  # its help lists the options

@@ -49,10 +49,13 @@ class Results:
 
     def _lines(self) -> Iterator[tuple[str, Cell]]:
         try:
-            for line in gzip.decompress(self.path.read_bytes()).splitlines():
+            content = self.path.read_bytes()
+            if not content:  # gzip would take it for a file without cells
+                raise EOFError("it is empty")
+            for line in gzip.decompress(content).splitlines():
                 one = json.loads(line)
                 yield str(one["name"]), dict(one["cell"])
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
             expected = f"cannot be read ({type(error).__name__}: {error}): should be a file that this command wrote"
             raise InputError("results", str(self.path), expected) from error
 
@@ -64,7 +67,7 @@ class Results:
         """The error for a cell that is not what its study writes."""
         what = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
         return InputError(
-            "results", f"{self.path}: {name}", f"is damaged ({what}): `--drop {name}` forgets it, and run it again"
+            "results", name, f"is damaged in {self.path} ({what}): `--drop {name}` forgets it, and run it again"
         )
 
     def keep(self, name: str, cell: Cell) -> None:

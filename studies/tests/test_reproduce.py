@@ -13,20 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folb.paper import advice, arms, figure_files, pages, pictures, verdicts
-from folb.paper.figure_files import Arm, Claim, Front, Sentence
 
 from folb.cli.main import main
 from folb.errors import InputError
-from folb.experiments import draws, execute
+from folb.experiments import execute
 from folb.experiments.experiment import Experiment
 from folb.report import figures
 from folb.report.looks import looks
 from folb.store import directory
+from folb_studies import draws
+from folb_studies.paper import advice, arms, figure_files, pages, pictures, verdicts
+from folb_studies.paper.figure_files import Arm, Claim, Front, Sentence
+from folb_studies.results import FILE, Results
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+KNOWN = ROOT / "studies" / "results" / "reproduction.jsonl.gz"
 
 
 # made-up results
@@ -348,7 +351,8 @@ def test_the_interval_covers_and_narrows():
 
 def test_there_is_a_file_for_every_figure_and_table():
     assert figure_files.names() == ["table1", *(f"fig{n}" for n in range(2, 12)), "theory"]
-    assert sorted(path.name for path in (ROOT / "experiments").glob("*.toml")) == sorted(
+    home = ROOT / "studies/src/folb_studies/paper/experiments"
+    assert sorted(path.name for path in home.glob("*.toml")) == sorted(
         [f"{name}.toml" for name in (*figure_files.names(), figure_files.FRONT)]
     )
 
@@ -508,15 +512,25 @@ def an_arm(**given):
     return Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5} | given)
 
 
-def stored(tmp_path, document, **given):
-    arms.keep(tmp_path, document)
-    return arms.stored(tmp_path, an_arm(**given))
+@pytest.fixture
+def results(tmp_path):
+    """A store without results."""
+    return Results(tmp_path / FILE)
 
 
-def test_results_are_used_only_by_the_experiment_they_are_of(tmp_path):
+def stored(results, document, **given):
+    keep(results, document)
+    return arms.stored(results, an_arm(**given))
+
+
+def keep(results, document):
+    results.keep(f"{document['figure']}-{document['arm']}", document)
+
+
+def test_results_are_used_only_by_the_experiment_they_are_of(results):
     """Those of an earlier experiment file stay where they are, and the arm counts as not run."""
-    assert stored(tmp_path, WIN)["identity"] == WIN["identity"]
-    assert stored(tmp_path, WIN, set={"K": 10, "folb": {"unit": "step"}})["identity"] == WIN["identity"]
+    assert stored(results, WIN)["identity"] == WIN["identity"]
+    assert stored(results, WIN, set={"K": 10, "folb": {"unit": "step"}})["identity"] == WIN["identity"]
     for given, why in [
         ({"target": 0.9}, "another target than 0.9"),
         ({"rounds": 50}, "another rounds than 50"),
@@ -526,39 +540,38 @@ def test_results_are_used_only_by_the_experiment_they_are_of(tmp_path):
         ({"set": {"unit": "epoch"}}, "another unit than epoch"),
         ({"set": {"folb": {"lr": 99.0}}}, "another folb than {'lr': 99.0}"),
     ]:
-        assert stored(tmp_path, WIN, **given) is None
-        assert arms.earlier(tmp_path, an_arm(**given)) == why
+        assert stored(results, WIN, **given) is None
+        assert arms.earlier(results, an_arm(**given)) == why
     search = figure_files.Search("folb", {"mu": [0.1]}, [100])
     searched = Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5}, searches=[search])
-    assert arms.earlier(tmp_path, searched) == "another line search"
-    assert arms.earlier(tmp_path, an_arm()) == "" and len(list((tmp_path / "results").iterdir())) == 1
+    assert arms.earlier(results, searched) == "another line search"
+    assert arms.earlier(results, an_arm()) == "" and list(results.cells()) == ["made_up-a"]
     with pytest.raises(InputError, match="is of another arm"):
-        stored(tmp_path, WIN | {"quick": True})
+        stored(results, WIN | {"quick": True})
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"figure": "made_up"', "\x00"])
-def test_damaged_results_are_named(tmp_path, text):
-    arms.keep(tmp_path, WIN).write_text(text)
-    with pytest.raises(InputError, match="is damaged"):
-        arms.stored(tmp_path, an_arm())
+@pytest.mark.parametrize("cell", [{}, {"figure": "made_up"}, WIN | {"algorithms": None}, WIN | {"experiment": 3}])
+def test_damaged_results_are_named(results, cell):
+    results.keep("made_up-a", cell)
+    with pytest.raises(InputError, match=r"made_up-a': is damaged in .*`--drop made_up-a` forgets it"):
+        arms.stored(results, an_arm())
 
 
-def test_results_with_a_run_missing_are_named(tmp_path):
+def test_results_with_a_run_missing_are_named(results):
     short = copy.deepcopy(WIN)
     short["algorithms"]["folb"]["runs"]["drops"].pop()
     with pytest.raises(InputError, match="has incomplete runs of folb"):
-        stored(tmp_path, short)
+        stored(results, short)
 
 
-def test_a_quick_try_does_not_replace_the_full_results(tmp_path):
-    path = arms.keep(tmp_path, WIN)
+def test_a_quick_try_does_not_replace_the_full_results(results):
+    keep(results, WIN)
     with pytest.raises(InputError, match="holds results of the full setting"):
-        arms.check_home(tmp_path, quick=True)
-    arms.check_home(tmp_path, quick=False)
-    arms.keep(tmp_path, WIN | {"quick": True})
+        arms.check(results, quick=True)
+    arms.check(results, quick=False)
+    keep(results, WIN | {"quick": True})
     with pytest.raises(InputError, match="holds results of a quick try"):
-        arms.check_home(tmp_path, quick=False)
-    assert path.is_file()
+        arms.check(results, quick=False)
 
 
 def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
@@ -573,7 +586,7 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     home = tmp_path / "out"
     rebuild = ["reproduce", str(mine), "--pages-only", "--out", str(home)]
     assert main(rebuild) == 2 and "has no results to make pages from" in capsys.readouterr().err
-    arms.keep(home, WIN)
+    keep(Results(home / FILE), WIN)
     assert main([*rebuild, "--only", "x"]) == 2 and "only = ['x']: chooses what to run" in capsys.readouterr().err
     assert main(rebuild) == 0
     out, error = capsys.readouterr()
@@ -585,8 +598,8 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
         assert expected in text
     assert "| [Fig. 99](made_up.md) | It needs fewer rounds. | holds | 2.06 [" in front
     assert "2 claims: holds: 1, not tested here: 1." in front
-    arms.keep(home, LOSS | {"arm": "a", "identity": "fedcba9876543210"})
-    assert len(list((home / "results").iterdir())) == 1  # in place of the other
+    keep(Results(home / FILE), LOSS | {"arm": "a", "identity": "fedcba9876543210"})
+    assert len(Results(home / FILE).cells()) == 1  # in place of the other
     assert main(["reproduce", str(mine), "--pages-only", "--out", str(home), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in document["claims"]] == ["does not hold", "not tested here"]
@@ -595,10 +608,9 @@ def test_pages_are_rebuilt_from_results_alone(tmp_path, capsys):
     assert main(rebuild) == 0
     text = (home / "made_up.md").read_text()
     assert "— not tested here" in text and "Not run here: A (there are results, with other draws or seeds)." in text
-    assert len(list((home / "results").iterdir())) == 1
+    assert len(Results(home / FILE).cells()) == 1
 
 
-@pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
 def test_a_picture_keeps_its_lines_apart(monkeypatch):
     """Fig. 2 in fewer colours: every pixel of its six lines still has its own colour."""
     from matplotlib import colors
@@ -608,7 +620,7 @@ def test_a_picture_keeps_its_lines_apart(monkeypatch):
         picture = pictures.draw(documents, ["accuracy", "loss"], "Fig. 2")
         return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"), int)
 
-    documents = [arms.stored(ROOT / "docs" / "reproduction", arm) for arm in figure_files.read("fig2").arms]
+    documents = [arms.stored(Results(KNOWN), arm) for arm in figure_files.read("fig2").arms]
     few = pixels()
     monkeypatch.setattr(figures, "small", lambda picture: picture)
     every = pixels()
@@ -617,17 +629,15 @@ def test_a_picture_keeps_its_lines_apart(monkeypatch):
         assert line.any() and np.abs(few - every)[line].max() < 8, label
 
 
-@pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
 def test_the_committed_pages_are_those_of_the_committed_results(tmp_path, monkeypatch):
     committed, home = ROOT / "docs" / "reproduction", tmp_path / "reproduction"
     drawn = []
     # drawing them takes nearly all of the time; other tests look at a picture
     monkeypatch.setattr(pictures, "draw", lambda *about: drawn.append(about) or b"a picture")
-    shutil.copytree(committed / "results", home / "results")
     outside = [name for name in figure_files.outside() if (committed / f"{name}.md").is_file()]
-    made = pages.write([*figure_files.names(), *outside], home, quick=False)
+    made = pages.write([*figure_files.names(), *outside], Results(KNOWN), home, quick=False)
     for path in sorted(committed.glob("*.md")):
-        assert (home / path.name).read_text() == path.read_text(), path.name
+        assert (home / path.name).read_text() == path.read_text(), f"make pages: {path.name}"
     assert {path.name for path in home.iterdir()} == {path.name for path in committed.iterdir()}
     assert len(drawn) == len(list(home.glob("*.png")))
     assert all(path.stat().st_size < 200_000 for path in committed.glob("*.png"))
@@ -661,7 +671,7 @@ def test_a_page_has_our_number_beside_theirs(tmp_path, monkeypatch, capsys):
     )
     (tmp_path / "made_up.toml").write_text(text)
     home = tmp_path / "out"
-    arms.keep(home, NEAR)
+    keep(Results(home / FILE), NEAR)
     assert main(["reproduce", str(tmp_path / "made_up.toml"), "--pages-only", "--json", "--out", str(home)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["claims"]
     assert found["published"] == 0.819 and found["conditions"][0]["ours"] == "81.50 ± 1.29 % (80.0 to 83.0)"
@@ -670,7 +680,7 @@ def test_a_page_has_our_number_beside_theirs(tmp_path, monkeypatch, capsys):
     assert "| A | folb | the final accuracy | They: 81.9 ± 1 % | 81.50 ± 1.29 % (80.0 to 83.0) | -0.4 [" in page
     monkeypatch.setattr(figure_files, "outside", lambda: ["made_up"])
     monkeypatch.setattr(figure_files, "_home", lambda: tmp_path / "none")
-    made = pages.page(str(tmp_path / "made_up.toml"), home, quick=False)
+    made = pages.page(str(tmp_path / "made_up.toml"), Results(home / FILE), quick=False)
     monkeypatch.setattr(figure_files, "names", list)
     monkeypatch.setattr(figure_files, "content", lambda name: {"title": "t", "introduction": "i", "reading": "r",
                                                                "outside": "o", "advice": "a"})  # fmt: skip
@@ -757,11 +767,10 @@ def test_every_sentence_of_the_front_page_follows_from_a_claim():
             assert not re.search(r"\d", re.sub(known, "", getattr(sentence, outcome))), (name, outcome)
 
 
-@pytest.mark.skipif(not (ROOT / "docs/reproduction/results").is_dir(), reason="there is no reproduction yet")
 def test_no_sentence_contradicts_the_intervals_of_the_stored_results():
     """Read again from the effects alone: whoever is said to be ahead has an interval beyond no effect, and so on."""
-    made = [pages.page(name, ROOT / "docs/reproduction", False) for name in figure_files.names()]
-    made += [pages.page(name, ROOT / "docs/reproduction", False) for name in figure_files.outside()]
+    made = [pages.page(name, Results(KNOWN), False) for name in figure_files.names()]
+    made += [pages.page(name, Results(KNOWN), False) for name in figure_files.outside()]
     known = {f"{one.claim.figure}:{one.claim.id}": one for page in made for one in page.verdicts}
     said = pages.advised(made).replace("\n", " ")
     compared = 0
@@ -847,9 +856,8 @@ def test_a_file_from_end_to_end(tiny, capsys):
     out, error = capsys.readouterr()
     assert "tiny-elsewhere is left out (2 of 2)" in error and "folb data fetch mnist" in error
     home = tiny.parent / "reproduction"
-    (path,) = (home / "results").iterdir()
-    found = json.loads(path.read_bytes())
-    assert path.name == f"tiny-tiny-step-{found['identity'][:8]}.json"
+    ((name, found),) = Results(home / FILE).cells().items()
+    assert name == "tiny-tiny-step"
     assert list(found["algorithms"]) == ["folb", "fedavg averaging=simple", "fedavg averaging=samples"]
     runs = found["algorithms"]["folb"]["runs"]
     assert list(zip(runs["draw"], runs["seed"], strict=True)) == [(d, s) for d in range(3) for s in range(2)]
@@ -866,7 +874,7 @@ def test_a_file_from_end_to_end(tiny, capsys):
     before = {entry: entry.stat().st_mtime_ns for entry in directory.home().rglob("rounds.jsonl")}
     assert main(["reproduce", str(tiny), "--json"]) == 0
     assert {entry: entry.stat().st_mtime_ns for entry in directory.home().rglob("rounds.jsonl")} == before
-    assert json.loads(path.read_bytes()) == found
+    assert Results(home / FILE).get(name) == found
     assert [one["id"] for one in json.loads(capsys.readouterr().out)["claims"]] == ["rounds", "mnist"]
 
 
@@ -890,7 +898,7 @@ def test_an_interrupted_arm_goes_on(tiny, monkeypatch, capsys):
     assert f"resume with: folb reproduce {tiny}" in capsys.readouterr().err
     assert len([path for path in directory.home().iterdir() if (path / "results.json").is_file()]) == 1
     assert main(["reproduce", str(tiny)]) == 0
-    (path,) = (tiny.parent / "reproduction" / "results").iterdir()
+    path = tiny.parent / "reproduction" / FILE
     whole = path.read_bytes()
     shutil.rmtree(directory.home())
     path.unlink()
@@ -907,8 +915,7 @@ def test_a_quick_try_says_so_and_goes_elsewhere(tiny, capsys):
     home = tiny.parent / "reproduction-quick"
     for page in ("README.md", "tiny.md"):
         assert "A quick try, not the reproduction" in (home / page).read_text()
-    (path,) = (home / "results").iterdir()
-    found = json.loads(path.read_bytes())
+    (found,) = Results(home / FILE).cells().values()
     assert found["quick"] and found["experiment"]["rounds"] == 3 and found["name"] == "Tinier, steps"
     assert not list((tiny.parent / "docs" / "reproduction").iterdir())
 
@@ -921,16 +928,32 @@ def test_arms_can_be_run_alone(tiny, capsys):
     assert "should fit one of tiny-tiny-step, tiny-elsewhere" in capsys.readouterr().err
 
 
-def test_the_experiment_files_are_installed(tmp_path):
-    """A wheel's content, built as `make` installs the package."""
-    copy = tmp_path / "source"
-    copy.mkdir()
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+def wheel(home, source):
+    """The names in a wheel of the distribution in `source`, built as `make` installs it."""
+    usual = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    shutil.copytree(source / "src", home / "src", ignore=usual)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+        if (source / name).is_file():
+            shutil.copy(source / name, home)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", ".", "."]
-    subprocess.run(build, cwd=copy, check=True, capture_output=True)
-    (wheel,) = copy.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {f"folb/paper/experiments/{name}.toml" for name in (*figure_files.names(), figure_files.FRONT)} <= set(names)
-    assert {f"folb/paper/experiments/outside/{name}.toml" for name in figure_files.outside()} <= set(names)
+    subprocess.run(build, cwd=home, check=True, capture_output=True)
+    (made,) = home.glob("*.whl")
+    return set(zipfile.ZipFile(made).namelist())
+
+
+def test_the_wheels_have_their_files(tmp_path):
+    """That of the studies has the files of the experiments, of the arena and of the defence; the product's has none."""
+    studies, product = wheel(tmp_path / "studies", ROOT / "studies"), wheel(tmp_path / "product", ROOT)
+    home = "folb_studies/paper/experiments"
+    wanted = {f"{home}/{name}.toml" for name in (*figure_files.names(), figure_files.FRONT)}
+    wanted |= {f"{home}/outside/{name}.toml" for name in figure_files.outside()}
+    wanted |= {f"folb_studies/{name}.toml" for name in ("arena/datasets", "arena/contenders")}
+    wanted |= {f"folb_studies/{name}.toml" for name in ("defence/datasets", "defence/rules")}
+    assert wanted <= studies and {name.partition("/")[0] for name in studies if "dist-info" not in name} == {
+        "folb_studies"
+    }
+    assert {name.partition("/")[0] for name in product if "dist-info" not in name} == {"folb"}
+    assert not [
+        name for name in product if name.endswith(".toml") and "starters" not in name and "demo_app" not in name
+    ]
+    assert "folb/cli/main.py" in product and not any("results.jsonl" in name for name in studies | product)

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folb.defence import battles, defence_pages, losses, opponents
-from folb.defence.losses import Losses
-from folb.defence.opponents import Battle, Dataset, Rule
 from scipy import stats
 
-from folb import defence
 from folb.cli.main import main
 from folb.core.liars import ATTACKS
 from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.plan import plan
+from folb_studies import defence
+from folb_studies.defence import battles, defence_pages, losses, opponents
+from folb_studies.defence.losses import Losses
+from folb_studies.defence.opponents import Battle, Dataset, Rule
+from folb_studies.results import FILE, Results
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"sizes": [20, 30, 40, 20, 30], "K": 4, "fedavg": {"lr": 0.05}}
 TINY = Dataset(
     "tiny", "Tiny", "synthetic_1_1", 6, [0, 1], [20], attacks=["flipped_x1000"], set=SMALL, goal=True, evaluate_every=2
@@ -44,7 +46,7 @@ def carry_out(home, wanted):
 
 def test_a_battle_is_run_once_and_again_if_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
-    home, wanted = tmp_path / "home", opponents.battles([TINY], [MEAN])
+    home, wanted = Results(tmp_path / FILE), opponents.battles([TINY], [MEAN])
     done, told = carry_out(home, wanted)
     assert done == ["tiny-mean-0", "tiny-mean-20"] and told[0].startswith("tiny-mean-0 (1 of 2) is done")
     pace, found = (battles.stored(home, battle) for battle in wanted)
@@ -77,9 +79,9 @@ def test_what_a_battle_runs():
 
 def test_our_files_name_what_there_is():
     """Every rule can be planned, every attack on updates is met by every rule, and those on gradients by FOLB."""
-    rules = opponents.rules()
+    rules, enough = opponents.rules(), replace(TINY, set={"sizes": [20] * 10, "K": 10})
     for rule in rules:
-        assert plan(Battle(TINY, rule, 20).experiment).algorithms
+        assert plan(Battle(enough, rule, 20).experiment).algorithms
     everything = {*opponents.EVERYWHERE, *(name for rule in rules for name in rule.attacks), "honest", "loss"}
     assert everything == set(ATTACKS)
     assert sum(dataset.goal for dataset in opponents.datasets()) >= 1
@@ -103,8 +105,7 @@ def made_up(home, rule, settled, curve=None, dataset=TINY):
             continue
         else:
             found["accuracy"] = [list(curve)] * seeds
-        (home / "results").mkdir(exist_ok=True)
-        battles.keep(home, battle, found)
+        home.keep(battle.name, found)
 
 
 TWO = replace(TINY, attacks=["alie", "backdoor"], rounds=20)
@@ -115,10 +116,11 @@ SLOW = [0.1] * 12 + [0.8] * 8
 
 @pytest.fixture
 def home(tmp_path):
-    made_up(tmp_path, MEAN, {"honest": [0.9, 0.8], "alie": [0.5, 0.6], "backdoor": [None, 0.8]}, UP, TWO)
-    made_up(tmp_path, MEDIAN, {"honest": [0.8, 0.8], "alie": [0.7, 0.76], "backdoor": [0.8, 0.8]}, LATE, TWO)
-    made_up(tmp_path, TRUSTED, {"honest": [0.8, 0.8], "alie": [0.78, 0.79], "backdoor": [0.8, 0.8]}, SLOW, TWO)
-    return tmp_path
+    home = Results(tmp_path / FILE)
+    made_up(home, MEAN, {"honest": [0.9, 0.8], "alie": [0.5, 0.6], "backdoor": [None, 0.8]}, UP, TWO)
+    made_up(home, MEDIAN, {"honest": [0.8, 0.8], "alie": [0.7, 0.76], "backdoor": [0.8, 0.8]}, LATE, TWO)
+    made_up(home, TRUSTED, {"honest": [0.8, 0.8], "alie": [0.78, 0.79], "backdoor": [0.8, 0.8]}, SLOW, TWO)
+    return home
 
 
 def test_losses_and_paces_are_those_by_hand(home):
@@ -161,19 +163,19 @@ def test_a_rule_that_never_holds_the_target_is_slow(home):
     assert math.exp(found.pace(TWO, MEDIAN).value) == pytest.approx(2 * 20 / 5)
 
 
-def test_the_page(home):
+def test_the_page(home, tmp_path):
     found = Losses([TWO], [MEAN, MEDIAN, TRUSTED, KRUM], home)
-    defence_pages.write(found, home)
-    text = (home / "study.md").read_text()
+    defence_pages.write(found, tmp_path)
+    text = (tmp_path / "study.md").read_text()
     assert "| coordinate median | 80.0 | 73.0 | 80.0 | 7.0 |" in text
     assert "| FLTrust | 25.0 (25.0) | 10.0 (alie) |" in text
     assert "- Not run on Tiny: Krum (20 % liars and the pace)." in text and "nan" not in text
-    assert (home / "study.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_the_mean_there_is_no_target(tmp_path):
     with pytest.raises(InputError, match="should have mean, which gives the target"):
-        Losses([TINY], [MEDIAN], tmp_path)
+        Losses([TINY], [MEDIAN], Results(tmp_path / FILE))
 
 
 # The command
@@ -215,21 +217,19 @@ def test_bad_input_is_a_line(changes, options, message, tmp_path, capsys):
 
 def test_damaged_results_are_named(home):
     whole = {"settled": [0.5], "backdoor": [0.0]}  # but for its weight
-    for text in (
-        '{"seeds": 3}',
-        "{",
-        '{"seeds": [0], "attacks": {"honest": {"settled": []}}}',
-        json.dumps({"seeds": [0], "attacks": {"honest": whole}, "identity": "a"}),
+    for cell in (
+        {"seeds": 3},
+        {"seeds": [0], "attacks": {"honest": {"settled": []}}},
+        {"seeds": [0], "attacks": {"honest": whole}, "identity": "a"},
     ):
-        battles.place(home, Battle(TWO, MEAN, 20)).write_text(text)
-        with pytest.raises(InputError, match="is damaged"):
+        home.keep("tiny-mean-20", cell)
+        with pytest.raises(InputError, match=r"tiny-mean-20': is damaged in .*`--drop tiny-mean-20` forgets it"):
             Losses([TWO], [MEAN], home)
 
 
 def test_the_committed_page_is_that_of_the_stored_results(tmp_path, capsys):
-    committed = Path(__file__).parents[1] / "docs" / "attacks"
-    (tmp_path / "results").symlink_to(committed / "results")
-    assert main(["defend", "--pages-only", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "study.md").read_text() == (committed / "study.md").read_text(), "folb defend --pages-only"
+    committed, results = ROOT / "docs" / "attacks", ROOT / "studies" / "results" / "defence.jsonl.gz"
+    assert main(["defend", "--pages-only", "--out", str(tmp_path), "--results", str(results)]) == 0
+    assert (tmp_path / "study.md").read_text() == (committed / "study.md").read_text(), "make pages"
     shown = capsys.readouterr().out
     assert all(rule.name in shown for rule in opponents.rules()) and "MNIST" in shown

@@ -1,7 +1,7 @@
 """The paper's claims on quadratics whose constants are known, with expectations over all multisets.
 
 Where the paper is right the claim is asserted; where it is not, what is true instead, and a counter-example.
-`pytest -rP tests/test_theory.py` prints the numbers of docs/theory.md.
+`pytest -rP studies/tests/test_theory.py` prints the numbers of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -13,8 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from folb.paper.checks import logistic_gradients
-from folb.theory.quadratics import (
+
+from folb import algorithms, rules, system, theory
+from folb.core import round
+from folb.data.federation import Federation
+from folb.data.synthetic import synthetic, synthetic_iid
+from folb.errors import InputError
+from folb.models import Model, logistic
+from folb.simulation import play as rounds
+from folb.simulation import problem as problems
+from folb.simulation import solve as local
+from folb.theory.bounds import Constants, Point
+from folb_studies.paper import quadratics
+from folb_studies.paper.checks import logistic_gradients
+from folb_studies.paper.quadratics import (
     DIM,
     FIRST,
     SECOND,
@@ -28,18 +40,6 @@ from folb.theory.quadratics import (
     losses,
     random_quadratics,
 )
-
-from folb import algorithms, rules, system, theory
-from folb.core import round
-from folb.data.federation import Federation
-from folb.data.synthetic import synthetic, synthetic_iid
-from folb.errors import InputError
-from folb.models import Model, logistic
-from folb.simulation import play as rounds
-from folb.simulation import problem as problems
-from folb.simulation import solve as local
-from folb.theory import quadratics
-from folb.theory.bounds import Constants, Point
 
 
 @pytest.fixture

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folb.arena import arena_pages, cells, contest, entries, standings
-from folb.arena.arena_advice import advice
-from folb.arena.entries import Contender, Dataset
-from folb.arena.standings import Standings
 from scipy import stats
 
-from folb import arena
 from folb.cli.main import main
 from folb.errors import InputError
 from folb.experiments import box as boxes
 from folb.experiments import execute, tune
 from folb.results.run import Run
+from folb_studies import arena
+from folb_studies.arena import arena_pages, cells, contest, entries, standings
+from folb_studies.arena.arena_advice import advice
+from folb_studies.arena.entries import Contender, Dataset
+from folb_studies.arena.standings import Standings
+from folb_studies.results import FILE, Results
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"sizes": [20, 30, 40], "K": 2, "low": 1, "high": 2}
 TUNING, REPORTED = {"draws": [100, 101], "seeds": [100]}, {"draws": [0, 1], "seeds": [0, 1], "one_each": True}
 A = Dataset("tiny-a", "Tiny A", "synthetic_1_1", 8, TUNING, REPORTED, set=SMALL)
@@ -60,17 +62,23 @@ def home(tmp_path_factory):
     """The results of a tiny arena."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FOLB_RUNS", str(tmp_path_factory.mktemp("runs")))
-        home = tmp_path_factory.mktemp("arena")
+        home = Results(tmp_path_factory.mktemp("arena") / FILE)
         carry_out(home)
         yield home
 
 
+@pytest.fixture
+def results(tmp_path):
+    """A store without results."""
+    return Results(tmp_path / FILE)
+
+
 def stored(home, dataset, contender):
-    return json.loads(cells.place(home, dataset, contender).read_bytes())
+    return home.get(cells.name(dataset, contender))
 
 
 def test_everyone_has_the_same_budget_and_is_reported_elsewhere(home):
-    assert len(list((home / "results").iterdir())) == 6
+    assert len(home.cells()) == 6
     for dataset in (A, B):
         for one in (FEDAVG, FEDPROX):
             cell = stored(home, dataset.name, one.name)
@@ -93,20 +101,18 @@ def test_the_target_is_a_share_of_what_tuned_fedavg_ends_with(home):
     assert all(stored(home, "tiny-a", name)["target"] == cell["target"] for name in ("fedprox", "plain"))
 
 
-def test_fewer_training_samples_for_the_loss_change_no_accuracy(home, tmp_path):
+def test_fewer_training_samples_for_the_loss_change_no_accuracy(home, results, tmp_path):
     """So results with and without them count alike. Fewer samples than are tested on would change it."""
     fewer = replace(A, loss_samples=40)
-    carry_out(tmp_path, datasets=[fewer], contenders=[FEDAVG])
-    found, known = (stored(where, "tiny-a", "fedavg") for where in (tmp_path, home))
+    carry_out(results, datasets=[fewer], contenders=[FEDAVG])
+    found, known = (stored(where, "tiny-a", "fedavg") for where in (results, home))
     assert found["note"] == "training loss on 40 of 81 training samples" and known["note"] == ""
     assert found["identity"] == known["identity"] and found["runs"] == known["runs"]
-    assert "the training loss is of 40 samples" in "".join(
-        arena_pages._rules(Standings([fewer], [FEDAVG], tmp_path, 2))
-    )
+    assert "the training loss is of 40 samples" in "".join(arena_pages._rules(Standings([fewer], [FEDAVG], results, 2)))
     with pytest.raises(
         InputError, match=r"tiny-a: loss_samples = 5: should be at least \d+, the number of test samples"
     ):
-        carry_out(tmp_path / "other", datasets=[replace(A, loss_samples=5)], contenders=[FEDAVG])
+        carry_out(Results(tmp_path / "other" / FILE), datasets=[replace(A, loss_samples=5)], contenders=[FEDAVG])
     with pytest.raises(InputError, match="tiny-a: loss_samples = 0: should be at least 1"):
         replace(A, loss_samples=0)
 
@@ -134,17 +140,17 @@ def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):
     assert not Standings([A, replace(B, title="another")], [FEDAVG, FEDPROX, DEFAULT], home, 2).stale
 
 
-def test_a_contender_alone_searches_the_reference_for_the_target(home, tmp_path):
-    ran, _ = carry_out(tmp_path, datasets=[A], contenders=[DEFAULT], reference=FEDAVG)
+def test_a_contender_alone_searches_the_reference_for_the_target(home, results):
+    ran, _ = carry_out(results, datasets=[A], contenders=[DEFAULT], reference=FEDAVG)
     assert {"tiny-a, fedavg, draw 100, search", "tiny-a, fedavg, draw 101, search"} < set(ran)
-    assert stored(tmp_path, "tiny-a", "plain") == stored(home, "tiny-a", "plain")
-    assert not cells.place(tmp_path, "tiny-a", "fedavg").exists()
+    assert stored(results, "tiny-a", "plain") == stored(home, "tiny-a", "plain")
+    assert stored(results, "tiny-a", "fedavg") is None
 
 
-def test_a_mistake_in_one_s_own_contender_comes_before_anyone_is_run(tmp_path):
+def test_a_mistake_in_one_s_own_contender_comes_before_anyone_is_run(results):
     for mine in (entries.own("nosuch", {}), entries.own("fedavg", {"mu": [0.1, 1.0]})):
         with pytest.raises(InputError):
-            carry_out(tmp_path, [A], entries.with_own([FEDAVG], mine))
+            carry_out(results, [A], entries.with_own([FEDAVG], mine))
         assert done == []
 
 
@@ -231,7 +237,6 @@ def made_up(home, dataset, one, held, draws=None, final=0.5, target=None):
     """Store the results of a contender, with these rounds; bytes and seconds go with them."""
     target = {"tuning": {"100": 0.7}, "reported": {"0": 0.7, "1": 0.72}} if target is None else target
     until = [dataset.rounds if at is None else at for at in held]
-    cells.check_home(home)
     cells.keep(
         home,
         {
@@ -261,26 +266,26 @@ def made_up(home, dataset, one, held, draws=None, final=0.5, target=None):
     )
 
 
-def test_the_advice_follows_from_the_results(tmp_path):
+def test_the_advice_follows_from_the_results(results):
     default = Contender("mine", "fedavg", "Mine", groups=["ours"])
-    made_up(tmp_path, A, FEDAVG, [8, 6, 9, 7, 8])
-    made_up(tmp_path, A, default, [4, 3, 4, 3, 4])
+    made_up(results, A, FEDAVG, [8, 6, 9, 7, 8])
+    made_up(results, A, default, [4, 3, 4, 3, 4])
     assert "`mine`, untuned, needs fewer rounds than the best tuned of" in advice(
-        Standings([A], [FEDAVG, default], tmp_path)
+        Standings([A], [FEDAVG, default], results)
     )
-    made_up(tmp_path, A, default, [16, 12, 18, 14, 17])
-    assert "needs more rounds than" in advice(Standings([A], [FEDAVG, default], tmp_path))
-    made_up(tmp_path, A, default, [4, 12, 4, 14, 9])
-    assert "needs about as many rounds as" in advice(Standings([A], [FEDAVG, default], tmp_path))
-    assert advice(Standings([A], [FEDAVG], tmp_path)) == ""
+    made_up(results, A, default, [16, 12, 18, 14, 17])
+    assert "needs more rounds than" in advice(Standings([A], [FEDAVG, default], results))
+    made_up(results, A, default, [4, 12, 4, 14, 9])
+    assert "needs about as many rounds as" in advice(Standings([A], [FEDAVG, default], results))
+    assert advice(Standings([A], [FEDAVG], results)) == ""
 
 
-def test_ratios_and_intervals_are_those_by_hand(tmp_path):
+def test_ratios_and_intervals_are_those_by_hand(results):
     ours = replace(FEDAVG, name="ours", title="Ours", groups=["ours"])
-    made_up(tmp_path, A, FEDAVG, [8, 6, None])
-    made_up(tmp_path, A, FEDPROX, [8, 8, 8], final=0.6)
-    made_up(tmp_path, A, ours, [4, 2, 8], final=0.55)
-    found = Standings([A], [FEDAVG, FEDPROX, ours], tmp_path)
+    made_up(results, A, FEDAVG, [8, 6, None])
+    made_up(results, A, FEDPROX, [8, 8, 8], final=0.6)
+    made_up(results, A, ours, [4, 2, 8], final=0.55)
+    found = Standings([A], [FEDAVG, FEDPROX, ours], results)
     logs = np.log(np.array([4 / 8, 2 / 8, 8 / 8]))  # to fedprox: fedavg has 8, 6 and twice 8
     half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
     (ratio,) = found.ratios("ours", ["classic"])
@@ -293,28 +298,28 @@ def test_ratios_and_intervals_are_those_by_hand(tmp_path):
     assert standings.text(accuracy.effect, "final").startswith("-5.0 [")
 
 
-def test_two_seeds_of_a_draw_are_one_piece_of_evidence(tmp_path):
+def test_two_seeds_of_a_draw_are_one_piece_of_evidence(results):
     draws = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     rounds = [4, 4, 2, 2, 4, 4, 2, 2, 4, 4]
-    made_up(tmp_path, A, FEDAVG, [8] * 10, draws=draws)
-    made_up(tmp_path, A, FEDPROX, rounds, draws=draws)
-    effect = Standings([A], [FEDAVG, FEDPROX], tmp_path).ratio("tiny-a", "fedprox", "fedavg")
+    made_up(results, A, FEDAVG, [8] * 10, draws=draws)
+    made_up(results, A, FEDPROX, rounds, draws=draws)
+    effect = Standings([A], [FEDAVG, FEDPROX], results).ratio("tiny-a", "fedprox", "fedavg")
     sd = np.std(np.log(rounds[::2]), ddof=1)
     assert effect.high - effect.value == pytest.approx(stats.t.ppf(0.975, 4) * sd / math.sqrt(5))
 
 
-def test_fewer_than_five_draws_are_taken_as_pairs(tmp_path):
-    made_up(tmp_path, A, FEDAVG, [8, 8, 8, 8], draws=[0, 0, 1, 1])
-    made_up(tmp_path, A, FEDPROX, [4, 4, 2, 2], draws=[0, 0, 1, 1])
-    effect = Standings([A], [FEDAVG, FEDPROX], tmp_path).ratio("tiny-a", "fedprox", "fedavg")
+def test_fewer_than_five_draws_are_taken_as_pairs(results):
+    made_up(results, A, FEDAVG, [8, 8, 8, 8], draws=[0, 0, 1, 1])
+    made_up(results, A, FEDPROX, [4, 4, 2, 2], draws=[0, 0, 1, 1])
+    effect = Standings([A], [FEDAVG, FEDPROX], results).ratio("tiny-a", "fedprox", "fedavg")
     assert effect.high - effect.value == pytest.approx(stats.t.ppf(0.975, 3) * np.std(np.log([4, 4, 2, 2]), ddof=1) / 2)
 
 
-def test_over_datasets_it_is_the_mean_of_logarithms(tmp_path):
+def test_over_datasets_it_is_the_mean_of_logarithms(results):
     for dataset, held in ((A, [2, 2]), (replace(A, name="other"), [8, 8])):
-        made_up(tmp_path, dataset, FEDAVG, [4, 4])
-        made_up(tmp_path, dataset, DEFAULT, held)
-    found = Standings([A, replace(A, name="other")], [FEDAVG, DEFAULT], tmp_path).overall("plain", ["classic"])
+        made_up(results, dataset, FEDAVG, [4, 4])
+        made_up(results, dataset, DEFAULT, held)
+    found = Standings([A, replace(A, name="other")], [FEDAVG, DEFAULT], results).overall("plain", ["classic"])
     assert found.effect == pytest.approx((0, 0, 0, 4))
 
 
@@ -329,15 +334,15 @@ def goals(home, datasets, ours, default=None):
     return [goal.met for goal in Standings(datasets, [FEDAVG, tuned, DEFAULT], home).goals()]
 
 
-def test_goals_follow_from_the_numbers(tmp_path):
+def test_goals_follow_from_the_numbers(results):
     other = replace(A, name="other", title="Other")
-    assert goals(tmp_path, [A, other], [4, 2], 4) == [True, True, False]  # its defaults: 1.41 times ours tuned
-    assert goals(tmp_path, [A, other], [4, 4], 5) == [True, True, True]
-    assert goals(tmp_path, [A, other], [9, 1], 5) == [False, True, False]  # on one dataset it is slower
-    assert goals(tmp_path, [A, other], [8, 7], 8) == [False, False, False]
-    cells.place(tmp_path, "other", "fedavg").unlink()
+    assert goals(results, [A, other], [4, 2], 4) == [True, True, False]  # its defaults: 1.41 times ours tuned
+    assert goals(results, [A, other], [4, 4], 5) == [True, True, True]
+    assert goals(results, [A, other], [9, 1], 5) == [False, True, False]  # on one dataset it is slower
+    assert goals(results, [A, other], [8, 7], 8) == [False, False, False]
+    results.drop(["other-fedavg"])
     tuned = replace(FEDAVG, name="ours", title="Ours", groups=["ours"])
-    partial = Standings([A, other], [FEDAVG, tuned, DEFAULT], tmp_path)
+    partial = Standings([A, other], [FEDAVG, tuned, DEFAULT], results)
     assert [goal.met for goal in partial.goals()] == [None, None, None]
     assert "over 1 of 2 datasets" in partial.goals()[0].reached
 
@@ -361,12 +366,12 @@ def test_pages_from_partial_results(home, tmp_path):
 
 
 def test_pages_without_any_results(tmp_path):
-    arena_pages.write(Standings([A], [FEDAVG], tmp_path), tmp_path)
+    arena_pages.write(Standings([A], [FEDAVG], Results(tmp_path / FILE)), tmp_path)
     assert "Not run on Tiny A: everyone." in (tmp_path / "README.md").read_text()
     assert not (tmp_path / "arena.png").exists()
 
 
-FILE = """
+DATASETS = """
 [[dataset]]
 name = "tiny"
 title = "Tiny"
@@ -380,7 +385,7 @@ reported = { seeds = [0, 1] }
 
 def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("file.toml").write_text(FILE)
+    Path("file.toml").write_text(DATASETS)
     Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedavg(**common)\n")
     command = ["arena", "--datasets", "file.toml", "--points", "2", "--contenders", "fedavg", "--out", "here"]
     own = ["--contender", "my.py:mine", "--box", "lr=log:0.001..1"]
@@ -393,7 +398,9 @@ def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, ca
     assert "mine" in capsys.readouterr().out and "`mine`, tuned" in Path("here/README.md").read_text()
     Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedprox(**common)\n")
     mine = entries.own("my.py:mine", {"lr": "log:0.001..1"})
-    assert Standings(entries.datasets(Path("file.toml")), [FEDAVG, mine], Path("here"), 2).stale  # another file now
+    assert Standings(
+        entries.datasets(Path("file.toml")), [FEDAVG, mine], Results(Path("here") / FILE), 2
+    ).stale  # another file now
 
 
 @pytest.mark.parametrize(
@@ -416,20 +423,20 @@ def test_mistakes_are_named(options, message, tmp_path, monkeypatch, capsys):
     assert message in error and error.count("\n") == 1
 
 
-def test_damaged_results_are_named(tmp_path):
-    made_up(tmp_path, A, FEDAVG, [1, 2])
-    cells.place(tmp_path, "tiny-a", "fedavg").write_text('{"runs": 3}')
-    with pytest.raises(InputError, match="is damaged"):
-        Standings([A], [FEDAVG], tmp_path)
+def test_damaged_results_are_named(results):
+    results.keep("tiny-a-fedavg", {"about": asdict(FEDAVG), "runs": 3})
+    with pytest.raises(InputError, match=r"tiny-a-fedavg': is damaged in .*`--drop tiny-a-fedavg` forgets it"):
+        Standings([A], [FEDAVG], results)
 
 
 def test_the_committed_pages_are_those_of_the_stored_results(tmp_path):
     """And the advice of the README is theirs."""
-    committed = Path(__file__).parents[1] / "docs" / "arena"
-    (tmp_path / "results").symlink_to(committed / "results")
-    found = Standings(entries.datasets(), entries.contenders(), tmp_path)
+    committed = ROOT / "docs" / "arena"
+    found = Standings(
+        entries.datasets(), entries.contenders(), Results(ROOT / "studies" / "results" / "arena.jsonl.gz")
+    )
     assert not found.stale
     arena_pages.write(found, tmp_path)
     for name in ("README.md", "measures.md", "settings.md"):
-        assert (tmp_path / name).read_text() == (committed / name).read_text(), f"folb arena --pages-only: {name}"
-    assert advice(found) in (committed.parents[1] / "README.md").read_text()
+        assert (tmp_path / name).read_text() == (committed / name).read_text(), f"make pages: {name}"
+    assert advice(found) in (ROOT / "README.md").read_text()
