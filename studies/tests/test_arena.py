@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -401,6 +402,64 @@ def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, ca
     assert Standings(
         entries.datasets(Path("file.toml")), [FEDAVG, mine], Results(Path("here") / FILE), 2
     ).stale  # another file now
+
+
+def blocks(kind):
+    """The blocks of the guide in a language."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", (ROOT / "docs/guides/arena.md").read_text(), flags=re.M | re.S)
+
+
+def test_the_guides_own_table_and_own_npz_with_seeds_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,), (text,) = blocks("python"), blocks("toml")
+    exec(code, {})
+    Path("my_datasets.toml").write_text(text.replace("rounds = 20", "rounds = 4"))
+    command = ["arena", "--datasets", "my_datasets.toml", "--contenders", "fedavg", "--points", "2"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    # only who was run is in the table, and a goal that nobody was run for is not told
+    assert re.fullmatch(r"contender +hospitals +phones\nfedavg( +\S+.*)\n\nin arena: .*\n", out)
+    found = Results(tmp_path / "arena" / FILE)
+    assert list(found.cells()) == ["hospitals-fedavg", "phones-fedavg"]
+    for cell in found.cells().values():
+        assert (cell["runs"]["seed"], cell["runs"]["draw"], cell["devices"]) == ([0, 1, 2], [0, 0, 0], 8)
+        assert set(cell["target"]["reported"]) == {"0"} and len(cell["tried"]) == 2
+    assert "seeds 0 to 2" in Path("arena/README.md").read_text()
+    before = found.path.read_bytes()
+    assert main(command) == 0 and "phones, fedavg is done already (2 of 2)" in capsys.readouterr().err
+    assert found.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[[dataset]]", "[[datasets]]", "file.toml: datasets = ['datasets']: should be tables, and nothing else"),
+        (DATASETS, "", "file.toml: datasets = []: should be tables"),
+        (DATASETS, DATASETS * 2, "file.toml: dataset = ['tiny', 'tiny']: should have different names"),
+        ('title = "Tiny"\n', "", "lacks title"),
+        ("tuning = ", "tunning = ", "file.toml: key of dataset = 'tunning': did you mean 'tuning'"),
+        ("seeds = [7]", "seeds = 7", "tiny: tuning: seeds of trials = 7: should be a list of whole numbers"),
+        ("seeds = [7]", "", "tiny: tuning: keys of trials = []: lacks seeds"),
+        ("seeds = [7]", "seeds = [1]", "tiny: tuning = [1]: should be none of the seeds that are reported"),
+        ('"synthetic_1_1"', '"absent.csv"', "dataset = 'absent.csv': no such file"),
+        ("rounds = 8", "rounds = 0", "rounds = 0: should be at least 1"),
+        ("K = 2", "kay = 2", "set = 'kay'"),
+        ('"synthetic_1_1"', '"own.npz"', "sizes = [20, 30, 40]: is a setting of synthetic"),
+        ("rounds = 8\nset = {", 'rounds = 8\nmodel = "linear"\nset = { regression = true } #', "dataset = 'own.npz'"),
+    ],
+)
+def test_mistakes_in_a_file_of_datasets_are_a_line(old, new, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert old in DATASETS
+    text = DATASETS.replace(old, new)
+    if "own.npz" in message:
+        text = text.replace("synthetic_1_1", "own.npz")
+    np.savez("own.npz", x=np.ones((40, 2)), y=np.arange(40) % 2, device=np.arange(40) % 4)
+    Path("file.toml").write_text(text)
+    assert main(["arena", "--datasets", "file.toml", "--contenders", "fedavg", "--points", "2"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("folb: error: ") == 1
+    assert not Path("arena", FILE).exists()
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def written(path, **changes):
         ({"name": "a/b"}, [], "name of a dataset = 'a/b': should have only"),
         ({"rounds": "x"}, [], "rounds of dataset = 'x': should be a whole number"),
         ({"seed": [0]}, [], "key of dataset = 'seed': did you mean 'seeds'"),
-        ({"title": None}, [], "missing 1 required positional argument: 'title'"),
+        ({"title": None}, [], "keys of dataset = ['dataset', 'name', 'rounds', 'seeds', 'shares']: lacks title"),
         ({}, ["--shares", "30"], "shares = '30': should be some of 0, 20"),
         ({}, ["--shares", "20,30"], "shares = '20,30': should be some of 0, 20"),
         ({}, ["--shares", ","], "shares = ',': should be some of 0, 20"),

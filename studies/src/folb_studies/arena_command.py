@@ -80,6 +80,8 @@ def _arena(options: argparse.Namespace) -> None:
         return
     tables.show_in_parts(_rounds_to_target(found))
     for goal in found.goals():
+        if goal.reached == standings.NOTHING:
+            continue
         tables.say(
             f"\n{goal.says}: {'not decided' if goal.met is None else 'met' if goal.met else 'not met'}. {goal.reached}"
         )
@@ -87,12 +89,15 @@ def _arena(options: argparse.Namespace) -> None:
 
 
 def _rounds_to_target(found: Standings) -> Table:
-    """For each contender and each dataset, the round from which the target is held."""
+    """For each contender with results and each dataset, the round from which the target is held."""
     from rich.markup import escape
 
     from folb.cli import tables
+    from folb_studies.arena.standings import NOT_RUN
 
     table = tables.plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
     for one in found.contenders:
-        table.add_row(escape(one.name), *(found.held(dataset, one) for dataset in found.datasets))
+        held = [found.held(dataset, one) for dataset in found.datasets]
+        if {*held} != {NOT_RUN}:
+            table.add_row(escape(one.name), *held)
     return table

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import Plan, plan
 from folb.models import Model
@@ -27,6 +28,9 @@ class Planner:
         """The plan, as `folb.experiments.plan` makes it."""
         planned = plan(experiment)
         federation, whole = planned.federation, planned.experiment
+        if federation.regression:
+            expected = "has numbers to predict; should have classes: the studies compare accuracies"
+            raise InputError("dataset", experiment.dataset, expected)
         key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
         return replace(planned, model=self.models.setdefault(key, planned.model))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from folb.errors import InputError, choose
@@ -60,7 +60,7 @@ def made(where: str, kind: type, given: Mapping[str, Any]) -> Any:
         fits, form = FORMS.get(known[key], (lambda value: True, ""))
         if not fits(value):
             raise InputError(f"{where}: {key} of {kind.__name__.lower()}", value, f"should be {form}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise InputError(where, sorted(given), f"{kind.__name__.lower()}: {error}") from error
+    needed = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
+    if missing := [name for name in needed if name not in given]:
+        raise InputError(f"{where}: keys of {kind.__name__.lower()}", sorted(given), f"lacks {', '.join(missing)}")
+    return kind(**given)

@@ -191,8 +191,8 @@ def read_tables(path: Any, key: str, kind: type) -> list[Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{key}s", str(path), f"cannot be read: {error}") from error
     tables = found.pop(key, [])
-    if found or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InputError(f"{key}s", sorted(found), f"should be tables: [[{key}]]")
+    if found or not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"{path.name}: {key}s", sorted(found), f"should be tables, and nothing else: [[{key}]]")
     entries = [made(path.name, kind, table) for table in tables]
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
