@@ -143,7 +143,7 @@ def test_commands_are_shortened_by_rules(written, typed):
 
 def test_what_is_not_typed_has_a_reason():
     assert "hours" in typist.reason_to_leave_out("folb arena", None)
-    assert not typist.reason_to_leave_out("folb arena --pages-only", None)
+    assert not typist.reason_to_leave_out("folb arena --pages-only --results studies/results/arena.jsonl.gz", None)
     assert "hours" in typist.reason_to_leave_out("folb compare shakespeare --evaluate all", None)
     assert "FOLB_DATA" in typist.reason_to_leave_out("folb compare shakespeare --quick", None)
     assert "FOLB_DATA" in typist.reason_to_leave_out("folb compare mnist", None)

@@ -84,7 +84,7 @@ def _front(found: Standings) -> Iterator[str]:
     yield (
         "```\nfolb arena\nfolb arena --only 'mnist-*' --contenders fedavg,folb   # a part of it\n"
         "folb arena --contender my_file.py:mine --box lr=log:0.001..1   # with one of your own\n"
-        "folb arena --pages-only   # these pages, from the stored results\n```"
+        "folb arena --pages-only   # the pages again, from the stored results (ours: make pages)\n```"
     )
 
 

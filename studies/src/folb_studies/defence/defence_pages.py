@@ -61,7 +61,7 @@ def _page(losses: Losses) -> Iterator[str]:
     yield "## Run it again\n"
     yield (
         "```\nfolb defend\nfolb defend --only mnist-2 --rules median,krum --shares 0,20   # a part of it\n"
-        "folb defend --pages-only   # this page, from the stored results\n```"
+        "folb defend --pages-only   # the page again, from the stored results (ours: make pages)\n```"
     )
 
 

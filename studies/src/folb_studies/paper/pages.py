@@ -108,7 +108,8 @@ def _front(everything: Sequence[Page], quick: bool) -> Iterator[str]:
         yield from _table(beside)
         yield ""
     command = f"folb reproduce all{' --quick' if quick else ''}"
-    yield f"## Run it again\n\n```\n{command}\n{command} --pages-only   # these pages, from the stored results\n```"
+    again = f"{command} --pages-only   # the pages again, from the stored results (ours: make pages)"
+    yield f"## Run it again\n\n```\n{command}\n{again}\n```"
 
 
 def _table(pages: Sequence[Page]) -> Iterator[str]:
