@@ -7,6 +7,7 @@ after the other, so that an interrupted study can be resumed; then it draws docs
 clip and draws, both on an in-process grid or in the simulator. It prints both, and writes docs/privacy/flower.json.
 `cost`: private rounds and plain ones take turns on the same work. It prints a table, and writes
 docs/benchmarks/privacy.json. The goal: at most 1.2 times.
+`seed`: what someone learns from the seed, the settings and the model after a round, with `replay` and without.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import numpy as np
 from growth import HERE, federation, parameters, takes_turns, write
 
 from folb import algorithms, data, models, simulate, system
-from folb.core import accountant
+from folb.core import accountant, privacy, randomness
+from folb.core.vector import flat
 from folb.report import figures
 from folb.report.looks import ALGORITHMS, COLOURS, DASHES
 from folb.simulation.problem import problem
@@ -250,15 +252,39 @@ def cost(out: Path) -> None:
     write(out / "privacy.json", {"device": jax.devices()[0].device_kind, "turns": TURNS, title: found})
 
 
+def seed() -> None:
+    """Subtract the noise that follows from the seed from the model after round 1, and compare with the true update."""
+    there = data.load("synthetic_1_1", devices=1000, sizes=[20] * 1000)
+    model, K = models.logistic(there.shape, there.classes), 50
+    start = model.init(jax.random.key(0))
+    noise = privacy.normals({"delta": start}, randomness.words(0, 1, randomness.NOISE, 2))["delta"]
+
+    def updates(noise_of: float, replay: bool) -> tuple[Any, Any]:
+        """The update of the round with its noise, and without the noise that follows from the seed."""
+        made = algorithms.fedavg(K=K, lr=0.001, replacement=False, privacy="central", noise=noise_of, replay=replay)
+        [run] = simulate(there, model, made, rounds=1)
+        seen = flat({name: run.params[name] - start[name] for name in start})
+        return seen, seen - flat(noise) * (noise_of / K)
+
+    true = updates(1e-6, True)[1]  # the least noise that is allowed, and this is subtracted, too
+    for replay in (True, False):
+        seen, guess = updates(1.0, replay)
+        lengths = [float(np.linalg.norm(value)) for value in (true, seen - true, guess - true)]
+        print("replay={}: update {:.3f} long, noise {:.3f}, error of the guess {:.1e}".format(replay, *lengths))
+
+
 def main() -> None:
-    """Run one of the three."""
+    """Run one of the four."""
     parser = argparse.ArgumentParser(description="What privacy costs.")
-    parser.add_argument("what", choices=("study", "flower", "cost"))
+    parser.add_argument("what", choices=("study", "flower", "cost", "seed"))
     parser.add_argument("--datasets", default=",".join(DATASETS), help="of the study")
     parser.add_argument("--out", type=Path, help="docs/privacy, or docs/benchmarks for the cost")
     options = parser.parse_args()
     if options.what == "cost":
         cost(options.out or HERE)
+        return
+    if options.what == "seed":
+        seed()
         return
     out = options.out or DOCS
     out.mkdir(parents=True, exist_ok=True)

@@ -31,5 +31,5 @@ def step(memory: tuple[Array, Array], round: folb.Round, update: folb.Update, mo
 @folb.named
 def steady(*, most: Annotated[float, "times the mean length of a step"] = 1.5, **common: object) -> folb.Algorithm:
     """FedAvg with steps of bounded length."""
-    server = folb.ServerStep(start, Partial(step, most=most))
+    server = folb.ServerStep(start, Partial(step, most=most), gain=1.0)  # it makes no update longer
     return folb.compose(folb.rules.mean, server=server, **common)

@@ -197,7 +197,8 @@ def test_a_run_is_a_literal_loop_over_events(name, kind):
         assert bool(run.updated[t]) == bool(buffer)
         if name != "folb":
             p = [1.0] * len(buffer) if name != "ahead" else [len(samples(r["k"])[1]) for r in buffer]
-            expected = [reply["s"] * weight / sum(p) for reply, weight in zip(buffer, p, strict=True)]
+            lr = run.parameters["server_lr"] or 1.0
+            expected = [lr * reply["s"] * weight / sum(p) for reply, weight in zip(buffer, p, strict=True)]
             np.testing.assert_allclose(run.records["weights"][t][run.times[t] > 0], expected, rtol=1e-5)
         stale += sum(reply["tau"] > 0 for reply in buffer)
     assert stale > 20 and sum(len(lost) for _, lost, _, _ in loop.rounds) > 20

@@ -200,7 +200,7 @@ def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
 
 
 def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monkeypatch):
-    made = algorithms.scaffold(K=4, robust="geometric_median", bucket=2, attack="noise", attackers=0.4)
+    made = algorithms.scaffold(K=4, robust="geometric_median", bucket=2, liars=0.0, attack="noise", attackers=0.4)
     whole = simulate(*small, made, rounds=12)[0]
     monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
 

@@ -14,6 +14,7 @@ import pytest
 
 from folb.cli.main import main
 from folb.core.algorithms import ALGORITHMS, GROUPS
+from folb.experiments.plan import ELSEWHERE
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -401,6 +402,48 @@ def test_bad_experiment_file(content, message, tmp_path, capsys):
     assert code == 2 and message in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compar", "x"], "argument COMMAND: did you mean 'compare'? invalid choice: 'compar' (choose from "),
+        (["data", "lst"], "argument ACTION: did you mean 'list'? invalid choice: 'lst'"),
+        (["new", "flowr", "x"], "argument kind: did you mean 'flower'?"),
+        (
+            ["compare", "x", "--round", "3"],
+            "did you mean '--rounds'? unrecognized arguments: --round 3 (see folb compare ",
+        ),
+        (["compare", "x", "--seed=1"], "did you mean '--seeds'? unrecognized arguments: --seed=1"),
+        (["data", "list", "--jsn"], "did you mean '--json'? unrecognized arguments: --jsn (see folb data list --help)"),
+        (["runs", "3"], "unrecognized arguments: 3 (see folb runs --help)"),
+        (["xyz"], "argument COMMAND: invalid choice: 'xyz'"),
+    ],
+)
+def test_a_mistyped_command_or_option_has_a_suggestion(words, message, capsys):
+    code, _, err = folb(capsys, *words)
+    assert code == 2 and err.startswith(f"folb: error: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "here"), ELSEWHERE.items())
+def test_what_others_call_a_setting(name, here, capsys):
+    code, _, err = folb(capsys, "compare", "synthetic_1_1", "--set", f"{name}=1")
+    assert (code, err) == (2, f"folb: error: set = '{name}': folb calls this {here}\n")
+
+
+def test_the_local_epochs_of_others_are_settings_here(capsys, tmp_path):
+    words = ["compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path / "run"]
+    assert ELSEWHERE["epochs"] == "unit=epoch, with --system fixed --set work=EPOCHS"
+    assert folb(capsys, *words, "--set", "unit=epoch", "--system", "fixed", "--set", "work=2")[0] == 0
+
+
+def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
+    words = ["compare", *TINY[:3], "--set", "K=2,3,6", "--rounds", "1", "--seeds", "2", "--out", tmp_path / "run"]
+    assert folb(capsys, *words)[0] == 0
+    note = "K = 6 draws with replacement from 3 devices: a round counts each 2 times on average"
+    assert [record.getMessage() for record in caplog.records if "draws" in record.getMessage()] == [note]
+    code, _, err = folb(capsys, *words, "--set", "replacement=false")
+    assert code == 2 and "K = 6: should be at most the 3 devices: a round draws each device at most once" in err
+
+
 def test_missing_experiment_file(tmp_path, capsys):
     code, _, err = folb(capsys, "run", tmp_path / "none.toml")
     assert code == 2 and "cannot be read" in err
@@ -447,3 +490,29 @@ def test_a_study_that_is_not_installed_says_how_to_install_it(study, words, monk
     assert f"command = '{study}': is one of the studies, which are not installed: pip install ./studies" in error
     code, out, _ = folb(capsys, "--help")
     assert code == 0 and "repeat the paper's figures and tables (pip install ./studies" in " ".join(out.split())
+
+
+CTRL_C = """
+import atexit, signal, sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {moment!r}:
+            exec("signal.raise_signal(signal.SIGINT)")  # an interrupt within exec, as of a dataclass, is remembered
+        elif (name, {moment!r}) == ("numpy", "the end"):
+            atexit.register(signal.raise_signal, signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("moment", ["argparse", "folb.cli.main", "folb.cli.listing", "numpy", "rich", "the end"])
+def test_ctrl_c_at_any_moment_is_one_line(moment, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(CTRL_C.format(moment=moment))
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "folb", "data", "info", "synthetic_1_1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (130, "folb: interrupted\n")
+
+
+def test_the_command_and_the_module_begin_alike():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"folb": "folb.__main__:main"}

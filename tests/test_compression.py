@@ -23,8 +23,10 @@ from test_family import LR, SEED, Vector, average, full_gradient, mean, model, r
 from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume, on_flower, simulated
 
 from folb import InputError, algorithms, system
+from folb.core import sketch
 from folb.core.codec import BLOCK, CODECS, Codec
 from folb.core.costs import costs
+from folb.core.polar import polar
 from folb.core.randomness import ROUND
 from folb.core.shuffle import shuffled
 from folb.core.traffic import sizes
@@ -119,6 +121,35 @@ def test_a_vector_of_zeros_or_of_one_number(name):
         assert not codec(name).decoded(codec(name).encoded(zero, WORDS), WORDS, zero)["w"].any()
     one = {"w": np.array([-2.5], np.float32)}
     assert codec(name).decoded(codec(name).encoded(one, WORDS), WORDS, one)["w"][0] == pytest.approx(-2.5)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("scale", [0.5, 1.5, 9e37, 3e38, np.inf, np.nan])
+def test_a_codec_hides_no_divergence(name, scale):
+    """The largest numbers come through, and what is not finite stays so."""
+    made, rng = codec(name, keep=1.0), np.random.default_rng(0)
+    unit = rng.choice(np.float32([1, -1, 0.25, 1e-30]), 2 * BLOCK)
+    compiled = jax.jit(lambda a, words: made.decoded(made.encoded(a, words), words, a))
+    with np.errstate(all="ignore"):  # where NumPy warns, the server refuses the reply
+        a = {"w": np.float32(scale) * unit}
+        for found in (made.decoded(made.encoded(a, WORDS), WORDS, a)["w"], np.asarray(compiled(a, WORDS)["w"])):
+            if not np.isfinite(scale):
+                assert not np.isfinite(found[np.abs(unit) == 1]).any()
+            elif name == "sign":  # its scale is a mean: the sum may be infinite
+                assert np.all(np.abs(found) > 0.25 * scale)
+            else:
+                assert np.abs(found / scale - unit).max() <= 1.001 / {"int8": 127, "int4": 7}.get(name, 1e6)
+
+
+def test_long_vectors_keep_their_lengths_in_sketches_and_robust_rules():
+    """Earlier, each was a vector of zeros once it was compiled."""
+    long = np.full(5, 2e38, np.float32)
+    for bits in (4, 8):
+        found = jax.jit(lambda s, bits=bits: sketch.unpacked(sketch.packed(s, bits), 5, bits))(long)
+        np.testing.assert_allclose(found, long, rtol=1e-6)
+    found = jax.jit(polar)({"w": np.stack([long, long / 4])}, np.ones(2, bool))
+    np.testing.assert_allclose(found.norm, [np.inf, np.sqrt(5) * 5e37], rtol=1e-6)
+    np.testing.assert_allclose(found.direction["w"], np.full((2, 5), 1 / np.sqrt(5)), rtol=1e-6)
 
 
 # A run, in both carriers ---------------------------------------------------------------------------------------------

@@ -67,6 +67,16 @@ def dangling(name):
     return damage
 
 
+def pipe(name):
+    """Nobody writes to it: to open it would wait for ever."""
+
+    def damage(path):
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+
+    return damage
+
+
 def appended(name, value):
     return lambda path: (path / name).write_bytes((path / name).read_bytes() + value)
 
@@ -145,6 +155,7 @@ FILES = {
     "environment is a list": (content(ENVIRONMENT, b"[]"), "environment.json = .*should be a table"),
     "environment is null": (content(ENVIRONMENT, b"null"), "environment.json = None: .*should be a table"),
     "environment is a directory": (folder(ENVIRONMENT), CANNOT),
+    "environment is a pipe": (pipe(ENVIRONMENT), CANNOT + ": not a regular file"),
     "environment is a dangling link": (dangling(ENVIRONMENT), NO_ENVIRONMENT),
     "environment is a link to itself": (
         lambda path: (missing(ENVIRONMENT)(path), (path / ENVIRONMENT).symlink_to(ENVIRONMENT)),
@@ -158,22 +169,26 @@ FILES = {
     "experiment nested too deep": (content(EXPERIMENT, b"dataset = " + DEEP), NO_EXPERIMENT),
     "experiment with a number too long": (content(EXPERIMENT, b"rounds = " + b"1" * 5000), NO_EXPERIMENT),
     "experiment is a directory": (folder(EXPERIMENT), NO_EXPERIMENT),
+    "experiment is a pipe": (pipe(EXPERIMENT), NO_EXPERIMENT + ": not a regular file"),
     "experiment is a dangling link": (dangling(EXPERIMENT), NO_EXPERIMENT),
     "no rounds": (missing(LINES), EMPTY),
     "empty rounds": (content(LINES, b""), EMPTY),
     "rounds are a dangling link": (dangling(LINES), EMPTY),
     "rounds are a directory": (folder(LINES), "rounds.jsonl cannot be read: Is a directory"),
+    "rounds are a pipe": (pipe(LINES), "rounds.jsonl cannot be read: not a regular file"),
     "a torn last line": (appended(LINES, b'{"run": 0, "rou'), NOTHING),
     "no results": (missing("results.json"), NOTHING),
     "empty results": (content("results.json", b""), NOTHING),
     "results of garbage": (content("results.json", GARBAGE), NOTHING),
     "results are a directory": (folder("results.json"), NOTHING),
+    "results are a pipe": (pipe("results.json"), NOTHING),
     "results are a dangling link": (dangling("results.json"), NOTHING),
     "no picture": (missing("curves.png"), NOTHING),
     "picture of garbage": (content("curves.png", GARBAGE), NOTHING),
     "no checkpoints": (missing("checkpoints"), NOTHING),
     "checkpoints are a file": (lambda path: (missing("checkpoints")(path), (path / "checkpoints").touch()), NOTHING),
     "a lock of garbage": (content(".folb-lock", GARBAGE), NOTHING),
+    "a lock is a pipe": (pipe(".folb-lock"), NOTHING),
     "a lock is a directory": (lambda path: (path / ".folb-lock").mkdir(), NOTHING),
 }
 FIELDS = {

@@ -6,6 +6,7 @@ import gzip
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -602,6 +603,24 @@ def test_leaf_refuses_half_a_layout(tmp_path):
     (tmp_path / "test").mkdir()
     with pytest.raises(InputError, match=r"test: json files = 0: should be at least one"):
         data.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["d/a.json", "d.json.gz", "d.csv", "d.parquet", "d.npz", "d/train/x.npy", "d/federation.json"]
+)
+def test_a_pipe_is_an_error_of_one_line(tmp_path, name):
+    """To open it would wait for somebody who writes to it."""
+    if name == "d/federation.json":
+        np.save(made(tmp_path / "d" / "train" / "x.npy"), np.zeros(1))
+    os.mkfifo(made(tmp_path / name))
+    with pytest.raises(InputError, match=re.escape(name) + r".*not a regular file"):
+        data.load(tmp_path / ("d" if "/" in name else name))
+
+
+def made(path):
+    """The path, with its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 GOOD = json.dumps(leaf_content()).encode()

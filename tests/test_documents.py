@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from folb.cli.main import EXAMPLES, parser
+from folb.core.algorithms import ALGORITHMS
+from folb_studies.arena import entries
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -54,6 +56,16 @@ def test_readme_is_short_and_opens_with_two_commands():
     assert len(lines) <= 120
     assert [line.split("#")[0].strip() for line in lines[3:5]] == ["make demo", "make test"]
     assert blocks("README.md", "python")[0] in (ROOT / "examples/ten_lines.py").read_text()
+
+
+def test_the_algorithms_that_draw_with_replacement_are_those_of_the_page():
+    """Unlike in most of their papers; and the arena draws without for everyone."""
+    without = {name for name, make in ALGORITHMS.items() if not make().selection.replacement}
+    assert (
+        f"All but {', '.join(f'`{name}`' for name in sorted(without))} draw devices with replacement by default"
+        in (ROOT / "docs/algorithms.md").read_text()
+    )
+    assert all(dataset.set["replacement"] is False for dataset in entries.datasets())
 
 
 def headings(text):

@@ -462,6 +462,27 @@ def test_without_a_network_fetch_says_which_file_to_put_where(data, server):
         assert "cannot be downloaded" in str(error.value)
 
 
+@pytest.mark.parametrize("address", ["missing", "cut", "fine"])
+def test_a_failed_fetch_leaves_no_empty_folder(data, server, monkeypatch, address):
+    monkeypatch.setenv("FOLB_DATA", str(data / "new"))
+    content = {"size": 7} if address == "fine" else {}
+    source = Source("set/x.bin", (server.url(address),), **content)
+    with pytest.raises(InputError, match="put it in"):
+        fetch.fetch("set", sources={"set": (source,)})
+    assert not list(data.iterdir())
+    (data / "new" / "set").mkdir(parents=True)
+    with pytest.raises(InputError, match="put it in"):
+        fetch.fetch("set", sources={"set": (source,)})
+    assert (data / "new" / "set").is_dir()  # it was there before
+
+
+def test_what_a_failed_fetch_received_is_kept(data, server):
+    source = Source("set/x.bin", (server.url("cut"),), len(CONTENT), SHA256)
+    with pytest.raises(InputError, match="put it in"):
+        fetch.fetch("set", sources={"set": (source,)})
+    assert everything(data) == ["set/x.bin.part"]
+
+
 def test_fetch_refuses_a_read_only_directory_and_unknown_names(data):
     with pytest.raises(InputError, match="did you mean 'mnist'"):
         fetch.fetch("mnst")

@@ -1,8 +1,10 @@
 """The strategies on an in-process grid: equal to the simulator, and not harmed by what devices and nodes do."""
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -23,6 +25,7 @@ from inprocess import InProcessGrid
 from folb import algorithms, guard, models, rules, simulate, system
 from folb.cli import main
 from folb.core.algorithms import ALGORITHMS
+from folb.core.server_step import SERVERS
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.flower import (
@@ -36,6 +39,7 @@ from folb.flower import (
     protocol,
     run_directory,
 )
+from folb.flower.mailbox import SLACK
 from folb.report import payload
 from folb.store import checkpoint, directory
 
@@ -113,7 +117,7 @@ VARIANTS = {
     "without replacement": ("folb", {"replacement": False, "unit": "epoch", "server": "adam"}),
     "full gradients": ("folb_hetero", {"unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),
     "guarded": ("folb_never_flip", {"guarded": True, "server": "momentum"}),
-    "robust": ("scaffold", {"robust": "geometric_median", "bucket": 2}),
+    "robust": ("scaffold", {"robust": "geometric_median", "bucket": 2, "liars": 0.0}),
 }
 
 
@@ -495,6 +499,17 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply to round 1"] * 2
 
 
+def test_a_timeout_is_for_one_start(federation, model):
+    def given():
+        return {round(m.metadata.ttl - SLACK, 9) for m in grid.sent if m.metadata.message_type in ("train", "evaluate")}
+
+    strategy = quick(algorithms.fedavg(K=3), deadline=5.0, fraction_evaluate=0.5)
+    for timeout, seconds in ((2.0, 2.0), (None, 5.0)):
+        grid = InProcessGrid(apps(federation))
+        strategy.start(grid, initial(model), 1, timeout=timeout)
+        assert given() == {seconds}
+
+
 @pytest.mark.parametrize("K, more, asked, closes", [(1, 1.3, 2, 1), (3, 1.3, 4, 3), (4, 1.3, 6, 4), (8, 1.3, 8, 8)])
 def test_over_selection_closes_at_the_k_that_was_wanted(federation, model, K, more, asked, closes):
     class Slow(InProcessGrid):
@@ -670,6 +685,65 @@ def test_two_phases_are_for_folb_alone(algorithm, settings, said):
 
 def test_two_phases_may_say_that_they_are_not_guarded():
     assert TwoPhaseStrategy(algorithms.folb(), guarded=False).algorithm.guard is None
+
+
+def accepted():
+    """All that two phases run: each algorithm of folb with each server step, if the strategy takes it."""
+    for name, make in ALGORITHMS.items():
+        for server in SERVERS:
+            with contextlib.suppress(InputError):
+                TwoPhaseStrategy(make(K=6, server=server))
+                yield name, server
+
+
+ACCEPTED = list(accepted())
+
+
+def test_these_are_all_that_two_phases_accept():
+    names = ("folb", "folb_hetero", "folb_never_flip")
+    servers = ("plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi")
+    assert set(ACCEPTED) == set(itertools.product(names, servers))
+
+
+def two_phases_killed(federation, model, path, name, server, points):
+    """Whichever message could not go out, the same run submitted again has the same bits and the same record."""
+
+    class KilledError(BaseException):
+        pass
+
+    class Mortal(InProcessGrid):
+        def answers(self, message):
+            if len(self.sent) > point:
+                raise KilledError
+            return super().answers(message)
+
+    def run(grid, path):
+        strategy = TwoPhaseStrategy(ALGORITHMS[name](K=6, lr=0.05, server=server), **quickly, directory=path)
+        return strategy.start(grid, initial(model), num_rounds=2).arrays
+
+    def record(path):
+        return [line | {"seconds": None} for line in directory.read(path).rounds()[0]]
+
+    quickly = {"system": WORK, "wait": 0.0, "deadline": 0.05}
+    grid = InProcessGrid(apps(federation))
+    whole = run(grid, path / "whole")
+    assert not same(whole, initial(model)) and all(line["updated"] for line in record(path / "whole"))
+    for point in points(len(grid.sent)):
+        with pytest.raises(KilledError):
+            run(Mortal(apps(federation)), path / str(point))
+        assert same(run(InProcessGrid(apps(federation), seed=9), path / str(point)), whole), point
+        assert record(path / str(point)) == record(path / "whole"), point
+
+
+def test_two_phases_killed(federation, model, tmp_path):
+    """Before the last message, which is one of the second phase of the last round."""
+    two_phases_killed(federation, model, tmp_path, "folb_hetero", "momentum", lambda count: [count - 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "server"), ACCEPTED)
+def test_two_phases_killed_before_any_message(federation, model, tmp_path, name, server):
+    two_phases_killed(federation, model, tmp_path, name, server, range)
 
 
 # the run directory ---------------------------------------------------------------------------------------------------

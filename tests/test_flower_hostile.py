@@ -80,7 +80,7 @@ def test_max_norm_is_checked(value):
 
 
 @pytest.mark.parametrize(
-    ("settings", "enough"), [({}, 4), ({"robust": "median"}, 4), ({"guarded": False}, 1), ({"min_replies": 2}, 2)]
+    ("settings", "enough"), [({}, 4), ({"robust": "norm_bound"}, 4), ({"guarded": False}, 1), ({"min_replies": 2}, 2)]
 )
 def test_half_of_the_replies_are_needed_behind_a_guard(settings, enough, federation, model):
     """Where one of two replies is a liar's, no bound on its weight helps."""

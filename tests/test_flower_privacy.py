@@ -220,6 +220,13 @@ def test_a_share_of_the_devices_is_not_for_draws_that_each_device_joins_by_itsel
         strategy(algorithms.fedavg(sampling="poisson"), fraction_train=0.5)
 
 
+def test_an_algorithm_whose_noise_is_the_system_s_is_not_replayed():
+    made = algorithms.fedavg(**OWN, replay=False)
+    assert not strategy(made).replay
+    with pytest.raises(InputError, match="replay = True: should be False: the algorithm has replay=False"):
+        strategy(made, replay=True)
+
+
 def test_sums_alone_are_refused():
     with pytest.raises(InputError, match="privacy = 'central'"):
         TwoPhaseStrategy(algorithms.folb(**OWN), min_available_nodes=N)

@@ -220,6 +220,9 @@ def generated(algorithm, count, seed, guarded=False, repeated=False):
         opened.usable, opened.refused, opened.noted, opened.looked_at = dict(honest), {}, [], []
         opened.abandoned, opened.update, strategy.memory = "", None, ()
         changed, numbers = strategy.aggregate_train(1, lies)
+        if "too few for robust" in opened.abandoned:  # without the liar's reply
+            assert changed is None
+            continue
         assert numbers["abandoned"] == 0, opened.abandoned
         assert numbers["replied"] >= N - 1 and len(opened.noted) == repeated + (numbers["replied"] < N)
         assert all(reason.isprintable() and len(reason) < 500 for _, reason in opened.noted)
@@ -245,7 +248,7 @@ ON_FLOWER = [name for name in CENTRES if name != "fltrust"]  # which needs sampl
 @pytest.mark.parametrize("name", ON_FLOWER)
 def test_no_generated_reply_moves_a_robust_rule_far(name):
     """It comes twice, and only one counts. The step stays as long as those of honest devices."""
-    made = algorithms.fedavg(K=N, lr=0.1, replacement=False, robust=name, bucket=2 if name == "krum" else 1)
+    made = algorithms.fedavg(K=N, lr=0.1, replacement=False, robust=name)
     longest = generated(made, 1000, len(name), repeated=True)
     strategy = FederatedStrategy(
         algorithms.fedavg(K=N, lr=0.1, replacement=False), system=system.fixed(work=2), wait=0.0, deadline=0.05

@@ -1,6 +1,8 @@
 """Guarded aggregation against a literal loop, and its promises for any reply."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax.tree_util import Partial
 from folb import algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
 from folb.errors import InputError
+from folb.experiments.settings import read
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -378,6 +381,20 @@ def test_settings_are_checked(settings, message):
         algorithms.folb(**settings)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [{"robust": "median"}, {"robust": "norm_bound", "bucket": 2}, {"memory": "feddyn"}, {"server": "adam"}]
+    + [{"server_lr": 2.0}, {"server": "lookahead", "stretch": 0.5}],
+    ids=str,
+)
+def test_what_cannot_be_guarded_says_how_to_go_without(part):
+    """In words that work, in Python and on the command line."""
+    with pytest.raises(InputError, match=r"if guarded.* or set guarded=False$"):
+        algorithms.folb(K=20, guarded=True, **part)
+    assert algorithms.folb(K=20, guarded=False, **part).guard is None
+    assert read("guarded", bool, "False") is False
+
+
 def test_a_round_without_gradients_cannot_be_guarded():
     with pytest.raises(InputError, match="should have 'grad'"):
         guard.guarded(rules.mean, 2.0, on_device(honest(0))._replace(grad=None))
@@ -434,6 +451,26 @@ def test_rounds_to_target_without_attack():
         rounds[guarded] = np.median([[run.rounds_to(target) for target in (0.6, 0.7, 0.8)] for run in runs], axis=0)
         print(f"guarded {guarded}: median rounds to 60, 70 and 80 %: {rounds[guarded]}")
     assert rounds[True][1] <= 1.05 * rounds[False][1]
+
+
+@pytest.mark.slow
+def test_what_liars_lower_the_accuracy_to():
+    """The figures of docs/guarded.md, in points."""
+    federation = data.load("synthetic_1_1")
+    model = models.logistic(federation.shape, federation.classes)
+    page = " ".join((Path(__file__).parents[1] / "docs/guarded.md").read_text().split())
+    found = {}
+    for attack, attackers in ((None, None), ("reversed", 0.1), ("adaptive", 0.1), ("adaptive", 0.2)):
+        made = algorithms.folb(guarded=True, attack=attack, attackers=attackers)
+        runs = simulate(federation, model, made, rounds=100, seeds=5)
+        found[attack, attackers] = 100 * np.mean([run.final for run in runs])
+    print(found)
+    quoted = re.search(
+        r"three liars of thirty lower the accuracy from ([\d.]+) % to ([\d.]+) %, and six lower it to ([\d.]+) %", page
+    )
+    wanted = [found[None, None], found["reversed", 0.1], found["adaptive", 0.2]]
+    assert [float(number) for number in quoted.groups()] == pytest.approx(wanted, abs=3)
+    assert found["reversed", 0.1] < found["adaptive", 0.1]
 
 
 def test_a_device_alone_in_a_round_never_vouches_for_itself():

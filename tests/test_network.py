@@ -358,8 +358,36 @@ def test_flower_refuses_a_system_that_times_bytes():
 def test_flower_takes_over_selection_from_the_algorithm():
     strategies = pytest.importorskip("folb.flower.strategy")
     algorithm = algorithms.fedavg(K=10, over_selection=1.3)
-    K, sized = strategies.FederatedStrategy(algorithm)._sized(100)
-    assert (K, sized.selection.K) == (10, 13)
-    K, sized = strategies.FederatedStrategy(algorithm, over_selection=2.0)._sized(100)
-    assert (K, sized.selection.K) == (10, 20)
-    assert strategies.FederatedStrategy(algorithms.fedavg(K=10))._sized(100)[1].selection.K == 10
+
+    def sized(algorithm, N=100, **settings):
+        how = strategies.FederatedStrategy(algorithm, **settings)._sized(N).selection
+        return how.enough, how.K
+
+    assert sized(algorithm) == (10, 13)
+    assert sized(algorithm, over_selection=2.0) == (10, 20)
+    assert sized(algorithms.fedavg(K=10)) == (10, 10)
+    # not the factor of the rounded numbers: ceil(1.3 * 7) / 7 is 1.43
+    assert sized(algorithms.fedavg(K=7, over_selection=1.3), 20, fraction_train=0.5) == (10, 13)
+    assert sized(algorithms.fedavg(K=30, over_selection=1.3, replacement=False), 20) == (20, 20)
+    chosen = algorithms.fedavg(K=7, over_selection=1.3, sampling="power_of_choice", candidates=14)
+    found = strategies.FederatedStrategy(chosen, fraction_train=0.5)._sized(100).selection
+    assert (found.enough, found.K, found.sampling.candidates) == (50, 65, 130)
+
+
+@pytest.mark.parametrize(
+    ("K", "settings", "N"), [(9000, {"over_selection": 2.0}, 4), (5, {"fraction_train": 0.5}, 20_002)]
+)
+def test_the_most_devices_of_a_round_are_as_many_on_flower(K, settings, N):
+    strategies = pytest.importorskip("folb.flower.strategy")
+    with pytest.raises(InputError, match=r"K times over_selection = 1\d+: should be at most 10000 devices"):
+        strategies.FederatedStrategy(algorithms.fedavg(K=K), **settings)._sized(N)
+
+
+def test_over_selection_is_refused_where_any_number_may_join():
+    strategies = pytest.importorskip("folb.flower.strategy")
+    for made in (
+        lambda: algorithms.fedavg(sampling="poisson", over_selection=1.5),
+        lambda: strategies.FederatedStrategy(algorithms.fedavg(sampling="poisson"), over_selection=1.5),
+    ):
+        with pytest.raises(InputError, match=r"over_selection = 1\.5: should be None with sampling=poisson"):
+            made()

@@ -1,9 +1,12 @@
 """Differential privacy: the accountant, the sums before their noise, the noise, and runs that spend a budget."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +34,7 @@ from folb.errors import InputError
 from folb.report.payload import described
 from folb.results import summary
 from folb.results.document import document
+from folb.simulation import program
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -82,6 +86,18 @@ def test_the_noise_for_a_budget_spends_it_and_no_more():
     assert noise_for(4.0, 1e-5, "fixed", 20, 1000, 50) > noise_for(4.0, 1e-5, "poisson", 20, 1000, 50)
 
 
+def test_the_documented_price_of_fixed_draws_is_the_accountant_s():
+    table = (Path(__file__).parents[1] / "docs/privacy.md").read_text().split("| epsilon | `poisson` |")[1]
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table.split("\n\n")[0], re.MULTILINE)
+    assert [float(row[0]) for row in rows] == [0.5, 1, 2, 8]
+    for epsilon, poisson, fixed, factor in (map(float, row) for row in rows):
+        assert round(fixed / poisson, 1) == factor
+        for scheme, noise in (("poisson", poisson), ("fixed", fixed)):
+            # noise of four digits: a little less of it spends more
+            below, least = (Rounds(scheme, 50, 1000, noise * by).epsilon(100, 1e-5) for by in (0.998, 1.0))
+            assert least <= epsilon < below
+
+
 def test_epsilon_grows_with_rounds_and_shrinks_with_noise():
     found = [Rounds("poisson", 10, 100, noise).epsilon(rounds, 1e-4) for noise in (1, 2) for rounds in (1, 10, 100)]
     assert found[:3] == sorted(found[:3]) and all(a > b for a, b in zip(found[:3], found[3:], strict=True))
@@ -101,6 +117,8 @@ REFUSED = {
     "epsilon = 0": lambda: algorithms.fedavg(privacy="central", epsilon=0, sampling="poisson"),
     "epsilon = None": lambda: algorithms.fedavg(privacy="central", sampling="poisson"),
     "epsilon = 8: is for a private": lambda: algorithms.fedavg(epsilon=8),
+    "replay = False: is for a private": lambda: algorithms.fedavg(replay=False),
+    "replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, replay=0),
     "clip = 0": lambda: algorithms.fedavg(**OWN, clip=0),
     "noise = 0": lambda: algorithms.fedavg(**OWN | {"noise": 0}),
     "noise = 1e-30": lambda: algorithms.fedavg(**OWN | {"noise": 1e-30}),
@@ -287,9 +305,12 @@ def measured(algorithm, count):
     return {part: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(own)]) for part, own in drawn.items()}
 
 
+@pytest.mark.parametrize("key", [None, np.array([[1], [2]], np.uint32)])
 @pytest.mark.parametrize(("name", "count"), [("sketch", K), ("distributed", K), ("distributed", 1), ("distributed", 6)])
-def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count):
+def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count, key):
     algorithm = SUPPORTED[name]
+    if key is not None:
+        algorithm = replace(algorithm, privacy=replace(algorithm.privacy, key=tuple(key[:, 0])))
     # however many come: its length must not tell their number
     for part, values in measured(algorithm, count).items():
         assumed = float(algorithm.privacy.deviation(part, algorithm.privacy.clip))
@@ -297,6 +318,24 @@ def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count):
         assert abs(np.mean(values)) < 0.05 * assumed
     share = algorithm.privacy.share("delta")
     assert algorithm.privacy.deviation("delta", 0.5) == pytest.approx(1.0 * 0.5 / np.sqrt(share))
+
+
+AS_USERS_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}  # tests do not optimize
+
+
+@pytest.mark.parametrize("slots", [1, 3, 4, 5, 6, 7, 10, 12, 15, 20])
+def test_if_all_devices_came_the_server_adds_nothing(slots):
+    """Compiled, 1 - K/K is -1.5e-8 for eight of these K, and its root is NaN."""
+    made = algorithms.fedavg(privacy="distributed", noise=1.0, K=slots, replacement=False).privacy
+
+    @partial(jax.jit, compiler_options=AS_USERS_COMPILE)
+    def added(times, normals):
+        round = Round(None, times, None, None, None, noise=privacy.Noise({"delta": normals}))
+        return privacy._noisy(made, "delta", jnp.zeros(d), round)
+
+    normals = np.ones(d, np.float32)
+    np.testing.assert_array_equal(added(np.ones(slots, np.float32), normals), 0)
+    np.testing.assert_allclose(added(np.zeros(slots, np.float32), normals), 1)
 
 
 def test_the_system_s_noise_is_normal_and_never_the_same():
@@ -467,6 +506,63 @@ def test_a_budget_that_ends_before_the_first_evaluation_is_refused(federation):
 def test_runs_of_one_seed_are_equal_and_their_noise_follows_from_it(runs):
     assert not np.array_equal(runs[2].params["weight"], runs[3].params["weight"])
     assert not np.array_equal(runs[2].params["weight"], runs[0].params["weight"])
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_who_knows_the_seed_can_subtract_the_noise_unless_it_is_the_system_s(federation, replay):
+    model = models.logistic(federation.shape, federation.classes)
+    begun = model.init(jax.random.key(5))
+    noise = privacy.normals({"delta": begun}, randomness.words(5, 1, randomness.NOISE, 2))["delta"]
+
+    def seen(deviation):
+        """The update of round 1, less the noise that follows from the seed."""
+        own = {"privacy": "central", "K": 12, "replacement": False, "noise": deviation, "replay": replay}
+        [run] = simulate(federation, model, algorithms.fedavg(**own), rounds=1, seeds=[5])
+        difference = jax.tree.map(lambda a, b, n: a - b - deviation / 12 * n, run.params, begun, noise)
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(difference)])
+
+    error = np.linalg.norm(seen(1.0) - seen(1e-6))
+    assert error < 1e-5 if replay else error > 1
+
+
+def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
+    model = models.logistic(federation.shape, federation.classes)
+    made = algorithms.fedavg(**RUN, noise=1.0, replay=False)
+    found, programs = [], []
+    for _ in range(2):
+        found += simulate(federation, model, made, rounds=3, seeds=[7, 7])
+        programs.append(program.advance._cache_size())
+    assert programs[0] == programs[1]
+    assert len({run.params["weight"].tobytes() for run in found}) == 4
+    assert len({run.devices.tobytes() for run in found}) > 1  # the draws, too
+
+
+def test_a_run_that_cannot_be_replayed_says_so_and_goes_on_with_other_noise(tmp_path, monkeypatch):
+    keys = []
+
+    def with_keys(algorithm, words):
+        keys.append(np.array(words))
+        return there(algorithm, words)
+
+    def stop(i, first, part):
+        raise RuntimeError("stopped")
+
+    there = privacy.with_keys
+    monkeypatch.setattr(privacy, "with_keys", with_keys)
+    secret = EXPERIMENT | {"set": EXPERIMENT["set"] | {"replay": False}}
+    with pytest.raises(RuntimeError, match="stopped"):
+        execute(secret, directory=tmp_path / "run", observe=stop)
+    before = (tmp_path / "run" / "rounds.jsonl").read_text()
+    told = []
+    stored = execute(secret, directory=tmp_path / "run", on_start=told.append)
+    assert len(keys) == 2 and not np.array_equal(*keys)
+    assert (tmp_path / "run" / "rounds.jsonl").read_text().startswith(before)
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or not any(key.tobytes() in path.read_bytes() for key in keys)
+    assert summary.SECRET in tables.summary(told[0].plan)
+    assert ["privacy", f"central, delta 1e-05; {summary.SECRET}"] in described(stored)["facts"]
+    assert "with other draws and noise" in described(stored)["again"][0][0]
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["replay"] is False
 
 
 EXPERIMENT = {

@@ -1,6 +1,7 @@
 """Robust rules against literal NumPy, and their promises for any reply."""
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -265,6 +266,17 @@ def test_equal_liars_never_win_if_enough_others_reply(name):
                 assert not np.any(flat(update.delta)) and not np.any(update.weights)
             else:
                 assert not np.any(update.weights[:f]) and 0 < np.linalg.norm(flat(update.delta)) < 20
+
+
+def test_the_guide_says_that_the_median_is_the_lower_one():
+    """Of two updates the longer one is clipped to the shorter one; the mean of both norms would let a liar raise it."""
+    ones = jnp.ones(2)
+    sent = nested(jnp.eye(2, P) * jnp.array([[1.0], [3.0]]))
+    round = a_round(0)._replace(times=ones, size=ones, correction=ones, delta=sent)
+    assert np.linalg.norm(flat(ruled("norm_bound", round, 0.2).delta)) == pytest.approx(np.sqrt(0.5), rel=1e-5)
+    rows = (Path(__file__).parents[1] / "docs/attacks.md").read_text().splitlines()
+    for name in ("centred_clipping", "norm_bound"):
+        assert next(row for row in rows if row.startswith(f"| `{name}` |")).count("lower median") == 1
 
 
 def test_the_guard_goes_inside_a_robust_rule():

@@ -3,12 +3,14 @@
 import functools
 import json
 import linecache
+import re
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -750,6 +752,15 @@ def test_a_rule_that_is_no_function_is_named():
     for rule in (None, "mean"):
         with pytest.raises(InputError, match=f"rule = {rule!r}: should be a function of the round"):
             folb.compose(rule)
+
+
+def test_a_rule_whose_numbers_are_missing_is_named():
+    said = "rule = 'folb_hetero': should be a function of the round alone (missing a required argument: 'psi')"
+    with pytest.raises(InputError, match=re.escape(said)):
+        folb.compose(folb.rules.folb_hetero, uploads=("grad", "gamma"))
+    with pytest.raises(InputError, match="rule = '<lambda>': should be a function of the round alone"):
+        folb.compose(lambda: None)
+    folb.compose(Partial(folb.rules.folb_hetero, psi=0.1), uploads=("grad", "gamma"))
 
 
 SHAPES = {

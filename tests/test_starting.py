@@ -7,6 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +49,10 @@ def test_a_new_dataset_runs_as_printed(capsys, tmp_path):
 
 
 def test_a_new_flower_app_is_the_example(capsys, tmp_path):
-    files, (command,) = started(capsys, "flower", tmp_path / "app")
+    files, (install, command) = started(capsys, "flower", tmp_path / "app")
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    (flower,) = project["optional-dependencies"]["flower"]
+    assert shlex.split(install) == ["pip", "install", flower.replace("flwr", "flwr[simulation]")]  # it has ray
     assert command.startswith(f"flwr run {tmp_path / 'app'} local --stream")
     names = sorted(os.listdir(tmp_path / "app"))
     assert names == ["device.py", "pyproject.toml", "server.py"] and len(files) == 3

@@ -262,7 +262,7 @@ def test_sums_alone_do_not_set_a_step_size(setting, value):
 
 
 def test_the_guard_refuses_a_stretched_step():
-    with pytest.raises(InputError, match="with the guard"):
+    with pytest.raises(InputError, match="lookahead without stretch, if guarded"):
         algorithms.folb(guarded=True, server="lookahead", stretch=0.5)
 
 

@@ -294,6 +294,8 @@ def test_a_box_for_one_algorithm_leaves_the_others_alone():
         (["--box", "lr=log:0..1"], "lr = 'log:0..1': should begin above 0"),
         (["--box", "lr=log:3"], "lr = 'log:3': should be a range of numbers"),
         (["--box", "lr=0.1..inf"], "lr = '0.1..inf': should be a range of numbers"),
+        (["--box", "lr=0.1-1"], "lr = '0.1-1': should be a finite number, or a range such as 0.1..1"),
+        (["--box", "K=5,8-9"], "K = '8-9': should be a whole number, or a range such as 0.1..1"),
         (["--box", "lr"], "box = 'lr': should be KEY=VALUE"),
         (["--box", "lrr=1..2"], "box = 'lrr': did you mean 'lr'?"),
         (["--box", "psi=1..2"], "psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),

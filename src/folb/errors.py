@@ -76,6 +76,10 @@ def choose(field: str, value: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     if isinstance(value, str) and value in choices:  # an array would be compared number by number
         return value
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=NEAR)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InputError(field, value, f"{hint}choose one of {', '.join(sorted(choices))}")
+    raise InputError(field, value, f"{hint(value, choices)}choose one of {', '.join(sorted(choices))}")
+
+
+def hint(value: str, choices: Iterable[str]) -> str:
+    """A question about the most similar choice; empty if none is similar."""
+    near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=NEAR)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from folb.errors import InputError
+from folb.regular import regular
 from folb.typing import NDArray
 
 UNPACKED = 1_000_000_000  # bytes that any file may unpack to
@@ -34,7 +35,7 @@ def arrays(
     found: dict[str, NDArray] = {}
     # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.
     try:
-        with open(path, "rb") as file:
+        with open(regular(path), "rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("a single array")

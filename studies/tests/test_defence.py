@@ -227,6 +227,17 @@ def test_damaged_results_are_named(home):
             Losses([TWO], [MEAN], home)
 
 
+def test_the_guards_page_quotes_the_worst_attacks():
+    """Of the stored study; the figures are of the command that the page names (tests/test_guard.py, slow)."""
+    results, worst = Results(ROOT / "studies/results/defence.jsonl.gz"), []
+    for share in (10, 20):
+        found = results.get(f"synthetic_1_1-guarded_folb-{share}")["attacks"]
+        worst.append(min(found, key=lambda name: np.mean(found[name]["settled"])))
+    page = " ".join((ROOT / "docs/guarded.md").read_text().split())
+    assert f"Three do most with `attack={worst[0]}`, which need not know the guard" in page
+    assert f"Six do most with `{worst[1]}`" in page
+
+
 def test_the_committed_page_is_that_of_the_stored_results(tmp_path, capsys):
     committed, results = ROOT / "docs" / "attacks", ROOT / "studies" / "results" / "defence.jsonl.gz"
     assert main(["defend", "--pages-only", "--out", str(tmp_path), "--results", str(results)]) == 0

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 
@@ -80,6 +81,14 @@ def test_a_damaged_file_is_named_and_kept(path, content, monkeypatch, capsys):
         error = capsys.readouterr().err
         assert f"results = '{FILE}': cannot be read" in error and error.count("\n") == 1
     assert path.read_bytes() == content
+
+
+def test_a_pipe_is_no_file_of_results(path):
+    """To open it would wait for somebody who writes to it."""
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="not a regular file"):
+        Results(path).check()
 
 
 # the options of the commands

@@ -25,7 +25,7 @@ from folb.cli import (
     search,
 )
 from folb.cli.signals import how_to_resume, interruptible, leave
-from folb.errors import InputError
+from folb.errors import InputError, hint
 
 GROUP = "folb.commands"  # entry points of this group add commands: functions of the subparsers, as `add` is here
 STUDIES = {
@@ -70,6 +70,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"folb: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message = f"{hint(value, action.choices or ())}{error.message}"
+            raise
 
 
 def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
@@ -123,14 +130,15 @@ def collect_garbage_rarely() -> None:
     atexit.register(gc.freeze)
 
 
-def end_at_once() -> None:
+def end_at_once(code: int) -> None:
     """End the process without taking its modules apart, which takes a tenth of a second with jax.
 
     It is registered before the command begins, so it runs after all that the command registers for the end.
+    A command that was interrupted needs it, too: Python may remember Ctrl-C, and give its own exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def wait_asleep() -> None:
@@ -151,20 +159,29 @@ def open_closed_streams() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. Bad input gives one line on standard error and exit code 2."""
-    alone = arguments is None  # in a process of its own
-    succeeded = False
-    if alone:
-        atexit.register(lambda: end_at_once() if succeeded else None)
-        collect_garbage_rarely()
-        wait_asleep()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run a command, by default that of this process. Bad input gives one line on standard error and exit code 2."""
+    if arguments is not None:
+        return run(arguments)
+    code = None
+    atexit.register(lambda: None if code is None else end_at_once(code))
+    collect_garbage_rarely()
+    wait_asleep()
+    code = run(sys.argv[1:])
+    return code
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command, and return its exit code."""
     open_closed_streams()
     top = parser(arguments[:1] == ["tune"], *arguments[:1])
     options, unknown = top.parse_known_args(arguments)
     if unknown and options.handle is not _without:
-        top.prog += f" {options.command}"  # its help lists the options
-        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+        known = completion.table(top, {})
+        command = f"{options.command} {getattr(options, 'action', '')}".strip()
+        command = command if command in known else options.command
+        top.prog += f" {command}"  # its help lists the options
+        word = unknown[0].partition("=")[0]
+        top.error(f"{hint(word, known[command].options)}unrecognized arguments: {' '.join(unknown)}")
     try:
         with interruptible():
             options.handle(options)
@@ -191,5 +208,4 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         traceback.print_exc()
         return leave(options, 1)
-    succeeded = True
     return 0

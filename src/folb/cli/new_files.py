@@ -34,7 +34,10 @@ KINDS = {
     ),
     "flower": Starter(
         tuple(APP / name for name in ("device.py", "server.py", "pyproject.toml")),
-        ('flwr run {} local --stream --federation-config "num-supernodes=4 client-resources-num-cpus=1"',),
+        (
+            "pip install 'flwr[simulation]>=1.41,<1.42'",  # with ray, which folb[flower] does without
+            'flwr run {} local --stream --federation-config "num-supernodes=4 client-resources-num-cpus=1"',
+        ),
     ),
 }
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from folb.cli import interrupted
+
 AGAIN = 0.02  # seconds
 
 
@@ -42,13 +44,12 @@ def interruptible() -> Iterator[None]:
             threading.Timer(AGAIN, _thread.interrupt_main).start()
             return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
-            print("folb: interrupted", file=sys.stderr, flush=True)
-            os._exit(130)
+            interrupted(number, frame)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or (
-        threading.current_thread() is not threading.main_thread()
-    ):
+    before = signal.getsignal(signal.SIGINT)
+    usual = before in (signal.default_int_handler, interrupted)  # not if somebody ignores it, as nohup does
+    if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
     gc.callbacks.append(note)
@@ -56,7 +57,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
         gc.callbacks.remove(note)
 
 

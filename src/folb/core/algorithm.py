@@ -274,6 +274,11 @@ class Common(TypedDict, total=False):
     clip_gradient: Annotated[
         float | None, "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1"
     ]
+    replay: Annotated[
+        bool | None,
+        "with privacy, in the simulator: false takes draws and noise from the operating system, so that nobody can "
+        "replay the run; by default they follow from the seed",
+    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
@@ -371,6 +376,7 @@ def compose(
     clip: Any = None,
     clip_quantile: Any = None,
     clip_gradient: Any = None,
+    replay: bool | None = None,
     clamp_gamma: bool = True,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
@@ -379,8 +385,7 @@ def compose(
     `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
     Algorithm 2, whose devices send only their gradients.
     """
-    if not callable(rule):
-        raise InputError("rule", rule, "should be a function of the round, such as folb.rules.mean")
+    _check_rule(rule)
     if isinstance(uploads, str) or not isinstance(uploads, Sequence):
         raise InputError("uploads", uploads, "should be a list of uploads")
     check_whole("K", K, 1, selection.MOST)
@@ -431,8 +436,6 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
-    if chosen.expected is not None and over_selection is not None:
-        raise InputError("over_selection", over_selection, "should be None with sampling=poisson: any number may join")
     codecs = compression(compress_up, compress_down, keep, error_feedback)
     if second and gradient is not None and gradient.works and codecs.up is not None:
         raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
@@ -496,6 +499,7 @@ def compose(
             "compress_up": compress_up,
             "compress_down": compress_down,
         },
+        replay,
         epsilon=epsilon,
         delta=delta,
         noise=noise,
@@ -503,6 +507,19 @@ def compose(
         clip_quantile=clip_quantile,
         clip_gradient=clip_gradient,
     )
+
+
+def _check_rule(rule: Any) -> None:
+    """Raise an `InputError` unless the rule is a function of the round alone."""
+    if not callable(rule):
+        raise InputError("rule", rule, "should be a function of the round, such as folb.rules.mean")
+    try:
+        inspect.signature(rule).bind(None)
+    except TypeError as error:
+        expected = f"should be a function of the round alone ({error}): other arguments are set by "
+        raise InputError("rule", _written(rule), f"{expected}jax.tree_util.Partial(rule, name=value)") from None
+    except ValueError:  # some compiled functions do not say what they take
+        pass
 
 
 def _check_asynchronous(

@@ -18,7 +18,7 @@ import numpy as np
 
 from folb.core.shuffle import mixed, shuffled
 from folb.core.sketch import from_bytes, to_bytes
-from folb.core.vector import flat, namespace, shaped, size
+from folb.core.vector import flat, namespace, over_largest, shaped, size
 from folb.errors import InputError, check, choose
 from folb.typing import Params
 
@@ -80,7 +80,7 @@ class Codec(NamedTuple):
             return {"codes": to_bytes((row > 0).astype(xp.uint32), 1), "scale": scale}
         top = _levels(self.name)
         scale = xp.max(xp.abs(blocks), axis=1)
-        unit = (blocks / xp.where(scale > 0, scale, xp.float32(1))[:, None]).reshape(-1)[:d]
+        unit = over_largest(blocks, scale[:, None]).reshape(-1)[:d]
         level = xp.clip(xp.floor(unit * xp.float32(top) + _chances(words, d)), -top, top)
         codes = (level + xp.float32(top + 1)).astype(xp.uint32)
         return {"codes": to_bytes(codes, BITS[self.name]), "scale": scale}

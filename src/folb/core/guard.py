@@ -41,6 +41,7 @@ from folb.errors import InputError, check_number
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
 
+OTHERWISE = "or set guarded=False"  # as Python and the command line spell it
 LARGEST = 1e6  # longest gradient, in median norms: weights are bounded, so a longer one would change nothing
 
 
@@ -75,16 +76,16 @@ def _check(algorithm: Algorithm) -> None:
     if (robust := algorithm.robust) is not None and not robust.even:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
-        raise InputError("robust", which, expected)
+        raise InputError("robust", which, f"{expected}; {OTHERWISE}")
     if (memory := algorithm.memory) is not None and memory.correct is not None:
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
-        raise InputError("memory", settings.get("memory") or "your own", expected)
+        raise InputError("memory", settings.get("memory") or "your own", f"{expected}; {OTHERWISE}")
     gain = algorithm.server.gain
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
         expected += "others a device's weight may be any number of times as large"
-        raise InputError("server", settings.get("server", "your own"), expected)
-    expected = "should be at most 1 if guarded, since c/K grows with it: use a smaller server_lr"
+        raise InputError("server", settings.get("server", "your own"), f"{expected}; {OTHERWISE}")
+    expected = f"should be at most 1 if guarded, since c/K grows with it: use a smaller server_lr, {OTHERWISE}"
     check_number("gain of the server's step", gain, lambda gain: gain <= 1 + 1e-6, expected)
 
 

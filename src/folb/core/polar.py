@@ -10,6 +10,7 @@ from jax import Array
 
 from folb.core import tree
 from folb.core.rules import fraction
+from folb.core.vector import over_largest
 from folb.typing import Params
 
 SMALLEST = 1e-30  # a vector without a larger entry counts as 0
@@ -30,9 +31,7 @@ def polar(stack: Params, wanted: Array) -> Polar:
     parts = jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf), axis=_inner(leaf), initial=0.0), kept)
     largest = jax.tree.reduce(jnp.maximum, parts)
     some = largest > SMALLEST
-    small = jax.tree.map(
-        lambda leaf: jnp.where(over(some, leaf), leaf / over(jnp.where(some, largest, 1.0), leaf), 0), kept
-    )
+    small = jax.tree.map(lambda leaf: jnp.where(over(some, leaf), over_largest(leaf, over(largest, leaf)), 0), kept)
     norms = tree.norms(small)
     direction = scaled(small, fraction(jnp.ones_like(norms), norms))
     return Polar(jnp.where(wanted & ~fine, jnp.inf, largest * norms), direction)

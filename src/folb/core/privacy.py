@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from folb.core import accountant, randomness, rules, server_step, step_size, tree
@@ -50,6 +51,7 @@ SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding errors do not exceed a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
+KEYLESS = (np.uint32(0), np.uint32(0))  # in place of a key, until the run has one from the operating system
 SURE = 6.0  # standard deviations that the noise of a device does not exceed
 # what FOLB weighs by: its inner products, less a discount
 WEIGHED = {rules.folb: None, rules.folb_hetero: as_printed, rules.folb_never_flip: never_flipped}
@@ -70,6 +72,7 @@ class Privacy:
     clip: Any
     clip_gradient: Any
     quantile: Any
+    key: Any = None  # of draws and noise, two words; if it is None, they follow from the seed
 
     def share(self, part: str) -> float:
         """The part's share of the whole."""
@@ -112,15 +115,18 @@ def private(
     algorithm: Algorithm,
     place: str | None,
     parts: Mapping[str, Any],
+    replay: bool | None = None,
     **numbers: Any,
 ) -> Algorithm:
     """The algorithm with privacy; None leaves it as it is. What cannot be private is rejected, with the reason.
 
     `parts` has the settings of parts that may not be private, as they were given.
     """
+    if not isinstance(replay, bool | None):
+        raise InputError("replay", replay, "should be True or False")
     given = {name: value for name, value in numbers.items() if value is not None}
     if place is None:
-        for name, value in given.items():
+        for name, value in (given | ({} if replay is None else {"replay": replay})).items():
             raise InputError(name, value, "is for a private algorithm: set privacy=central or privacy=distributed")
         return algorithm
     choose("privacy", place, PLACES)
@@ -153,6 +159,7 @@ def private(
         given.get("clip", 1.0),
         given.get("clip_gradient", 1.0),
         given.get("clip_quantile"),
+        KEYLESS if replay is False else None,
     )
     asked = tuple(BOUNDED[name] for name in summed if name in BOUNDED)
     return with_clip(replace(algorithm, privacy=made, uploads=(*algorithm.uploads, *asked)), ())
@@ -280,6 +287,22 @@ def first_clip(algorithm: Algorithm) -> Any:
     return () if found is None or found.quantile is None else jnp.float32(found.clip)
 
 
+def with_keys(algorithm: Algorithm, words: Any) -> Algorithm:
+    """Stacked runs with their own random `words`, [2, runs], as keys, if draws and noise do not follow from a seed."""
+    if algorithm.privacy is None or algorithm.privacy.key is None:
+        return algorithm
+    return replace(algorithm, privacy=replace(algorithm.privacy, key=tuple(words)))
+
+
+def luck(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
+    """The two words that the draws and the noise of round t follow from: the seed and t, or else words of the key."""
+    if algorithm.privacy is None or algorithm.privacy.key is None:
+        return seed, t
+    first, second = algorithm.privacy.key
+    own = randomness.words(first, second, t, 2)
+    return own[0], own[1]
+
+
 def shapes(algorithm: Algorithm, round: Round) -> dict[str, Any]:
     """The shape of each part of a round's noise."""
     assert algorithm.privacy is not None
@@ -305,18 +328,19 @@ def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
 
 
 def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
-    """The round with its noise, by (seed, round, device); with the noise of its devices, too, if it names them."""
+    """The round with its noise, by its `luck` and device; with the noise of its devices, too, if it names them."""
     found = algorithm.privacy
     if found is None:
         return round
     assert round.t is not None
-    wanted = shapes(algorithm, round)
-    server = normals(wanted, randomness.words(seed, round.t, randomness.NOISE, 2))
+    wanted, own = shapes(algorithm, round), luck(algorithm, seed, round.t)
+    server = normals(wanted, randomness.words(*own, randomness.NOISE, 2))
     if found.place == "central" or round.device is None:
         return round._replace(noise=Noise(server))
     # the first four words of a device are for its batches and its effort
-    words = randomness.words(seed, round.t, round.device, 6)[:, 4:]
-    return round._replace(noise=Noise(server, jax.vmap(lambda own: quick_normals(wanted, own))(words)))
+    words = randomness.words(*own, round.device, 6)[:, 4:]
+    how = quick_normals if found.key is None else normals  # what is secret comes from the block cipher
+    return round._replace(noise=Noise(server, jax.vmap(lambda one: how(wanted, one))(words)))
 
 
 def release(algorithm: Algorithm, round: Round) -> Released:
@@ -402,7 +426,8 @@ def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
     noise = round.noise.server[part]
     if found.place == "distributed":
         there, slots = round.times > 0, len(round.times)
-        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt(1.0 - jnp.sum(there) / slots), noise)
+        # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
+        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt((slots - jnp.sum(there)) / slots), noise)
         if round.noise.devices is not None:
             shares = tree.combine(there / math.sqrt(slots), round.noise.devices[part])
             noise = tree.add(noise, shares)

@@ -27,7 +27,7 @@ from folb.core.multiset import (
     proportional,
 )
 from folb.core.upload import Upload
-from folb.errors import InputError, check
+from folb.errors import InputError, check, check_number
 
 jax.tree_util.register_dataclass(
     Upload, data_fields=["numbers"], meta_fields=["name", "compute", "least", "most", "sizes"]
@@ -96,7 +96,7 @@ class First(NamedTuple):
 class Selection:
     """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2.
 
-    With over-selection a round ends when `wanted` of the K have answered.
+    With over-selection a round asks `factor` times as many as it needs, and ends when `wanted` of the K have answered.
     """
 
     K: int = field(metadata={"static": True})
@@ -104,6 +104,7 @@ class Selection:
     sampling: Sampling
     second: bool = field(default=False, metadata={"static": True})
     wanted: int | None = field(default=None, metadata={"static": True})
+    factor: float = field(default=1.0, metadata={"static": True})
 
     @property
     def enough(self) -> int:
@@ -135,14 +136,25 @@ def over_selected(how: Selection, factor: float | None) -> Selection:
     """The selection with `factor` times as many devices and candidates; the first K replies are enough."""
     if factor is None:
         return how
-    check("over_selection", factor, lambda factor: 1 <= factor <= 10, "should be from 1 to 10")
-    K, sampling = math.ceil(how.K * factor - 1e-9), how.sampling
-    check("over_selection", factor, MOST >= K, f"times K = {how.K} should be at most {MOST} devices")
-    if how.K == K:
-        return how
+    check_number("over_selection", factor, lambda factor: (factor >= 1) & (factor <= 10), "should be from 1 to 10")
+    if how.sampling.expected is not None and factor != 1:
+        raise InputError("over_selection", factor, "should be None with sampling=poisson: any number may join")
+    return sized(replace(how, factor=float(factor)), how.enough)
+
+
+def sized(how: Selection, wanted: int, N: float = math.inf) -> Selection:
+    """The selection for rounds that need `wanted` replies, among N devices.
+
+    Over-selection then asks more devices, and candidates in proportion.
+    """
+    K, sampling = math.ceil(wanted * how.factor - 1e-9), how.sampling
+    if how.distinct:
+        K = int(min(K, N))
+    expected = f"should be at most {MOST} devices: use a smaller K, over_selection or, on Flower, fraction_train"
+    check("K times over_selection", K, MOST >= K, expected)
     if sampling.candidates is not None:
         sampling = replace(sampling, candidates=math.ceil(sampling.candidates * K / how.K))
-    return replace(how, K=K, sampling=sampling, wanted=how.K)
+    return replace(how, K=K, sampling=sampling, wanted=wanted if wanted < K else None)
 
 
 def drawing(how: Selection, known: Known) -> Draw:

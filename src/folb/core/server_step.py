@@ -282,7 +282,7 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
         if not isinstance(wanted, ServerStep):
             expected = f"should be one of {', '.join(SERVERS)}, or a ServerStep(init, apply)"
             raise InputError("server", wanted, expected)
-        make, known = functools.partial(tree.functions, "server", wanted), []
+        make, known = functools.partial(tree.functions, "server", wanted, "gain"), []
     for name, value in given.items():
         if name not in known:
             owners = [other for other, step in SERVERS.items() if name in inspect.signature(step).parameters]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from folb.core.shuffle import mixed, shuffled
-from folb.core.vector import flat, namespace
+from folb.core.vector import flat, namespace, over_largest
 from folb.typing import Params
 
 BITS = (1, 2, 4, 8, 32)
@@ -40,8 +40,7 @@ def packed(s: Any, bits: int) -> Any:
         scale, level = xp.sqrt(xp.sum(s * s) / s.shape[0]), (s > 0).astype(xp.uint32)
     else:
         scale = xp.max(xp.abs(s))
-        unit = s / xp.where(scale > 0, scale, xp.float32(1))
-        level = xp.round((unit + 1) * xp.float32(top / 2)).astype(xp.uint32)
+        level = xp.round((over_largest(s, scale) + 1) * xp.float32(top / 2)).astype(xp.uint32)
     return {"codes": to_bytes(level, bits), "scale": scale.reshape(1)}
 
 

@@ -70,13 +70,16 @@ def compiled(f: Any) -> Any:
     return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
-def functions(field: str, wanted: Any) -> Any:
-    """A part that is a tuple of functions, each as a tree. One that may be missing is None by default."""
+def functions(field: str, wanted: Any, *numbers: str) -> Any:
+    """A part that is a tuple of functions, each as a tree, and of `numbers`. Those that may be missing are None."""
     for name, function in wanted._asdict().items():
+        if name in numbers:
+            continue
         missing = function is None and wanted._field_defaults.get(name, wanted) is None
         if not callable(function) and not missing:
             raise InputError(f"{field}: {name}", function, "should be a function")
-    return type(wanted)(*map(compiled, wanted))
+    given = wanted._asdict()
+    return type(wanted)(**{name: given[name] if name in numbers else compiled(given[name]) for name in given})
 
 
 def pair(field: str, found: Any) -> tuple[Any, Any]:

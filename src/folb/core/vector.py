@@ -43,6 +43,16 @@ def scaled(a: Params, factor: Any) -> Params:
     return each(lambda value: factor * value, a)
 
 
+def over_largest(a: Any, largest: Any) -> Any:
+    """a / largest, from -1 to 1; 0 if `largest` is 0.
+
+    XLA multiplies by 1 / largest, which counts as 0 if `largest` is above 2^126: so both are made smaller first.
+    """
+    xp = namespace(largest)
+    small = xp.where(largest > 1, xp.float32(2**-8), xp.float32(1))
+    return a * small / (xp.where(largest > 0, largest, xp.float32(1)) * small)
+
+
 def zeros(a: Params) -> Params:
     """A tree of zeros, with the structure of `a`."""
     return each(lambda value: namespace(value).zeros_like(value), a)

@@ -15,6 +15,7 @@ import numpy as np
 
 from folb.data import source_files
 from folb.errors import InputError
+from folb.regular import regular
 from folb.typing import NDArray
 
 FORMAT = 1  # part of every key: increase it when the same recipe gives other arrays
@@ -57,7 +58,7 @@ def _load(path: Path) -> dict[str, NDArray] | None:
     if not path.exists():
         return None
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as entry:
+        with open(regular(path), "rb") as file, np.load(file, allow_pickle=False) as entry:
             return {name: entry[name] for name in entry.files}
     except Exception:  # a damaged file may raise anything; the entry is then built again
         return None

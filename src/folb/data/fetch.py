@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
@@ -144,22 +145,35 @@ def _get(source: Source, path: Path, progress: Progress) -> list[Path]:
         raise InputError(
             "FOLB_DATA", str(source_files.directory()), "is read-only: name another directory to fetch into"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    failures: list[str] = []
-    for url in source.urls:
-        try:
-            download(url, path, size=source.size, sha256=source.sha256, progress=progress)
-            break
-        except InputError as error:
-            failures.append(str(error))
-    else:
-        names = ", ".join(file.name for file in kept)
-        what = f"{names} from it" if source.members else "it"
-        raise InputError("fetch", path.name, f"put {what} in {path.parent} yourself: {'; '.join(failures)}")
-    if source.members:
-        source_files.unpack(path, path.parent, limit=source.limit, members=source.members)
-        path.unlink()
+    with _folder(path.parent):
+        failures: list[str] = []
+        for url in source.urls:
+            try:
+                download(url, path, size=source.size, sha256=source.sha256, progress=progress)
+                break
+            except InputError as error:
+                failures.append(str(error))
+        else:
+            names = ", ".join(file.name for file in kept)
+            what = f"{names} from it" if source.members else "it"
+            raise InputError("fetch", path.name, f"put {what} in {path.parent} yourself: {'; '.join(failures)}")
+        if source.members:
+            source_files.unpack(path, path.parent, limit=source.limit, members=source.members)
+            path.unlink()
     return kept
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """A folder to download into. What is made of it, and of the folders above, goes away again if it stays empty."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            for folder in made:
+                folder.rmdir()
 
 
 def download(

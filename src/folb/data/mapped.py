@@ -16,6 +16,7 @@ import numpy as np
 from folb import atomic
 from folb.data.federation import Federation, Split, blocks, check_one_per_sample, features, labels, most_classes, starts
 from folb.errors import InputError
+from folb.regular import regular
 from folb.typing import NDArray
 
 ABOUT = "federation.json"
@@ -103,7 +104,7 @@ def _side(path: Path) -> Side:
 
 def _array(path: Path) -> NDArray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(regular(path), mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InputError(str(path), error.strerror or str(error), "should be a readable .npy file") from None
     except Exception as error:  # in a damaged file the parser may raise anything
@@ -117,7 +118,7 @@ def _about(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        about = json.loads(path.read_bytes())
+        about = json.loads(regular(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(str(path), str(error), "should be json") from None
     if not isinstance(about, dict) or not isinstance(about.get("note", ""), str):

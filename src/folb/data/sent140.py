@@ -23,6 +23,7 @@ import numpy as np
 from folb.data import cache, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, check, check_whole, choose
+from folb.regular import regular
 from folb.typing import NDArray
 
 WHOLE = 1_600_000
@@ -233,7 +234,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
         return
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(TWEETS) as member:
+        with zipfile.ZipFile(regular(path)) as archive, archive.open(TWEETS) as member:
             yield member
     except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(str(path), str(error), f"should be a complete archive with {TWEETS} in it") from error

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 
 from folb.errors import InputError
 from folb.npz import check_room
+from folb.regular import regular
 
 
 def directory() -> Path:
@@ -82,7 +83,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     An error while reading (a cut or damaged file, text that is not utf-8) becomes an `InputError` that names the file.
     """
     try:
-        with open(path, "rb") as file:
+        with open(regular(path), "rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             if not packed:
@@ -161,7 +162,7 @@ class Member(NamedTuple):
 @contextmanager
 def _members(archive: Path) -> Iterator[dict[str, Member]]:
     """The files of an archive, by name; of two of one name the last."""
-    with open(archive, "rb") as file:
+    with open(regular(archive), "rb") as file:
         packed_as_one = file.read(2) == b"\x1f\x8b"
     if packed_as_one:
         with opened(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as packed:

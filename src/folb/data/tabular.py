@@ -19,6 +19,7 @@ from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed, Regression
 from folb.errors import InputError
 from folb.npz import check_room
+from folb.regular import regular
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -68,7 +69,7 @@ def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, row
     except ImportError as error:
         raise InputError(str(path), "pyarrow", "is needed to read it: pip install 'folb[parquet]'") from error
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(regular(path)) as file:
             _check_columns(path, file.schema_arrow.names, needed, "" if only else ADVICE)
             yield from file.iter_batches(batch_size=rows, columns=needed if only else None)
     except (OSError, arrow.ArrowException) as error:

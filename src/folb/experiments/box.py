@@ -116,10 +116,20 @@ def choice(name: str, kind: Any, given: Any) -> Choice:
             raise InputError(name, given, "is a range, but the setting is not a number: give values, as V1,V2")
         low, high = (read(name, number, end) for end in (found.low, found.high))
         return Range(low, high, found.log, number is int)
-    values = [read(name, kind, value) for value in found]
+    values = [_value(name, kind, value) for value in found]
     if len(set(map(repr, values))) < len(values):
         raise InputError(name, given, "should be different values")
     return values
+
+
+def _value(name: str, kind: Any, given: Any) -> Any:
+    """One value of a setting. What is no number may have been meant for a range."""
+    try:
+        return read(name, kind, given)
+    except InputError as error:
+        if _number(kind) is None:
+            raise
+        raise InputError(name, given, f"{error.expected}, or a range such as 0.1{TO}1") from None
 
 
 def _number(kind: Any) -> type | None:

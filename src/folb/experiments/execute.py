@@ -23,6 +23,7 @@ from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
 from folb.measures import FAIRNESS
 from folb.models.model import params_like
+from folb.regular import regular
 from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
@@ -319,7 +320,7 @@ def finished(path: Path, planned: Plan) -> bool:
     if not store.is_run(path) or store.read(path).environment["identity"] != planned.identity:
         return False
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        json.loads((path / store.RESULTS).read_bytes())
+        json.loads(regular(path / store.RESULTS).read_bytes())
         wanted = [rounds for rounds in planned.rounds for _ in planned.experiment.seeds]
         return [len(run.seconds) for run in store.read(path).runs()] == wanted
     return False

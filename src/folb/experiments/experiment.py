@@ -126,7 +126,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def from_toml(path: Path) -> Experiment:
     """An experiment from a file whose keys are the fields of `Experiment`."""
-    return from_fields(experiment_file.read(path), f"{path}: ")
+    return from_fields(experiment_file.read(path, piped=True), f"{path}: ")
 
 
 def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:

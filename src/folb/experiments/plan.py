@@ -317,6 +317,14 @@ def _boxes(parts: list[Part], given: Mapping[str, Any], values: list[dict[str, A
     return [{name: box[name] for name in part.settings if name in box} for part, box in zip(parts, found, strict=True)]
 
 
+ELSEWHERE = {  # what other libraries call a setting
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "epochs": "unit=epoch, with --system fixed --set work=EPOCHS",
+    "momentum": "local_step=momentum (on devices) or server=momentum",
+}
+
+
 def _refuse(parts: list[Part], name: str, value: Any, only: str | None, field: str = "set") -> None:
     """Raise an error that names the parts with this setting, or else suggests a similar setting."""
     everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
@@ -325,4 +333,6 @@ def _refuse(parts: list[Part], name: str, value: Any, only: str | None, field: s
     if owners:
         chosen = only or ", ".join(part.name for part in parts)
         raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
+    if name in ELSEWHERE:
+        raise InputError(field, name, f"folb calls this {ELSEWHERE[name]}")
     choose(field, name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))

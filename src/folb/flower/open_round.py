@@ -23,7 +23,7 @@ from folb.core.rules import Gradients, Round, Update
 from folb.core.selection import Known, Selection, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
-from folb.core.upload import DELTA, ENCODED, Upload
+from folb.core.upload import DELTA, ENCODED, GAMMA, GRAD, Upload
 from folb.errors import SINGLE, InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays, Task
@@ -154,12 +154,12 @@ class OpenRound:
     algorithm: Algorithm
     members: list[Member]
     until: float
+    uploads: tuple[Upload, ...] = ()  # what the server sees of each device of S_1
     N: int = 0  # all devices met so far: the memory has each of them
     plan: Plan | None = None
     own: Any = ()  # the memory of the devices of S_1, stacked
     start: Arrays | None = None  # the model that devices decode, if it has a codec
     forms: Mapping[str, Form] = field(default_factory=dict)  # what each upload must be
-    wanted: int = 0  # over-selection closes the round at this many replies, each counted as often as drawn
     asked: dict[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
     took: dict[int, float] = field(default_factory=dict)  # the seconds of the round until a usable reply came
@@ -281,15 +281,15 @@ class OpenRound:
             sent_alone = stack(who, self.algorithm.second_upload)
             second = Gradients(sent_alone, counted(drawn.second, who), drawn.second_correction, steps=steps)
         times = counted(drawn.first, identities)
-        sent = {upload.name: stack(identities, upload) for upload in self.algorithm.uploads}
+        sent = {upload.name: stack(identities, upload) for upload in self.uploads}
         return Round(
             params=state.params,
             times=times,
             size=_array([self.members[k].size for k in drawn.first.device]),
             correction=drawn.correction,
-            delta=stack(identities, DELTA),
-            grad=sent.pop("grad", None),
-            gamma=sent.pop("gamma", None),
+            delta=sent.pop(DELTA.name),
+            grad=sent.pop(GRAD.name, None),
+            gamma=sent.pop(GAMMA.name, None),
             inner=drawn.inner,
             second=second,
             sent=sent,
@@ -358,8 +358,8 @@ def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | No
     }
     if opened.epsilon is not None:
         line["epsilon"] = short(opened.epsilon, 6)
-    elif opened.algorithm.sends("gamma"):  # a private round does not record gammas: they have no noise
-        line["gamma"] = [opened.usable[k].numbers["gamma"] if k in opened.usable else None for k in identities]
+    elif any(upload.name == GAMMA.name for upload in opened.uploads):  # of a private round, gammas have no noise
+        line["gamma"] = [opened.usable[k].numbers[GAMMA.name] if k in opened.usable else None for k in identities]
     if opened.length:
         line["length"] = opened.length
     troubles: dict[str, Sequence[tuple[Any, str]]] = {

@@ -28,6 +28,7 @@ from folb.core.round import State
 from folb.core.system import System
 from folb.errors import InputError
 from folb.measures import ACCURACY, measure
+from folb.regular import regular
 from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
@@ -112,7 +113,7 @@ class RunRecord:
         """The rounds that a private run has asked devices for, the one that was interrupted included."""
         file = self.path / ASKED
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return max(self.done, int(json.loads(file.read_bytes())["rounds"]))
+            return max(self.done, int(json.loads(regular(file).read_bytes())["rounds"]))
         return self.done + file.exists()  # damaged: at least one more
 
     def ask(self, rounds: int) -> None:

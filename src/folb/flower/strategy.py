@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from folb.core import gaussian, privacy, tree, vector
+from folb.core import gaussian, privacy, selection, tree, vector
 from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
@@ -87,6 +87,8 @@ class FederatedStrategy(Strategy):
     another metric of the evaluation, such as "f1" or "mse".
     """
 
+    further: tuple[Upload, ...] = ()  # what a strategy asks devices for before its `uploads`
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -128,9 +130,7 @@ class FederatedStrategy(Strategy):
         if min_replies is not None:
             check_whole("min_replies", min_replies, 1)
         check_whole("max_abandoned", max_abandoned, 1)
-        if over_selection is None:
-            over_selection = algorithm.selection.K / algorithm.selection.enough
-        _check_number("over_selection", over_selection, lambda value: 1 <= value <= 10, "from 1 to 10")
+        algorithm = replace(algorithm, selection=selection.over_selected(algorithm.selection, over_selection))
         for name, fraction in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
             if fraction is not None:
                 _check_number(name, fraction, lambda value: 0 <= value <= 1, "from 0 to 1")
@@ -160,6 +160,8 @@ class FederatedStrategy(Strategy):
             raise InputError("robust", "fltrust", "should be another rule: a Flower server has no samples of its own")
         if not isinstance(replay, bool):
             raise InputError("replay", replay, "should be True or False")
+        if replay and algorithm.privacy is not None and algorithm.privacy.key is not None:
+            raise InputError("replay", replay, "should be False: the algorithm has replay=False")
         if algorithm.privacy is not None:
             asked = {"fraction_train": fraction_train, "min_replies": min_replies, "over_selection": over_selection}
             _check_private(algorithm, asked, fraction_evaluate, min_available_nodes)
@@ -174,8 +176,9 @@ class FederatedStrategy(Strategy):
             expected = f"should not need {', '.join(needs)}: on Flower bytes and seconds are real"
             raise InputError("system", getattr(self.system, "func", self.system), expected)
         self.deadline, self.wait = float(deadline), float(wait)
+        self.seconds = self.deadline  # of a round in this start: its timeout, if it has one
         self.min_replies, self.max_abandoned = min_replies, max_abandoned
-        self.over_selection, self.max_norm = float(over_selection), float(max_norm)
+        self.max_norm = float(max_norm)
         self.lengths: list[float] = []  # of a usual update, in each round
         self.used: set[int] = set()  # devices whose reply was used the last time they were asked
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
@@ -191,9 +194,13 @@ class FederatedStrategy(Strategy):
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
         self.opened: OpenRound | None = None
-        self.further: tuple[Upload, ...] = ()  # uploads that a strategy needs besides the algorithm's
         self.evaluating: list[Message] = []
         self.warned = False
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        """What the server sees of each device of S_1: a round's tasks, forms and record follow from it."""
+        return DELTA, *self.algorithm.uploads
 
     def summary(self) -> None:
         """Log what will be run."""
@@ -201,7 +208,7 @@ class FederatedStrategy(Strategy):
         chosen = {key: value for key, value in algorithm.origin.settings.items() if value is not None}
         settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
         log.info("%s with %s", algorithm.name, settings)
-        log.info("rounds of at most %g s, and at least %s replies", self.deadline, self.min_replies or self._usual)
+        log.info("rounds of at most %g s, and at least %s replies", self.seconds, self.min_replies or self._usual)
         if (found := algorithm.privacy) is not None:
             told = (found.place, found.scheme, self.min_available_nodes, found.noise, found.delta)
             log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
@@ -229,7 +236,7 @@ class FederatedStrategy(Strategy):
         check_whole("num_rounds", num_rounds, 1)
         if timeout is not None:
             _check_number("timeout", timeout, lambda value: 0 < value < math.inf, "more than 0 seconds")
-            self.deadline = float(timeout)
+        self.seconds = self.deadline if timeout is None else float(timeout)
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             if config:
                 expected = "should be empty: a device reads its settings from the run's config, context.run_config"
@@ -256,7 +263,7 @@ class FederatedStrategy(Strategy):
             self.target,
             self.judged_by,
         )
-        how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.over_selection}"
+        how = f"{type(self).__name__} {self.fraction_train} {self.min_train_nodes} {self.algorithm.selection.factor}"
         how += "" if self.max_norm == MAX_NORM else f" {self.max_norm}"  # an earlier run has none in its identity
         if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {self.min_available_nodes}"
@@ -299,7 +306,7 @@ class FederatedStrategy(Strategy):
             seconds = time.monotonic() - self._round.began
             model = self._kept(arrays)
             evaluations = list(self.configure_evaluate(t, model, ConfigRecord(), grid))
-            measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.deadline))
+            measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.seconds))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
             if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
@@ -387,9 +394,9 @@ class FederatedStrategy(Strategy):
         state = self.state._replace(params=params, devices=())
         arrays, start = self._sent(state, server_round, arrays)
         members = self._present(self.mailbox)
-        until = time.monotonic() + self.deadline
+        until = time.monotonic() + self.seconds
         self.opened = opened = OpenRound(
-            server_round, state, self.algorithm, members, until, start=start, noted=self._refusals()
+            server_round, state, self.algorithm, members, until, self.uploads, start=start, noted=self._refusals()
         )
         opened.epsilon = None if self.algorithm.privacy is None else self._epsilon()
         opened.N = len({member.identity for member in members} | set(self.remembered.met))
@@ -397,7 +404,7 @@ class FederatedStrategy(Strategy):
         if len(members) < self.min_available_nodes:
             opened.abandoned = f"{len(members)} devices are there, but {self.min_available_nodes} are needed"
             return []
-        opened.wanted, opened.algorithm = self._sized(len(members))
+        opened.algorithm = self._sized(len(members))
         opened.algorithm = core_round.with_step_size(opened.algorithm, state, server_round)
         who, size = np.array([m.identity for m in members], np.uint32), np.array([m.size for m in members], np.int32)
         how, seed, t = opened.algorithm.selection, np.uint32(self.seed), np.uint32(server_round)
@@ -507,16 +514,11 @@ class FederatedStrategy(Strategy):
                 found.append((None, reason))
         return found
 
-    def _sized(self, N: int) -> tuple[int, Algorithm]:
-        """How many replies the round needs, and the algorithm with the K that it asks."""
+    def _sized(self, N: int) -> Algorithm:
+        """The algorithm with the K that it asks among N devices."""
         how = self.algorithm.selection
         K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        most = N if how.distinct else math.inf
-        asked = int(min(math.ceil(K * self.over_selection - 1e-9), most))
-        sampling = how.sampling
-        if sampling.candidates is not None:  # as many for each device of the round as the algorithm has
-            sampling = replace(sampling, candidates=math.ceil(sampling.candidates * asked / how.K))
-        return int(min(K, most)), replace(self.algorithm, selection=replace(how, K=asked, sampling=sampling))
+        return replace(self.algorithm, selection=selection.sized(how, K, N))
 
     @property
     def fewest(self) -> int:
@@ -525,7 +527,7 @@ class FederatedStrategy(Strategy):
             return 0  # whether a private round is closed must not depend on what devices sent
         if self.min_replies is not None or not self._trusts_majority:
             return self.min_replies or 1
-        return -(-min(len(self._round.drawn), self._round.wanted) // 2)
+        return -(-min(len(self._round.drawn), self._round.algorithm.selection.enough) // 2)
 
     @property
     def _trusts_majority(self) -> bool:
@@ -596,7 +598,7 @@ class FederatedStrategy(Strategy):
                 dst_node_id=member.node,
                 message_type="train",
                 group_id=str(opened.t),
-                ttl=self.deadline + SLACK,
+                ttl=self.seconds + SLACK,
             )
             codecs, params = self.algorithm.compression, opened.state.params
             forms = {name: through(task, opened.forms[name], name, codecs, params) for name in task.uploads}
@@ -606,12 +608,13 @@ class FederatedStrategy(Strategy):
         return [opened.asked[identity][0] for identity in tasks]
 
     def _forms(self, params: Arrays) -> dict[str, Form]:
-        """The form that each possible upload must have, for a model like `params`."""
-        survey, first = self.algorithm.selection.sampling.survey, self.algorithm.selection.sampling.first
+        """The form that each upload of a round must have, for a model like `params`."""
+        how = self.algorithm.selection
+        survey, first = how.sampling.survey, how.sampling.first
         asked = [] if survey is None else [survey]
         asked += [] if first is None else [first.upload]
-        known = (DELTA, GRAD, *self.algorithm.uploads, *asked, *self.further)
-        found = {upload.name: form(upload, params) for upload in known}
+        asked += [self.algorithm.second_upload] if how.second else []
+        found = {upload.name: form(upload, params) for upload in (*self.further, *asked, *self.uploads)}
         if survey is not None and survey != GRAD and found[survey.name].shapes is not None:
             raise InputError(f"survey: {survey.name}", found[survey.name].shapes, "should be a number")
         return found
@@ -667,14 +670,13 @@ class FederatedStrategy(Strategy):
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
         drawn = opened.plan
         assert drawn is not None
-        uploads = (DELTA, *opened.algorithm.uploads)
         N = np.int32(max(opened.N, len(opened.members)))
         shift = shifts(opened.algorithm, opened.state, opened.own, drawn.steps, N)
         tasks, shifted = {}, {}
         for i, k in enumerate(drawn.first.device):
             if drawn.first.times[i] > 0 and not drawn.lost[i]:
                 identity = opened.members[k].identity
-                tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, uploads)
+                tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, opened.uploads)
                 if shift is not None:
                     own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                     shifted[identity] = protocol.packed(own)
@@ -698,7 +700,7 @@ class FederatedStrategy(Strategy):
         """
         opened = self._round
         opened.take(received)
-        if self.over_selection == 1 or not self._suffice(opened, opened.usable):
+        if opened.algorithm.selection.factor == 1 or not self._suffice(opened, opened.usable):
             return False
         if self._suffice(opened, set(opened.usable) - self.used):
             return True
@@ -708,11 +710,11 @@ class FederatedStrategy(Strategy):
     def _suffice(self, opened: OpenRound, there: Container[int]) -> bool:
         """Whether these devices are as many as the round wants."""
         times = [times for identity, times in opened.drawn.items() if identity in there]
-        return sum(times) >= opened.wanted and len(times) >= self.fewest
+        return sum(times) >= opened.algorithm.selection.enough and len(times) >= self.fewest
 
     def _take_turns(self, opened: OpenRound) -> None:
         """Set aside replies of devices that were used the last time, if the others suffice and some did not answer."""
-        if self.over_selection == 1:
+        if opened.algorithm.selection.factor == 1:
             return
         if set(opened.drawn) & opened.silent and self._suffice(opened, set(opened.usable) - self.used):
             opened.aside = [k for k in opened.drawn if k in opened.usable and k in self.used]
@@ -734,6 +736,8 @@ class FederatedStrategy(Strategy):
             count = len(set(opened.drawn) & set(opened.usable))
             if count < self.fewest:
                 opened.abandoned = f"{count} usable replies, but {self.fewest} are needed"
+            elif (how := self.algorithm.robust) is not None and not how.holds(count):
+                opened.abandoned = f"{count} usable replies are too few for robust={how.name}: liars could decide"
             else:
                 following, opened.update = self._closed(opened)
         if opened.abandoned:
@@ -808,7 +812,7 @@ class FederatedStrategy(Strategy):
                 dst_node_id=members[i].node,
                 message_type="evaluate",
                 group_id=str(server_round),
-                ttl=self.deadline + SLACK,
+                ttl=self.seconds + SLACK,
             )
             for i in sorted(order)
         ]

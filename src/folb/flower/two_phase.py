@@ -59,6 +59,8 @@ class TwoPhaseStrategy(FederatedStrategy):
     and no update shortened: the server would have to look at each.
     """
 
+    further = (SCALED_GRAD,)
+
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
         if settings.pop("guarded", False) is not False or algorithm.guard is not None:
             raise InputError("guarded", True, "is not possible with sums only: the guard looks at each gradient")
@@ -106,11 +108,11 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("stretch", algorithm.name, "should be None: it needs the length of each device's update")
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
-        self.weighted, self.importance = self._sums(rule)
-        self.further = (SCALED_GRAD, self.weighted, self.importance)
 
-    def _sums(self, rule: Any) -> tuple[Upload, Upload]:
-        """The uploads of a device for the two sums of phase 2."""
+    @property
+    def uploads(self) -> tuple[Upload, Upload]:
+        """What a device sends in phase 2: its terms of the two sums."""
+        rule: Any = self.algorithm.rule
         if rule.func is rules.folb:
             return WEIGHTED, IMPORTANCE
         numbers = {
@@ -143,7 +145,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         tasks = {}
         for identity in there:
             times = drawn.first.times[slots[identity]]
-            uploads = [_with(upload, times=times) for upload in (self.weighted, self.importance)]
+            uploads = [_with(upload, times=times) for upload in opened.uploads]
             i = slots[identity]
             tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, uploads)
         return self._messages(opened, tasks, arrays, mean=mean)
@@ -163,8 +165,9 @@ class TwoPhaseStrategy(FederatedStrategy):
         there = sorted(opened.usable)
         if self._too_few(opened, len(there)):
             return opened.state, None
-        step = self.add([opened.usable[identity].arrays[self.weighted.name] for identity in there])
-        shares = [{"": np.array(opened.usable[identity].numbers[self.importance.name])} for identity in there]
+        weighted, importance = opened.uploads
+        step = self.add([opened.usable[identity].arrays[weighted.name] for identity in there])
+        shares = [{"": np.array(opened.usable[identity].numbers[importance.name])} for identity in there]
         total = float(self.add(shares)[""])
         one: Any = np.ones(1, np.float32)
         round = Round(

@@ -22,6 +22,7 @@ from folb.store.round_lines import is_evaluated, trouble
 
 ENTRIES = 2_000_000  # the most device entries in a report: about 35 MB
 TROUBLE = 1000  # the most lines about trouble for each run: the last ones
+REPEAT = "To repeat the experiment from the file above:"
 UNMEASURED = "unmeasured"  # a loss, in the page's columns
 LOST, REJECTED, TIMES = 1, 2, 4  # in a flag byte: two bits, then the number of times drawn
 
@@ -215,7 +216,11 @@ def _shown(known: Measure) -> dict[str, Any]:
 def _private(runs: Sequence[dict[str, Any]]) -> str:
     """Who adds the noise, and delta: an epsilon says nothing without delta."""
     given = [about["parameters"] for about in runs if about["parameters"].get("privacy")]
-    said = (f"{own['privacy']}, delta {own.get('delta') or accountant.DELTA}" for own in given)
+    said = (
+        f"{own['privacy']}, delta {own.get('delta') or accountant.DELTA}"
+        + (f"; {summary.SECRET}" if own.get("replay") is False else "")
+        for own in given
+    )
     return "; ".join(dict.fromkeys(said))
 
 
@@ -235,7 +240,9 @@ def _again(stored: RunDirectory, state: str) -> list[list[str]]:
         return [
             ["To resume it after its last round, submit it to Flower again with this directory:", stored.resume_command]
         ]
-    found = [["To repeat the experiment from the file above:", f"folb run {EXPERIMENT}"]]
+    secret = any(about["parameters"].get("replay") is False for about in stored.environment["runs"])
+    opening = "To run the experiment from the file above with other draws and noise:" if secret else REPEAT
+    found = [[opening, f"folb run {EXPERIMENT}"]]
     return found + ([["To resume the interrupted run:", stored.resume_command]] if state == "interrupted" else [])
 
 

@@ -66,6 +66,7 @@ def table(
 
 
 AFTER, IDLE, EPSILON = "after", "idle rounds", "epsilon"
+SECRET = "draws and noise from the operating system, so the run cannot be replayed"
 
 
 def judged(runs: Sequence[Run]) -> Measure:
@@ -167,6 +168,10 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     if math.isinf(medians[first[0]]):
         bests = [run.best for run in runs if not math.isnan(run.best)]
         none = f"No algorithm reaches {known.goal(target)} with most of its seeds."
+        if all(run.never_finite for run in runs):
+            spent = " Epsilon was spent for nothing." if any(run.epsilon is not None for run in runs) else ""
+            reasons = "a sample, a setting or code of your own may be why"
+            return f"{none} The very first model is not finite in any run: {reasons}.{spent}"
         if all(run.diverged for run in runs):
             return f"{none} All runs diverged: a smaller step size (--set lr=...) may help."
         if not bests:

@@ -19,6 +19,7 @@ from jax import Array
 
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
+from folb.core.privacy import luck
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
@@ -122,7 +123,8 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
     """The devices of some rounds of all runs, stacked: they do not depend on the models."""
 
     def of_run(algorithm: Algorithm, seed: Array, t: Array) -> Chosen:
-        return sets(distribution(problem, algorithm, None, seed, t), algorithm.selection, seed, t)
+        draw = distribution(problem, algorithm, None, seed, t)
+        return sets(draw, algorithm.selection, *luck(algorithm, seed, t))
 
     chosen = jax.lax.map(lambda t: jax.vmap(of_run, in_axes=(0, 0, None))(algorithms, seeds, t), rounds)
     return parallel.everywhere(chosen, problem.mesh)

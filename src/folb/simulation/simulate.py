@@ -7,6 +7,8 @@ works.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +61,8 @@ from folb.store import checkpoint
 from folb.store.environment import cores, memory
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
+
+log = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.25
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -227,6 +231,9 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
+        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(told, K, federation.N, K / federation.N)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
@@ -535,6 +542,9 @@ def _run_stacked(
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
+    # new words in every process, which nothing keeps
+    keys = parallel.shared(np.frombuffer(os.urandom(8 * len(jobs)), np.uint32).reshape(2, -1))
+    keyed = privacy.with_keys(stacked, keys)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -548,7 +558,7 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
+        with advancing(problem, federation, keyed, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)

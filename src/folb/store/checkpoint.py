@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from folb import atomic
+from folb.regular import regular
 
 KEPT = 3
 SECONDS = 1.0  # between two checkpoints
@@ -55,7 +56,7 @@ def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] 
     count, others = len(jax.tree.leaves(like)), 0
     for path in kept(directory, number):
         try:
-            content = path.read_bytes()
+            content = regular(path).read_bytes()
         except OSError as error:
             log.warning("%s cannot be read (%s); trying the one before", path, error.strerror)
             continue

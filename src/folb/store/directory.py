@@ -35,6 +35,7 @@ from typing import Any, Literal
 from folb import atomic
 from folb.errors import InputError
 from folb.measures import ACCURACY, Measure, measure
+from folb.regular import regular
 from folb.results.run import Run
 from folb.store import experiment_file
 from folb.store.fields import (
@@ -214,10 +215,10 @@ class RunDirectory:
         return [line for line in lines if line is not None], offset + len(content)
 
     def recorded(self, offset: int = 0, size: int = -1) -> bytes:
-        """`size` bytes of rounds.jsonl from an offset on; by default all."""
+        """`size` bytes of rounds.jsonl from an offset on; by default all. Beyond its end there are none."""
         try:
-            with open(self.path / ROUNDS, "rb") as file:
-                file.seek(offset)
+            with open(regular(self.path / ROUNDS), "rb") as file:
+                file.seek(min(offset, os.fstat(file.fileno()).st_size))  # a file system has a largest offset
                 return file.read(size)
         except FileNotFoundError:
             return b""
@@ -268,7 +269,7 @@ OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
 def read(path: Path) -> RunDirectory:
     """The run directory at `path`."""
     try:
-        found = json.loads((path / ENVIRONMENT).read_bytes())
+        found = json.loads(regular(path / ENVIRONMENT).read_bytes())
         json.dumps(found, ensure_ascii=False).encode()  # fails if a text cannot be printed
     except FileNotFoundError as error:
         if _is_set_aside(path):

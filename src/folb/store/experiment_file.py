@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from folb.errors import InputError
+from folb.regular import regular
 from folb.store.fields import EVALUATE, POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, Kind, check_fields, many
 
 DEEPEST = 20
@@ -67,17 +68,17 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def read_text(path: Path) -> str:
-    """The text of a file."""
+def read_text(path: Path, piped: bool = False) -> str:
+    """The text of a file, or of a pipe."""
     try:
-        return path.read_bytes().decode()
+        return (path if piped else regular(path)).read_bytes().decode()
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The content of any TOML file."""
-    text = read_text(path)
+def read(path: Path, piped: bool = False) -> dict[str, Any]:
+    """The content of any TOML file. Only `piped` may it be a pipe, which a person may have named: /dev/stdin."""
+    text = read_text(path, piped)
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from folb import atomic
 from folb.measures import is_regression
+from folb.regular import regular
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import ROUNDS
@@ -26,7 +27,7 @@ class Recorder:
         self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
         self.altered = False  # whether a recorded line differs from what the round gave
         file = path / ROUNDS
-        content = file.read_bytes() if file.is_file() else b""
+        content = regular(file).read_bytes() if file.exists() else b""
         sound = b"".join(self._sound(content))
         if sound != content:  # torn or damaged
             atomic.replace(file, sound)

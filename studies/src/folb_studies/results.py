@@ -18,6 +18,7 @@ from typing import Any
 
 from folb import atomic
 from folb.errors import InputError, choose
+from folb.regular import regular
 
 FILE = "results.jsonl.gz"
 Cell = Mapping[str, Any]  # JSON-ready
@@ -49,7 +50,7 @@ class Results:
 
     def _lines(self) -> Iterator[tuple[str, Cell]]:
         try:
-            content = self.path.read_bytes()
+            content = regular(self.path).read_bytes()
             if not content:  # gzip would take it for a file without cells
                 raise EOFError("it is empty")
             for line in gzip.decompress(content).splitlines():

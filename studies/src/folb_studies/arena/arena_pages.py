@@ -14,7 +14,8 @@ from folb.results import summary
 from folb.results.run import HELD
 from folb.store import lock
 from folb_studies.arena import contest, dot_plot, standings
-from folb_studies.arena.arena_advice import advice
+from folb_studies.arena.arena_advice import advice, to_know
+from folb_studies.arena.cells import NEVER, passed_over
 from folb_studies.arena.entries import YOURS, Contender
 from folb_studies.arena.standings import (
     ABLATION,
@@ -22,7 +23,6 @@ from folb_studies.arena.standings import (
     FINAL,
     LIMIT,
     MEASURES,
-    NEVER,
     NOT_RUN,
     OURS,
     RIVALS,
@@ -31,7 +31,7 @@ from folb_studies.arena.standings import (
 )
 
 GROUPS = {
-    "classic": "as published, each with its own settings tuned",
+    "classic": "published ones, each with its own settings tuned",
     "averaged": "the same, but the model that is evaluated and kept is an exponential mean over rounds",
     "drawn": "published ones with the draw that ours has: by samples",
     "published": "with a memory or a momentum; the mean over rounds is in their boxes, too",
@@ -55,10 +55,12 @@ def write(found: Standings, home: Path) -> None:
 
 
 def _front(found: Standings) -> Iterator[str]:
+    known = list(to_know(found))
+    unequal = "[What to know](#what-to-know) says what is not equal. " if known else ""
     yield "# The arena\n"
     yield (
         f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same "
-        "budget, and the winners are run on draws and seeds that nobody was tuned on. "
+        f"budget, and the winners are run on draws and seeds that nobody was tuned on. {unequal}"
         f"{len(found.cells)} of {found.wanted} combinations have been run.\n"
     )
     if found.present:
@@ -69,6 +71,8 @@ def _front(found: Standings) -> Iterator[str]:
         )
     if said := advice(found):
         yield f"## Which algorithm should I use?\n\n{said}\n"
+    if known:
+        yield "## What to know\n\n" + "\n".join(known) + "\n"
     yield "## Goals\n"
     yield from _goals(found)
     yield "## How it is compared\n"
@@ -109,8 +113,9 @@ def _rules(found: Standings) -> Iterator[str]:
         f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of what it then "
         "ends with. Draws of the data differ in what can be reached, so each draw has its own target. Then "
         "everyone, FedAvg too, is tuned for the round from which the target is held: the mean accuracy of that "
-        f"evaluation and the next {HELD - 1} is at least the target. If points are equal in this, those win "
-        "whose runs all hold it, then those with less loss. Points that diverge lose.\n"
+        f"evaluation and the next {HELD - 1} is at least the target. Points are ranked as contenders are compared: by "
+        "the geometric mean over the runs. If points are equal in this, those with the lower median win, then those "
+        "with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
         "Runs are compared in pairs with the same draw and seed: the same data, and the same random numbers for "
         "draws, work and batches. Draws of MNIST and FEMNIST are other partitions of the same images.\n"
@@ -123,6 +128,7 @@ def _rules(found: Standings) -> Iterator[str]:
         "- **The best of a group** on a dataset is the one with the best mean of the measure over the reported runs. "
         "This favours the group: its best is chosen by the results that it is then compared with.\n"
     )
+    yield from _passed_over(found)
     for dataset in found.present:
         if dataset.loss_samples is not None:
             yield (
@@ -143,6 +149,25 @@ def _rules(found: Standings) -> Iterator[str]:
             f"{dataset.report} ({dataset.report.pairs} runs) |"
         )
     yield ""
+
+
+def _passed_over(found: Standings) -> Iterator[str]:
+    """Where the stored winner is not the best of the points that were tried: it was chosen by an earlier measure."""
+    searched = [where for where, cell in found.cells.items() if cell["tried"]]
+    lost = [where for where in searched if passed_over(found.cells[where])]
+    if not lost:
+        return
+    named = {
+        dataset.title: [one.name for one in found.contenders if (dataset.name, one.name) in lost]
+        for dataset in found.datasets
+    }
+    listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in named.items() if names)
+    yield (
+        "- **Tuned by an earlier measure.** The stored winners were chosen by the median over the tuning runs. In "
+        f"{len(lost)} of {len(searched)} searches another tried point is better by the geometric mean, so the "
+        "contender may be faster than its numbers here. [The settings](settings.md) have both points, and `folb arena` "
+        f"runs these again. {listed}.\n"
+    )
 
 
 def _span(targets: Collection[float]) -> str:
@@ -317,7 +342,11 @@ def _chosen(found: Standings, one: Contender) -> Iterator[str]:
     box = ", ".join(f"{key}: {_short(value)}" for key, value in one.box.items())
     every = "; every device in every round" if one.every_device else ""
     source = f" {one.paper}." if one.paper else ""
-    yield f"`{one.part}`{f' with {fixed}' if fixed else ''}{every}. Box: {box or 'empty, nothing is tuned'}.{source}\n"
+    note = f" Note: {one.note}." if one.note else ""
+    yield (
+        f"`{one.part}`{f' with {fixed}' if fixed else ''}{every}. Box: {box or 'empty, nothing is tuned'}."
+        f"{source}{note}\n"
+    )
     cells = {name: found.cells[name, one.name] for name in _names(found) if (name, one.name) in found.cells}
     if not cells:
         yield "Not run.\n"
@@ -328,12 +357,21 @@ def _chosen(found: Standings, one: Contender) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name, cell in cells.items():
         best = cell["tried"][0]
-        values = ", ".join(f"{key} = {summary.spelt(value)}" for key, value in cell["chosen"].items())
-        held = ", ".join("never" if at is None else str(at) for at in best["held"])
+        held = _listed(best["held"])
+        if better := passed_over(cell):
+            held += f"; but {_listed(better['held'])} with {_spelt(better['values'])}"
         lost = sum(point["diverged"] for point in cell["tried"])
         final = "" if best["final"] is None else f"{100 * best['final']:.1f} %"
-        yield f"| `{name}` | {values} | {held} | {final} | {lost} of {cell['points']} |"
+        yield f"| `{name}` | {_spelt(cell['chosen'])} | {held} | {final} | {lost} of {cell['points']} |"
     yield ""
+
+
+def _listed(held: Sequence[int | None]) -> str:
+    return ", ".join("never" if at is None else str(at) for at in held)
+
+
+def _spelt(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {summary.spelt(value)}" for key, value in values.items())
 
 
 def _names(found: Standings) -> Sequence[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from folb_studies.arena import entries
 from folb_studies.arena.entries import Contender, Dataset
 from folb_studies.results import Cell, Results
+
+NEVER = 2  # a run that never holds the target counts with this many times what it had
 
 
 def name(dataset: str, contender: str) -> str:
@@ -38,6 +42,31 @@ def fits(cell: Cell, dataset: Dataset, contender: Contender, points: int, target
     """Whether results are of this contender, dataset and budget, and of these targets if there are any."""
     wanted = cell["target"] if target is None else target
     return bool(cell["identity"] == entries.digest(dataset, contender, points, wanted))
+
+
+def logarithms(held: Sequence[int | None], had: Sequence[float]) -> list[float]:
+    """The logarithm of what each run needed to hold the target, from what it had until then, or in all if it never did.
+
+    Contenders are tuned by its mean and compared by its mean: there is no other measure of rounds, bytes or seconds.
+    """
+    times = (NEVER if at is None else 1 for at in held)
+    return [math.log(max(value, 1e-9) * n) for value, n in zip(had, times, strict=True)]
+
+
+def merit(held: Sequence[int | None], diverged: bool, rounds: int) -> tuple[bool, float]:
+    """The key that ranks the points of a search, smallest first. A point that diverged loses."""
+    had = [rounds if at is None else at for at in held]
+    return diverged, round(mean(logarithms(held, had)), 9)  # sums in another order are equal
+
+
+def passed_over(cell: Cell) -> Mapping[str, Any] | None:
+    """The best of the tried points if it is better than the winner that was run; None if the winner is the best."""
+
+    def key(point: Mapping[str, Any]) -> tuple[bool, float]:
+        return merit(point["held"], point["diverged"], cell["rounds"])
+
+    best = min(cell["tried"], key=key, default=None)
+    return best if best is not None and key(best) < key(cell["tried"][0]) else None
 
 
 def own(results: Results, known: Sequence[str]) -> Iterator[Contender]:

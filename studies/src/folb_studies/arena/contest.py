@@ -2,7 +2,7 @@
 
 The target follows from a rule: the reference (FedAvg) is tuned for its final accuracy, and the target is 97 % of what
 it ends with. Draws of the data differ in what can be reached, so each draw has its own. Then everyone, the reference
-too, is tuned for the round from which the targets are held.
+too, is tuned for the round from which the targets are held, by the measure that is reported (`cells.logarithms`).
 """
 
 from __future__ import annotations
@@ -70,13 +70,20 @@ class Contest:
         cell = cells.read(self.results, self.dataset, contender)
         if cell is None or not cells.fits(cell, self.dataset, contender, self.points, cell["target"]):
             return None
+        if cells.passed_over(cell):  # tuned by another measure than the reported one
+            return None
         return cell if cell["target"] == self.target else None
 
     def search(self, contender: Contender) -> list[tune.Point]:
-        """The points of the contender's box, from the best to the worst at the targets."""
+        """The points of the contender's box, from the best to the worst at the targets.
+
+        Points that are equal keep the order that `folb tune --by sustained` gives them.
+        """
         algorithms, groups, draws = self._searched(contender)
         goals = self.target["tuning"]
-        return tune.placed(algorithms, groups, [goals[str(draw)] for draw in draws], "sustained")
+        points = tune.placed(algorithms, groups, [goals[str(draw)] for draw in draws], "sustained")
+        rounds = len(groups[0][0].seconds)
+        return sorted(points, key=lambda point: cells.merit(point.held, point.diverged, rounds))
 
     def _searched(self, contender: Contender) -> tuple[Sequence[Algorithm], list[list[Run]], list[int]]:
         """The points of the contender's box, the runs of each, and the draws of these runs."""

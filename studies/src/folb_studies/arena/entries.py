@@ -139,6 +139,7 @@ class Contender:
     set: Mapping[str, Any] = field(default_factory=dict)
     box: Mapping[str, Any] = field(default_factory=dict)
     every_device: bool = False  # K = N
+    note: str = ""  # what a reader should know of it before comparing
 
     def __post_init__(self) -> None:
         """Check the name, which is part of a file's name, and that the range of step sizes is wide enough."""
@@ -161,7 +162,7 @@ class Contender:
 
     def identity(self) -> dict[str, Any]:
         """What its results depend on, JSON-ready."""
-        about = {key: value for key, value in asdict(self).items() if key not in ("title", "paper", "groups")}
+        about = {key: value for key, value in asdict(self).items() if key not in ("title", "paper", "groups", "note")}
         path = Path(self.algorithm.rpartition(":")[0])
         if ".py:" in self.algorithm and path.is_file():
             about["file"] = hashlib.sha256(path.read_bytes()).hexdigest()

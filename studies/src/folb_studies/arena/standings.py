@@ -17,12 +17,13 @@ import numpy as np
 from folb.experiments.box import POINTS
 from folb.results import summary
 from folb.results.effects import Effect, interval
+from folb.results.run import HELD, held_from
+from folb.typing import NDArray
 from folb_studies.arena import cells, contest
 from folb_studies.arena.entries import YOURS, Contender, Dataset
 from folb_studies.results import Cell, Results
 
 FEW = 5  # draws: an interval over the means of fewer says nothing
-NEVER = 2  # a run that never holds the target counts with this many times its rounds
 ROUNDS, FINAL = "rounds", "final"
 MEASURES = {
     ROUNDS: "rounds to the target",
@@ -59,6 +60,18 @@ class Overall(NamedTuple):
 
     ratios: Sequence[Ratio]
     effect: Effect
+
+    @property
+    def elsewhere(self) -> Effect:
+        """The same for datasets that are as different as these, whose ratios are a sample: Student's interval."""
+        return interval(np.array([ratio.effect.value for ratio in self.ratios]), np.zeros(len(self.ratios)))
+
+    @property
+    def single(self) -> Effect:
+        """The same for one more dataset."""
+        wide, n = self.elsewhere, len(self.ratios)
+        half = (wide.high - wide.value) * math.sqrt(n + 1)
+        return wide._replace(low=wide.value - half, high=wide.value + half)
 
 
 class Goal(NamedTuple):
@@ -109,9 +122,10 @@ class Standings:
         return [dataset for dataset in self.datasets if any(name == dataset.name for name, _ in self.cells)]
 
     def outdated(self, name: str) -> str:
-        """Why stored results of that name do not count, or ""."""
-        if name in {cells.name(*key) for key in self.cells}:
-            return ""
+        """Why stored results of that name would be run again, or ""."""
+        found = {cells.name(*key): cell for key, cell in self.cells.items()}
+        if name in found:
+            return "another tried point is better than the winner" if cells.passed_over(found[name]) else ""
         stale = name in {cells.name(*key) for key in self.stale}
         return "of other settings" if stale else "of no dataset and contender of the files"
 
@@ -168,6 +182,25 @@ class Standings:
     def overall(self, contender: str, groups: Sequence[str], measure: str = ROUNDS) -> Overall | None:
         """The same over all datasets."""
         ratios = self.ratios(contender, groups, measure)
+        return Overall(ratios, mean([one.effect for one in ratios])) if ratios else None
+
+    def higher(self, contender: str, groups: Sequence[str], share: float) -> Overall | None:
+        """The same for another target: this share of what the best of the groups ends with.
+
+        Only medians over the runs are stored for each round, so they stand for the runs. Nobody was tuned for this.
+        """
+        ratios = []
+        for dataset in self.present:
+            names = [one.name for one in self.members(groups) if (dataset.name, one.name) in self.cells]
+            if not names or (dataset.name, contender) not in self.cells:
+                continue
+            curves = {name: _curve(self.cells[dataset.name, name]) for name in (*names, contender)}
+            target = share * max(float(curves[name][-HELD:].mean()) for name in names)
+            logs = {name: _until(curve, target, dataset) for name, curve in curves.items()}
+            rival = min(names, key=lambda name: logs[name])
+            value = logs[contender] - logs[rival]
+            _, whole = self.best(dataset.name, groups)
+            ratios.append(Ratio(dataset.name, rival, Effect(value, value, value, 1), whole))
         return Overall(ratios, mean([one.effect for one in ratios])) if ratios else None
 
     def goals(self) -> list[Goal]:
@@ -234,6 +267,18 @@ def mean(effects: Sequence[Effect]) -> Effect:
     return Effect(value, value - half, value + half, sum(effect.runs for effect in effects))
 
 
+def _curve(cell: Cell) -> NDArray:
+    """The median accuracy in each evaluated round; 0 where it is not a number."""
+    return np.array([0.0 if value is None else value for value in cell["accuracy"]])
+
+
+def _until(curve: NDArray, target: float, dataset: Dataset) -> float:
+    """The logarithm of the rounds until a curve holds a target."""
+    rounds = dataset.evaluate_every * np.arange(1, len(curve) + 1)
+    held = held_from(rounds, curve, target)
+    return cells.logarithms([held], [float(rounds[-1]) if held is None else held])[0]
+
+
 def at_most(effect: Effect, ratio: float) -> bool:
     """Whether an effect is at most a ratio; a rounding error of logarithms does not decide."""
     return effect.value <= math.log(ratio) + 1e-9
@@ -249,8 +294,7 @@ def measured(cell: Cell, measure: str) -> dict[tuple[int, int], float]:
     if measure == FINAL:
         values = [0.0 if value is None else value for value in runs[FINAL]]
     else:
-        times = [NEVER if held is None else 1 for held in runs["held"]]
-        values = [math.log(max(value, 1e-9) * n) for value, n in zip(runs[measure], times, strict=True)]
+        values = cells.logarithms(runs["held"], runs[measure])
     return dict(zip(zip(runs["draw"], runs["seed"], strict=True), values, strict=True))
 
 

@@ -13,8 +13,9 @@ from folb.results import summary
 from folb.results.run import HELD
 from folb.store import lock
 from folb_studies.arena import standings
+from folb_studies.arena.cells import NEVER
 from folb_studies.arena.contest import SHARE
-from folb_studies.arena.standings import FINAL, NEVER, NOT_RUN
+from folb_studies.arena.standings import FINAL, NOT_RUN
 from folb_studies.defence import loss_plot
 from folb_studies.defence.losses import LIARS, MOST, SLOWER, Losses, Standing
 from folb_studies.defence.opponents import HONEST, PACE, Dataset

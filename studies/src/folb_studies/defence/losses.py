@@ -17,8 +17,9 @@ import numpy as np
 from folb.errors import InputError
 from folb.results.effects import Effect, interval
 from folb.results.run import HELD, held_from
+from folb_studies.arena.cells import NEVER
 from folb_studies.arena.contest import SHARE
-from folb_studies.arena.standings import NEVER, at_most
+from folb_studies.arena.standings import at_most
 from folb_studies.defence import battles
 from folb_studies.defence.opponents import HONEST, PACE, Dataset, Rule
 from folb_studies.defence.opponents import battles as all_battles
