@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from folb import algorithms, data, guard, models, rules, simulate
+from folb import ServerStep, algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
 from folb.errors import InputError
 from folb.experiments.settings import read
@@ -485,3 +485,19 @@ def test_a_device_alone_in_a_round_never_vouches_for_itself():
 
     found = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
     np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)
+
+
+def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
+    def plain(gain):
+        return ServerStep(lambda params: (), lambda memory, round, update: (round.params, memory), gain=gain)
+
+    for bad in (-1.0, "x", None, float("nan")):
+        with pytest.raises(InputError, match="server: gain"):
+            algorithms.fedavg(server=plain(bad))
+    assert algorithms.folb(guarded=True, server=plain(1.0)).guard is not None
+    with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guarded=False"):
+        algorithms.folb(guarded=True, server=plain(2.0))
+    with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guarded=False"):
+        algorithms.folb(guarded=True, server_lr=5.0)
+    with pytest.raises(InputError, match=r"declares its `gain`"):
+        algorithms.folb(guarded=True, server=plain(float("inf")))

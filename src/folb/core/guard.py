@@ -36,7 +36,7 @@ from jax import Array
 from folb.core import tree
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
-from folb.errors import InputError, check_number
+from folb.errors import InputError, check, check_number
 
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
@@ -83,10 +83,13 @@ def _check(algorithm: Algorithm) -> None:
     gain = algorithm.server.gain
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
-        expected += "others a device's weight may be any number of times as large"
-        raise InputError("server", settings.get("server", "your own"), f"{expected}; {OTHERWISE}")
-    expected = f"should be at most 1 if guarded, since c/K grows with it: use a smaller server_lr, {OTHERWISE}"
-    check_number("gain of the server's step", gain, lambda gain: gain <= 1 + 1e-6, expected)
+        expected += "others a device's weight has no bound; or your own that declares its `gain`"
+        raise InputError("server", settings.get("server") or "your own", f"{expected}; {OTHERWISE}")
+    named = isinstance(settings.get("server"), str)
+    times = f" (it is {gain:g} times as long)" if isinstance(gain, int | float) else ""
+    expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
+    lr = settings.get("server_lr") if named else gain
+    check("server_lr" if named else "server: gain", lr, lambda _: gain <= 1 + 1e-6, f"{expected}; {OTHERWISE}")
 
 
 def guarded(rule: Rule, cap: Any, round: Round) -> Update:
