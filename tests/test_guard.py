@@ -1,6 +1,7 @@
 """Guarded aggregation against a literal loop, and its promises for any reply."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from folb import ServerStep, algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
 from folb.errors import InputError
 from folb.experiments.settings import read
+from folb.flower import FederatedStrategy
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -501,3 +503,23 @@ def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
         algorithms.folb(guarded=True, server_lr=5.0)
     with pytest.raises(InputError, match=r"declares its `gain`"):
         algorithms.folb(guarded=True, server=plain(float("inf")))
+
+
+def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
+    made = algorithms.folb(guarded=True, K=5)
+    longer = replace(made, server=algorithms.folb(server_lr=5.0).server)
+    with pytest.raises(InputError, match="no longer than the update"):
+        guard.guard(longer)
+    with pytest.raises(InputError, match="no longer than the update"):
+        simulate(data.DATASETS["synthetic_iid"](sizes=20), models.logistic((60,), 10), longer, rounds=1)
+    with pytest.raises(InputError, match="no longer than the update"):
+        FederatedStrategy(longer)
+
+
+def test_an_old_reply_counts_at_most_once_if_guarded():
+    """s(tau) multiplies an update before the guard sees it: what is more than 1 would break the bound."""
+    steep = algorithms.folb(guarded=True, concurrency=4, K=2, staleness=lambda tau: 5.0 + 0 * tau)
+    plain = algorithms.folb(guarded=True, concurrency=4, K=2, staleness="constant")
+    federation, model = data.DATASETS["synthetic_iid"](sizes=20), models.logistic((60,), 10)
+    runs = simulate(federation, model, [steep, plain], rounds=4)
+    jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)

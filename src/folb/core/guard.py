@@ -16,7 +16,7 @@ and raises its own weight. A guarded rule screens the round, applies the rule, a
 
 These bounds hold for the model's step if nothing after the rule makes it longer, or gives one device more than its
 weight. So the guard takes only a server step whose gain is known and at most 1, a robust centre in which all count
-evenly, and no memory that corrects the step (`_check`).
+evenly, and no memory that corrects the step (`check_around`).
 
 K counts all draws of the round, whether a reply came or not: neither a rejected reply nor a lost one raises the bound
 of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are left, their weights
@@ -63,14 +63,16 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if algorithm.privacy is not None:
         raise InputError("guarded", True, "should be false with privacy, which bounds every device by itself")
-    if not (algorithm.sends("grad") or algorithm.gradient is not None) or algorithm.guard is not None:
+    if not (algorithm.sends("grad") or algorithm.gradient is not None):
         return algorithm
-    _check(algorithm)
+    check_around(algorithm)
+    if algorithm.guard is not None:
+        return algorithm
     origin = replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap})
     return replace(algorithm, guard=Guard(cap), origin=origin)
 
 
-def _check(algorithm: Algorithm) -> None:
+def check_around(algorithm: Algorithm) -> None:
     """Raise an `InputError` for a part after which the bound would not hold."""
     settings = algorithm.origin.settings
     if (robust := algorithm.robust) is not None and not robust.even:
@@ -89,7 +91,7 @@ def _check(algorithm: Algorithm) -> None:
     times = f" (it is {gain:g} times as long)" if isinstance(gain, int | float) else ""
     expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
     lr = settings.get("server_lr") if named else gain
-    check("server_lr" if named else "server: gain", lr, lambda _: gain <= 1 + 1e-6, f"{expected}; {OTHERWISE}")
+    check("server_lr" if named else "server: gain", lr, (gain >= 0) & (gain <= 1 + 1e-6), f"{expected}; {OTHERWISE}")
 
 
 def guarded(rule: Rule, cap: Any, round: Round) -> Update:

@@ -229,11 +229,11 @@ def robust(name: str | None, liars: Any, bucket: Any, K: int) -> Robust | None:
 
 def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> None:
     """Raise unless K devices are enough, of which different(K) are different ones."""
-    if not isinstance(how.liars, int | float) or how.enough(different(K)):
+    if isinstance(how.liars, jax.core.Tracer) or how.enough(different(K)):
         return
     least = next((k for k in range(K, MOST + 1) if how.enough(different(k))), None)
-    expected = "no K is enough" if least is None else f"should be {least} or more"
-    found = f"robust={how.name}, liars={how.liars:g}" + ("" if how.bucket == 1 else f", bucket={how.bucket:g}")
+    expected = "no K is enough" if least is None else f"should be {least}, the next that is enough,"
+    found = f"robust={how.name}, liars={float(how.liars):g}" + ("" if how.bucket == 1 else f", bucket={how.bucket:g}")
     why = "among fewer replies the liars decide"
     if different(K) < K:
         expected = f"should be drawn with replacement=False, or {expected.removeprefix('should ')}"

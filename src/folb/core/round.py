@@ -5,6 +5,7 @@ All randomness is a pure function of (seed, round, device), so any round can be 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,7 +138,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     if algorithm.attack is not None and (algorithm.gradient is None or algorithm.gradient.upload is not None):
         round = told_gradients(algorithm.attack, round)
     if algorithm.asynchrony is not None:
-        round = algorithm.asynchrony.seen(round)
+        round = algorithm.asynchrony.seen(round, math.inf if algorithm.guard is None else 1.0)
     seen = round if remembers is None else remembers.seen(round)
     clip: Any = ()
     if algorithm.privacy is None:

@@ -29,7 +29,7 @@ from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
-from folb.core.guard import guard
+from folb.core.guard import check_around, guard
 from folb.core.privacy import Noise
 from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
 from folb.core.rules import Round
@@ -165,6 +165,8 @@ class FederatedStrategy(Strategy):
         if algorithm.privacy is not None:
             asked = {"fraction_train": fraction_train, "min_replies": min_replies, "over_selection": over_selection}
             _check_private(algorithm, asked, fraction_evaluate, min_available_nodes)
+        if algorithm.guard is not None:
+            check_around(algorithm)
         self.algorithm = self._composed = guard(algorithm, cap) if guarded and algorithm.privacy is None else algorithm
         self.replay, self.spent = replay, 0  # the rounds that a private run has asked devices for
         self.wants_guard = guarded

@@ -27,6 +27,7 @@ from jax import Array
 from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
+from folb.core.guard import check_around
 from folb.core.robust import check_enough
 from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
@@ -420,6 +421,8 @@ def check(
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
             raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
+        if algorithm.guard is not None:
+            check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
             check_enough(algorithm.robust, algorithm.selection.enough, partial(_different, algorithm, federation.N))
         if streamed and not algorithm.selection.ahead:
