@@ -518,7 +518,7 @@ class FederatedStrategy(Strategy):
         """The algorithm with the K that it asks among N devices."""
         how = self.algorithm.selection
         K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        return replace(self.algorithm, selection=selection.sized(how, K, N))
+        return replace(self.algorithm, selection=selection.sized(how, K, N, "fraction_train: devices of a round"))
 
     @property
     def fewest(self) -> int:
