@@ -270,7 +270,7 @@ def simulation(
         for seed in seeds:
             place = sum(map(len, groups.values()))
             alike = (jax.tree.structure(algorithm), allowed)
-            groups.setdefault(alike, []).append(Job(place, algorithm, seed, allowed))
+            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, allowed))
     each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
@@ -284,6 +284,11 @@ def simulation(
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
     return Simulation(shared, federation, batches, evaluate_every, together, costs)
+
+
+def _key() -> NDArray:
+    """Two words that no file keeps. All processes play the same run, so they have the same."""
+    return parallel.shared(np.frombuffer(os.urandom(8), np.uint32))
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -533,7 +538,8 @@ def _run_stacked(
     @cache
     def mark() -> str:
         """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
-        others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
+        # the samples count through their digest
+        others = (problem.share, problem.system, privacy.without_key(stacked), *inputs[2:])
         return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
 
     if (
@@ -545,9 +551,6 @@ def _run_stacked(
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
-    # new words in every process, which nothing keeps
-    keys = parallel.shared(np.frombuffer(os.urandom(8 * len(jobs)), np.uint32).reshape(2, -1))
-    keyed = privacy.with_keys(stacked, keys)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -561,7 +564,7 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, keyed, seeds, every, at[0], rounds) as play_on:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)
