@@ -440,6 +440,9 @@ def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
     assert folb(capsys, *words)[0] == 0
     note = "K = 6 draws with replacement from 3 devices: a round counts each 2 times on average"
     assert [record.getMessage() for record in caplog.records if "draws" in record.getMessage()] == [note]
+    caplog.clear()  # of 6 devices that are asked, the first 3 count
+    assert folb(capsys, *words[:4], "--set", "K=3", "--set", "over_selection=2", *words[6:], "--again")[0] == 0
+    assert "draws" not in caplog.text
     code, _, err = folb(capsys, *words, "--set", "replacement=false")
     assert code == 2 and "K = 6: should be at most the 3 devices: a round draws each device at most once" in err
 

@@ -160,7 +160,7 @@ class FederatedStrategy(Strategy):
             raise InputError("robust", "fltrust", "should be another rule: a Flower server has no samples of its own")
         if not isinstance(replay, bool):
             raise InputError("replay", replay, "should be True or False")
-        if replay and algorithm.privacy is not None and algorithm.privacy.key is not None:
+        if replay and algorithm.privacy is not None and algorithm.privacy.secret:
             raise InputError("replay", replay, "should be False: the algorithm has replay=False")
         if algorithm.privacy is not None:
             asked = {"fraction_train": fraction_train, "min_replies": min_replies, "over_selection": over_selection}
@@ -520,7 +520,7 @@ class FederatedStrategy(Strategy):
         """The algorithm with the K that it asks among N devices."""
         how = self.algorithm.selection
         K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        return replace(self.algorithm, selection=selection.sized(how, K, N))
+        return replace(self.algorithm, selection=selection.sized(how, K, N, "fraction_train: devices of a round"))
 
     @property
     def fewest(self) -> int:
