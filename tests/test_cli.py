@@ -514,8 +514,3 @@ def test_ctrl_c_at_any_moment_is_one_line(moment, tmp_path):
     command = [sys.executable, "-m", "folb", "data", "info", "synthetic_1_1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     assert (done.returncode, done.stderr) == (130, "folb: interrupted\n")
-
-
-def test_the_command_and_the_module_begin_alike():
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"folb": "folb.__main__:main"}
