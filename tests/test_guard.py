@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 
 from folb import ServerStep, algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
+from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.experiments.settings import read
 from folb.flower import FederatedStrategy
@@ -512,7 +513,7 @@ def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
     with pytest.raises(InputError, match="no longer than the update"):
         guard.guard(longer)
     with pytest.raises(InputError, match="no longer than the update"):
-        simulate(data.DATASETS["synthetic_iid"](sizes=20), models.logistic((60,), 10), longer, rounds=1)
+        simulate(synthetic(devices=8, sizes=20), models.logistic((60,), 10), longer, rounds=1)
     with pytest.raises(InputError, match="no longer than the update"):
         FederatedStrategy(longer)
 
@@ -521,6 +522,6 @@ def test_an_old_reply_counts_at_most_once_if_guarded():
     """s(tau) multiplies an update before the guard sees it: what is more than 1 would break the bound."""
     steep = algorithms.folb(guarded=True, concurrency=4, K=2, staleness=lambda tau: 5.0 + 0 * tau)
     plain = algorithms.folb(guarded=True, concurrency=4, K=2, staleness="constant")
-    federation, model = data.DATASETS["synthetic_iid"](sizes=20), models.logistic((60,), 10)
+    federation, model = synthetic(devices=8, sizes=20), models.logistic((60,), 10)
     runs = simulate(federation, model, [steep, plain], rounds=4)
     jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)

@@ -36,6 +36,7 @@ from jax import Array
 from folb.core import tree
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
+from folb.core.server_step import SERVERS
 from folb.errors import InputError, check, check_number
 
 if TYPE_CHECKING:
@@ -82,12 +83,11 @@ def check_around(algorithm: Algorithm) -> None:
     if (memory := algorithm.memory) is not None and memory.correct is not None:
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", settings.get("memory") or "your own", f"{expected}; {OTHERWISE}")
-    gain = algorithm.server.gain
+    gain, named = algorithm.server.gain, settings.get("server", "plain") in SERVERS
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
         expected += "others a device's weight has no bound; or your own that declares its `gain`"
-        raise InputError("server", settings.get("server") or "your own", f"{expected}; {OTHERWISE}")
-    named = isinstance(settings.get("server"), str)
+        raise InputError("server", settings.get("server") if named else "your own", f"{expected}; {OTHERWISE}")
     times = f" (it is {gain:g} times as long)" if isinstance(gain, int | float) else ""
     expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
     lr = settings.get("server_lr") if named else gain
