@@ -155,13 +155,18 @@ def test_a_winner_by_an_earlier_measure_is_named_and_run_again(home, tmp_path):
         cells.keep(tmp_path, stored(home, "tiny-a", name))
     cells.keep(tmp_path, {**cell, "tried": points})
     found = Standings([A], [FEDAVG, FEDPROX], tmp_path, 2)
-    (said,) = arena_pages._passed_over(found)
-    assert "In 1 of 2 searches another tried point is better" in said and said.endswith("Tiny A: fedprox.\n")
+    (said,) = arena_advice.to_know(found)
+    assert said.startswith("- **Not equal.** 1 of 2 stored winners") and said.endswith("Tiny A: fedprox.")
+    front = "\n".join(arena_pages._front(found))
+    assert (
+        "2 of 2 combinations have been run, and 1 of them are to be run again." in front and "earlier measure" in front
+    )
     assert "4, 6; but 5, 1 with lr = " in "\n".join(arena_pages._settings(found))
     ran, _ = carry_out(tmp_path, [A], [FEDAVG, FEDPROX])
     assert ran and all("fedprox" in about for about in ran)
     assert stored(tmp_path, "tiny-a", "fedprox")["runs"] == cell["runs"]
-    assert not list(arena_pages._passed_over(Standings([A], [FEDAVG, FEDPROX], tmp_path, 2)))
+    front = "\n".join(arena_pages._front(Standings([A], [FEDAVG, FEDPROX], tmp_path, 2)))
+    assert "2 of 2 combinations have been run." in front and "earlier measure" not in front
 
 
 def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):
@@ -358,13 +363,41 @@ def test_the_advice_says_where_it_does_not_hold(tmp_path):
     made_up(tmp_path, A, default, [4, 3, 4, 3, 4])
     made_up(tmp_path, A, uniform, [8, 7, 9, 6, 8])
     said = " ".join(advice(Standings([A], [FEDAVG, default, uniform], tmp_path)).split())
-    assert "This advantage is gone with the uniform draw that 1 of them have (1.00 times)" in said
+    assert "This advantage is gone with the uniform draw that 1 of the 1 have (1.00 times)" in said
+    assert "not certain" not in said
+    made_up(tmp_path, A, uniform, [4, 3, 9, 3, 12])  # fewer rounds, with a wide interval
+    said = " ".join(advice(Standings([A], [FEDAVG, default, uniform], tmp_path)).split())
+    assert (
+        "It is not certain with the uniform draw that 1 of the 1 have (0.69 times)." in said and "gone at 99 %" in said
+    )
+
+
+def test_an_algorithm_with_a_mean_over_rounds_counts_once(tmp_path):
+    """And of several datasets the advice has the interval of their mean, and that of a single one."""
+    again = replace(FEDAVG, name="fedavg+ema", groups=["averaged"])
+    default = Contender("mine", "fedavg", "Mine", groups=["ours"])
+    datasets = [replace(A, name=name) for name in "abcd"]
+    for dataset, held in zip(datasets, (2, 3, 4, 3), strict=True):
+        made_up(tmp_path, dataset, FEDAVG, 5 * [8])
+        made_up(tmp_path, dataset, again, 5 * [9])
+        made_up(tmp_path, dataset, default, 5 * [held])
+    found = Standings(datasets, [FEDAVG, again, default], tmp_path)
+    said, whole = " ".join(advice(found).split()), found.overall("mine", ["classic", "averaged"])
+    assert "best tuned of 1 published algorithms, 1 of them also with a mean over rounds: 0.36 times" in said
+    mean, single = ([f"{math.exp(value):.2f}" for value in one[1:3]] for one in (whole.elsewhere, whole.single))
+    assert f"in the mean over 4 datasets. The mean over many others like them is probably {' to '.join(mean)}" in said
+    assert f"on a single one it may be {' to '.join(single)} times." in said
 
 
 def test_the_settings_behind_our_defaults_are_those_of_the_page_on_accord():
+    """The page has two searches, and the note has their sum."""
     text = (Path(__file__).parents[1] / "docs/accord.md").read_text()
     note = next(one.note for one in entries.contenders() if one.name == "accord")
-    assert "about 1,860 settings" in note and "about 1,800 settings" in text and "some 60 settings" in text
+
+    def counts(text):
+        return [int(n.replace(",", "")) for n in re.findall(r"(?:about|some) ([\d,]+) settings", text)]
+
+    assert len(counts(text)) == 2 and counts(note) == [sum(counts(text))]
 
 
 def test_ratios_and_intervals_are_those_by_hand(tmp_path):

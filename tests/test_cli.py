@@ -439,6 +439,9 @@ def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
     assert folb(capsys, *words)[0] == 0
     note = "K = 6 draws with replacement from 3 devices: a round counts each 2 times on average"
     assert [record.getMessage() for record in caplog.records if "draws" in record.getMessage()] == [note]
+    caplog.clear()  # of 6 devices that are asked, the first 3 count
+    assert folb(capsys, *words[:4], "--set", "K=3", "--set", "over_selection=2", *words[6:], "--again")[0] == 0
+    assert "draws" not in caplog.text
     code, _, err = folb(capsys, *words, "--set", "replacement=false")
     assert code == 2 and "K = 6: should be at most the 3 devices: a round draws each device at most once" in err
 
@@ -499,8 +502,3 @@ def test_ctrl_c_at_any_moment_is_one_line(moment, tmp_path):
     command = [sys.executable, "-m", "folb", "data", "info", "synthetic_1_1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     assert (done.returncode, done.stderr) == (130, "folb: interrupted\n")
-
-
-def test_the_command_and_the_module_begin_alike():
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"folb": "folb.__main__:main"}

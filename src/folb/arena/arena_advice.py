@@ -17,6 +17,8 @@ from folb.results.effects import Effect
 
 WIDTH = 120
 HIGHER = 0.99  # of what the best published one ends with: another target, to see what the target does
+NEAR = 0.95  # a ratio from here on is no advantage
+AVERAGED = "averaged"
 PUBLISHED = RIVALS["all published"]
 
 
@@ -29,31 +31,45 @@ def _sentences(found: Standings) -> Iterator[str]:
     default = _default(found)
     if default is None or (whole := found.overall(default.name, PUBLISHED)) is None:
         return
-    n = len(whole.ratios)
-    likely = whole.elsewhere if n > 1 else whole.effect
-    where = f"over {n} datasets, and {{}} times over others like them" if n > 1 else "over one dataset, {}"
+    n, likely, rivals = len(whole.ratios), whole.likely, _rivals(found)
+    averaged = len(rivals) - len(_algorithms(rivals))
+    also = f", {averaged} of them also with a mean over rounds" * (averaged > 0)
+    where = (
+        f"in the mean over {n} datasets. The mean over many others like them is probably {_range(likely)} times "
+        f"(95 %), and on a single one it may be {_range(whole.single)} times."
+        if n > 1
+        else f"over one dataset, {_range(likely)} (95 %)."
+    )
     yield (
-        f"`{default.name}`, untuned, needs {_words(likely)} the best tuned of {len(_rivals(found))} published "
-        f"algorithms: {_times(whole.effect)} times as many {where.format(_range(likely))} (95 %)."
+        f"`{default.name}`, untuned, needs {_words(likely)} the best tuned of {len(_algorithms(rivals))} published "
+        f"algorithms{also}: {_times(whole.effect)} times as many {where}"
     )
     if (complete := sum(ratio.whole for ratio in whole.ratios)) < n:
         yield f"Not all of them were run everywhere: on {complete} datasets they were."
-    if likely.high < 0 and (gone := list(_gone(found, default))):
-        listed = f"{', '.join(gone[:-1])}, and {gone[-1]}" if len(gone) > 1 else gone[0]
-        yield f"This advantage is gone {listed}."
+    if likely.high < 0:
+        yield from _limits(found, default)
 
 
-def _gone(found: Standings, default: Contender) -> Iterator[str]:
-    """Where the default no longer needs less than the best published one."""
+def _limits(found: Standings, default: Contender) -> Iterator[str]:
+    """Where the default no longer needs clearly less than the best published one."""
+    algorithms = _algorithms(_rivals(found))
     uniform = _uniform(found, default)
     conditions = (
-        (uniform and found.overall(uniform.name, PUBLISHED), "with the uniform draw that {drawn} of them have"),
+        (uniform and found.overall(uniform.name, PUBLISHED), "with the uniform draw that {drawn} of the {all} have"),
         (found.overall(default.name, PUBLISHED, "seconds"), "in simulated seconds"),
         (found.higher(default.name, PUBLISHED, HIGHER), "at {share:g} % of the best final accuracy"),
     )
+    gone: list[str] = []
+    unclear: list[str] = []
     for whole, when in conditions:
-        if whole and (whole.elsewhere if len(whole.ratios) > 1 else whole.effect).high >= 0:
-            yield f"{when.format(drawn=_drawn(found), share=100 * HIGHER)} ({_times(whole.effect)} times)"
+        if whole and whole.likely.high >= 0:
+            said = when.format(drawn=_drawn(algorithms), all=len(algorithms), share=100 * HIGHER)
+            near = whole.effect.value >= math.log(NEAR)
+            (gone if near else unclear).append(f"{said} ({_times(whole.effect)} times)")
+    if gone:
+        yield f"This advantage is gone {_and(gone)}."
+    if unclear:
+        yield f"It is not certain {_and(unclear)}."
 
 
 def to_know(found: Standings) -> Iterator[str]:
@@ -62,8 +78,9 @@ def to_know(found: Standings) -> Iterator[str]:
     for one in found.contenders:
         if one.note:
             notes.setdefault(one.note, []).append(f"{one.title} (`{one.name}`)")
-    if notes:
-        yield f"- **Not equal.** {' '.join(f'{_and(titles)}: {note}.' for note, titles in notes.items())}"
+    unequal = [f"{'; '.join(titles)}: {note}." for note, titles in notes.items()]
+    if unequal := [*unequal, *_retuned(found)]:
+        yield f"- **Not equal.** {' '.join(unequal)}"
     default = _default(found)
     if default is not None:
         yield from _of_ours(found, default)
@@ -75,15 +92,32 @@ def to_know(found: Standings) -> Iterator[str]:
         )
 
 
+def _retuned(found: Standings) -> Iterator[str]:
+    """Which stored winners are not the best of the points that were tried: they were chosen by an earlier measure."""
+    if not (lost := found.passed_over):
+        return
+    named = {
+        dataset.title: [one.name for one in found.contenders if (dataset.name, one.name) in lost]
+        for dataset in found.datasets
+    }
+    listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in named.items() if names)
+    searches = sum(bool(cell["tried"]) for cell in found.cells.values())
+    yield (
+        f"{len(lost)} of {searches} stored winners were chosen by the median over the tuning runs, and another tried "
+        "point is better by the geometric mean. So these contenders may be faster than their numbers here. [The "
+        f"settings](settings.md) have both points, and `folb arena` runs these again. {listed}."
+    )
+
+
 def _of_ours(found: Standings, default: Contender) -> Iterator[str]:
     uniform = _uniform(found, default)
     if uniform is not None and found.overall(uniform.name, PUBLISHED):
         wholes = {name: found.overall(uniform.name, RIVALS[name]) for name in ("classic", "averaged", "all published")}
         ratios = [f"{standings.text(whole.effect)} ({name})" for name, whole in wholes.items() if whole]
         yield (
-            f"- **The draw.** {_drawn(found)} of {len(_rivals(found))} published contenders draw devices uniformly, "
-            f"`{default.name}` by their samples. With the uniform draw (`{uniform.name}`) it needs these times the "
-            f"rounds of the best: {_and(ratios)}."
+            f"- **The draw.** {_drawn(_rivals(found))} of {len(_rivals(found))} published contenders draw devices "
+            f"uniformly, `{default.name}` by their samples. With the uniform draw (`{uniform.name}`) it needs these "
+            f"times the rounds of the best: {_and(ratios)}."
         )
     overall = {name: found.overall(default.name, RIVALS[name]) for name in ("classic", "all published")}
     known = {name: whole for name, whole in overall.items() if whole and len(whole.ratios) > 1}
@@ -139,9 +173,14 @@ def _rivals(found: Standings) -> list[Contender]:
     return [one for one in found.members(PUBLISHED) if one.name in there]
 
 
-def _drawn(found: Standings) -> int:
+def _algorithms(rivals: Sequence[Contender]) -> list[Contender]:
+    """Those that are not another one with a mean over rounds."""
+    return [one for one in rivals if AVERAGED not in one.groups]
+
+
+def _drawn(rivals: Sequence[Contender]) -> int:
     """How many of them draw devices uniformly."""
-    return sum(one.set.get("sampling", "uniform") == "uniform" for one in _rivals(found))
+    return sum(one.set.get("sampling", "uniform") == "uniform" for one in rivals)
 
 
 def _times(effect: Effect) -> str:

@@ -46,11 +46,12 @@ def write(found: Standings, home: Path) -> None:
 def _front(found: Standings) -> Iterator[str]:
     known = list(to_know(found))
     unequal = "[What to know](#what-to-know) says what is not equal. " if known else ""
+    again = f", and {len(found.passed_over)} of them are to be run again" * bool(found.passed_over)
     yield "# The arena\n"
     yield (
         f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same "
         f"budget, and the winners are run on draws and seeds that nobody was tuned on. {unequal}"
-        f"{len(found.cells)} of {found.wanted} combinations have been run.\n"
+        f"{len(found.cells)} of {found.wanted} combinations have been run{again}.\n"
     )
     if found.present:
         yield "![Rounds to the target, relative to the best classic contender](arena.png)\n"
@@ -94,6 +95,7 @@ def _goals(found: Standings) -> Iterator[str]:
 
 
 def _rules(found: Standings) -> Iterator[str]:
+    earlier = ", except [those chosen by an earlier measure](#what-to-know)" * bool(found.passed_over)
     yield (
         f"- **Budget.** Every contender may try {found.points} points of its box on each dataset. The boxes are on "
         "[a page of their own](settings.md), with what was chosen; step sizes span at least three decades. A contender "
@@ -102,9 +104,9 @@ def _rules(found: Standings) -> Iterator[str]:
         f"{HELD} evaluations, over all tuning runs). The target is {100 * contest.SHARE:g} % of what it then "
         "ends with. Draws of the data differ in what can be reached, so each draw has its own target. Then "
         "everyone, FedAvg too, is tuned for the round from which the target is held: the mean accuracy of that "
-        f"evaluation and the next {HELD - 1} is at least the target. Points are ranked as contenders are compared: by "
-        "the geometric mean over the runs. If points are equal in this, those with the lower median win, then those "
-        "with less loss. Points that diverge lose.\n"
+        f"evaluation and the next {HELD - 1} is at least the target. Points are ranked as contenders are compared, by "
+        f"the geometric mean over the runs{earlier}. If points are equal in this, those with the lower median win, "
+        "then those with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
         "Runs are compared in pairs with the same draw and seed: the same data, and the same random numbers for "
         "draws, work and batches. Draws of MNIST and FEMNIST are other partitions of the same images.\n"
@@ -117,7 +119,6 @@ def _rules(found: Standings) -> Iterator[str]:
         "- **The best of a group** on a dataset is the one with the best mean of the measure over the reported runs. "
         "This favours the group: its best is chosen by the results that it is then compared with.\n"
     )
-    yield from _passed_over(found)
     for dataset in found.present:
         if dataset.loss_samples is not None:
             yield (
@@ -138,25 +139,6 @@ def _rules(found: Standings) -> Iterator[str]:
             f"{dataset.report} ({dataset.report.pairs} runs) |"
         )
     yield ""
-
-
-def _passed_over(found: Standings) -> Iterator[str]:
-    """Where the stored winner is not the best of the points that were tried: it was chosen by an earlier measure."""
-    searched = [where for where, cell in found.cells.items() if cell["tried"]]
-    lost = [where for where in searched if passed_over(found.cells[where])]
-    if not lost:
-        return
-    named = {
-        dataset.title: [one.name for one in found.contenders if (dataset.name, one.name) in lost]
-        for dataset in found.datasets
-    }
-    listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in named.items() if names)
-    yield (
-        "- **Tuned by an earlier measure.** The stored winners were chosen by the median over the tuning runs. In "
-        f"{len(lost)} of {len(searched)} searches another tried point is better by the geometric mean, so the "
-        "contender may be faster than its numbers here. [The settings](settings.md) have both points, and `folb arena` "
-        f"runs these again. {listed}.\n"
-    )
 
 
 def _span(targets: Collection[float]) -> str:

@@ -72,10 +72,14 @@ def logarithms(held: Sequence[int | None], had: Sequence[float]) -> list[float]:
     return [math.log(max(value, 1e-9) * n) for value, n in zip(had, times, strict=True)]
 
 
+def log_rounds(held: Sequence[int | None], rounds: float) -> list[float]:
+    """The same for rounds, of runs that had so many."""
+    return logarithms(held, [rounds if at is None else at for at in held])
+
+
 def merit(held: Sequence[int | None], diverged: bool, rounds: int) -> tuple[bool, float]:
     """The key that ranks the points of a search, smallest first. A point that diverged loses."""
-    had = [rounds if at is None else at for at in held]
-    return diverged, round(mean(logarithms(held, had)), 9)  # sums in another order are equal
+    return diverged, round(mean(log_rounds(held, rounds)), 9)  # sums in another order are equal
 
 
 def passed_over(cell: Cell) -> Mapping[str, Any] | None:

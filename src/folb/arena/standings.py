@@ -68,6 +68,11 @@ class Overall(NamedTuple):
         return interval(np.array([ratio.effect.value for ratio in self.ratios]), np.zeros(len(self.ratios)))
 
     @property
+    def likely(self) -> Effect:
+        """What to expect elsewhere, if there are several datasets to judge by."""
+        return self.elsewhere if len(self.ratios) > 1 else self.effect
+
+    @property
     def single(self) -> Effect:
         """The same for one more dataset."""
         wide, n = self.elsewhere, len(self.ratios)
@@ -121,6 +126,11 @@ class Standings:
     def present(self) -> list[Dataset]:
         """The datasets with results."""
         return [dataset for dataset in self.datasets if any(name == dataset.name for name, _ in self.cells)]
+
+    @cached_property
+    def passed_over(self) -> set[tuple[str, str]]:
+        """The results whose winner is not the best of the tried points: `folb arena` runs these again."""
+        return {where for where, cell in self.cells.items() if cell["tried"] and cells.passed_over(cell)}
 
     def held(self, dataset: Dataset, contender: Contender) -> str:
         """When a contender holds the target on a dataset, as text: the median over runs, and how many never do."""
@@ -269,7 +279,7 @@ def _until(curve: NDArray, target: float, dataset: Dataset) -> float:
     """The logarithm of the rounds until a curve holds a target."""
     rounds = dataset.evaluate_every * np.arange(1, len(curve) + 1)
     held = held_from(rounds, curve, target)
-    return cells.logarithms([held], [float(rounds[-1]) if held is None else held])[0]
+    return cells.log_rounds([held], float(rounds[-1]))[0]
 
 
 def at_most(effect: Effect, ratio: float) -> bool:
@@ -283,8 +293,8 @@ def measured(cell: Cell, measure: str) -> dict[tuple[int, int], float]:
     if measure == "bytes":
         runs[measure] = [up + down for up, down in zip(runs["bytes_up"], runs["bytes_down"], strict=True)]
     if measure == ROUNDS:
-        runs[measure] = [cell["rounds"] if held is None else held for held in runs["held"]]
-    if measure == FINAL:
+        values = cells.log_rounds(runs["held"], cell["rounds"])
+    elif measure == FINAL:
         values = [0.0 if value is None else value for value in runs[FINAL]]
     else:
         values = cells.logarithms(runs["held"], runs[measure])

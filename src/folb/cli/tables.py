@@ -170,7 +170,7 @@ def _private(planned: Plan) -> Iterator[str]:
                 f"private ({found.place}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
                 f"{rounds} round{'s' * (rounds != 1)}, with delta {found.delta:g}"
                 + (f", and one more round would exceed {found.epsilon:g}" if early else "")
-                + ("" if found.key is None else f"; {results_of.SECRET}")
+                + (f"; {results_of.SECRET}" if found.secret else "")
             )
 
 

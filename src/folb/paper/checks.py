@@ -19,28 +19,31 @@ from folb.typing import NDArray
 Found = dict[str, Any]
 
 
-def theorem_1(cases: int = 500) -> Found:
-    """Random quadratics in which (4), (6) and (8) are false: three fifths of any kind, and two special fifths."""
+def theorem_1(cases: int) -> Found:
+    """Random quadratics in which (4), (6) and (8) are false.
+
+    Three fifths are at random, one fifth has devices against each other, and one is exact.
+    """
     fifth = cases // 5
     with jax.enable_x64(True):
         tried = quadratics.cases(0, cases - 2 * fifth) + quadratics.cases(1, fifth, against=True)
         return _cases(quadratics.theorem_1(tried + quadratics.cases(2, fifth, exact=True)))
 
 
-def theorem_2(cases: int = 500) -> Found:
+def theorem_2(cases: int) -> Found:
     """Random quadratics in which the rule (9) does not attain (8)."""
     with jax.enable_x64(True):
         tried = quadratics.cases(9, cases, exact=True, scale=2.0, spread=3.0)
         return _cases({"(9) attains (8)": quadratics.theorem_2(tried)})
 
 
-def one_set(cases: int = 300) -> Found:
+def one_set(cases: int) -> Found:
     """Random quadratics in which (14) is false."""
     with jax.enable_x64(True):
         return _cases(quadratics.one_set(quadratics.cases(10, cases, exact=True)))
 
 
-def theorem_3(cases: int = 300) -> Found:
+def theorem_3(cases: int) -> Found:
     """Random quadratics in which (15) is false, by the range of mu."""
     with jax.enable_x64(True):
         found = quadratics.theorem_3(11, cases)
@@ -50,19 +53,19 @@ def theorem_3(cases: int = 300) -> Found:
     return _cases(false | {middle: np.append(false[middle], after > printed)})
 
 
-def near_optimal(cases: int = 300) -> Found:
+def near_optimal(cases: int) -> Found:
     """The share of the possible gain from selection that (7) reaches."""
     with jax.enable_x64(True):
         return _cases({"(7)": quadratics.near_optimal(14, cases)})
 
 
-def hetero_selection(cases: int = 300) -> Found:
+def hetero_selection(cases: int) -> Found:
     """Random quadratics in which (17) is false with the printed psi."""
     with jax.enable_x64(True):
         return _cases({"(17)": quadratics.hetero_selection(quadratics.cases(13, cases)).printed})
 
 
-def against_fedprox(cases: int = 1000) -> Found:
+def against_fedprox(cases: int) -> Found:
     """Random quadratics in which (8) is not the smaller of the two bounds that Sec. III-C compares."""
     with jax.enable_x64(True):
         found = quadratics.against_fedprox(15, cases)

@@ -234,9 +234,6 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
-    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
-        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
-        log.warning(told, K, federation.N, K / federation.N)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
@@ -276,7 +273,7 @@ def simulation(
         for seed in seeds:
             place = sum(map(len, groups.values()))
             alike = (jax.tree.structure(algorithm), allowed)
-            groups.setdefault(alike, []).append(Job(place, algorithm, seed, allowed))
+            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, allowed))
     each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
@@ -290,6 +287,11 @@ def simulation(
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
     return Simulation(shared, federation, batches, evaluate_every, together, costs)
+
+
+def _key() -> NDArray:
+    """Two words that no file keeps. All processes play the same run, so they have the same."""
+    return parallel.shared(np.frombuffer(os.urandom(8), np.uint32))
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -414,6 +416,7 @@ def check(
         raise InputError("seeds", list(seeds), "should be at least one")
     for seed in seeds:
         check_whole("seeds", seed, 0, 2**32 - 1)
+    repeated = 0  # the largest K with replacement that is more than all devices
     for algorithm in algorithms:
         K = algorithm.selection.expected
         if algorithm.asynchrony is not None:
@@ -421,6 +424,8 @@ def check(
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
             raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
+        elif (counted := algorithm.selection.enough) > federation.N and not algorithm.selection.distinct:
+            repeated = max(repeated, counted)
         if algorithm.guard is not None:
             check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
@@ -444,6 +449,9 @@ def check(
             )
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
+    if repeated:
+        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(told, repeated, federation.N, repeated / federation.N)
 
 
 def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
@@ -542,7 +550,8 @@ def _run_stacked(
     @cache
     def mark() -> str:
         """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
-        others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
+        # the samples count through their digest
+        others = (problem.share, problem.system, privacy.without_key(stacked), *inputs[2:])
         return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
 
     if (
@@ -554,9 +563,6 @@ def _run_stacked(
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
-    # new words in every process, which nothing keeps
-    keys = parallel.shared(np.frombuffer(os.urandom(8 * len(jobs)), np.uint32).reshape(2, -1))
-    keyed = privacy.with_keys(stacked, keys)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -570,7 +576,7 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, keyed, seeds, every, at[0], rounds) as play_on:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)
