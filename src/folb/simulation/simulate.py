@@ -234,6 +234,10 @@ def simulation(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
+    if K > federation.N:  # here, because commands call `check` earlier, too
+        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(told, K, federation.N, K / federation.N)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
@@ -416,7 +420,6 @@ def check(
         raise InputError("seeds", list(seeds), "should be at least one")
     for seed in seeds:
         check_whole("seeds", seed, 0, 2**32 - 1)
-    repeated = 0  # the largest K with replacement that is more than all devices
     for algorithm in algorithms:
         K = algorithm.selection.expected
         if algorithm.asynchrony is not None:
@@ -424,8 +427,6 @@ def check(
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
             raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
-        elif (counted := algorithm.selection.enough) > federation.N and not algorithm.selection.distinct:
-            repeated = max(repeated, counted)
         if algorithm.guard is not None:
             check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
@@ -449,9 +450,6 @@ def check(
             )
     if isinstance(model, Model) and model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
-    if repeated:
-        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
-        log.warning(told, repeated, federation.N, repeated / federation.N)
 
 
 def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
