@@ -20,6 +20,7 @@ import folb.simulation.play as play
 from folb import algorithms, models, simulate
 from folb.core import round as rounds
 from folb.core import screening
+from folb.core.drift import MEMORIES
 from folb.core.guard import Guard, screened
 from folb.core.polar import median
 from folb.core.robust import CENTRES
@@ -105,7 +106,7 @@ def two_steps(algorithm, first, second):
         sound = screened(round)
         length = jnp.linalg.norm(sound.delta, axis=1)
         most = median(length, sound.times > 0) / jnp.maximum(jnp.sum(round.times > 0), K / CAP)
-        return closed.state, (closed.state.params - state.params, closed.update.weights, most)
+        return closed.state, (closed.state.params - state.params, closed.weights, most)
 
     state, _ = rounds.begin(algorithm, jnp.zeros(P))
     state, one = played(state, first)
@@ -206,10 +207,12 @@ def coefficients_of_any(step, delta):
 # In the carriers
 
 CARRIED = [
+    ("folb", {"memory": "scaffold"}),
     ("folb", {"server": "lookahead", "server_lr": 0.7, "robust": "norm_bound"}),
     ("folb_hetero", {"server": "momentum"}),
 ]
 FEW = [(name, settings) for name, settings in EVERY if settings.get("server_lr") in (0.5, 1.0)]
+FEW += [("folb", {"memory": memory}) for memory in MEMORIES]
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +245,7 @@ def assert_steps(seen, K):
 
 def simulated(monkeypatch, federation, algorithm):
     seen, shown = [], []
-    weighed, close = screening.weighed, rounds.close
+    weighed, close = screening.update_of, rounds.close
 
     def watched(algorithm, round):
         shown.append((round.delta, round.times))  # with the lies in it
@@ -250,11 +253,11 @@ def simulated(monkeypatch, federation, algorithm):
 
     def closing(algorithm, state, round):
         closed = close(algorithm, state, round)
-        made = (state.params, *shown.pop(), closed.state.params, closed.update.weights)
+        made = (state.params, *shown.pop(), closed.state.params, closed.weights)
         jax.debug.callback(lambda *found: seen.append(jax.tree.map(np.asarray, found)), *made, ordered=True)
         return closed
 
-    monkeypatch.setattr(rounds, "weighed", watched)
+    monkeypatch.setattr(rounds, "update_of", watched)
     monkeypatch.setattr(play, "close", closing)
     simulate(federation, fresh(federation), [algorithm], rounds=4, seeds=[1])
     return seen
@@ -266,7 +269,7 @@ def deployed(monkeypatch, federation, algorithm):
 
     def closing(algorithm, state, round):
         closed = close(algorithm, state, round)
-        made = (round.params, round.delta, round.times, closed.state.params, closed.update.weights)
+        made = (round.params, round.delta, round.times, closed.state.params, closed.weights)
         seen.append(jax.tree.map(np.asarray, made))
         return closed
 
@@ -282,7 +285,7 @@ def deployed(monkeypatch, federation, algorithm):
     strategy = quick(algorithm)
     start = initial(fresh(federation))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), start, num_rounds=3)
-    np.testing.assert_array_equal(strategy.opened.update.weights, seen[-1][-1])
+    np.testing.assert_array_equal(strategy.opened.weights, seen[-1][-1])
     return seen
 
 
@@ -290,7 +293,7 @@ def carried(name, settings):
     return getattr(algorithms, name)(K=8, guarded=True, cap=CAP, **settings)
 
 
-@pytest.mark.parametrize(("name", "settings", "attack"), [(*CARRIED[0], "adaptive"), (*CARRIED[1], "inflated")])
+@pytest.mark.parametrize(("name", "settings", "attack"), [(*one, "adaptive") for one in CARRIED])
 def test_the_steps_of_the_simulator(name, settings, attack, federation, monkeypatch):
     algorithm = carried(name, settings | {"attack": attack, "attackers": 0.3})
     assert_steps(simulated(monkeypatch, federation, algorithm), 8)

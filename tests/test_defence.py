@@ -79,7 +79,7 @@ def test_our_files_name_what_there_is():
     """Every rule can be planned, every attack on updates is met by every rule, and those on gradients by FOLB."""
     rules = opponents.rules()
     for rule in rules:
-        assert plan(Battle(replace(TINY, set=SMALL | {"K": 5}), rule, 20).experiment).algorithms
+        assert plan(Battle(replace(TINY, set=SMALL | {"K": 5, "replacement": False}), rule, 20).experiment).algorithms
     everything = {*opponents.EVERYWHERE, *(name for rule in rules for name in rule.attacks), "honest", "loss"}
     assert everything == set(ATTACKS)
     assert sum(dataset.goal for dataset in opponents.datasets()) >= 1

@@ -464,7 +464,7 @@ def test_a_refused_reply_raises_nobody_s_bound(federation, model):
     strategy = quick(algorithms.folb(K=8, replacement=False))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
     assert len(strategy.opened.refused) == 3
-    assert 0 < np.max(strategy.opened.update.weights) <= 2 / 8 + 1e-6
+    assert 0 < np.max(strategy.opened.weights) <= 2 / 8 + 1e-6
 
 
 def test_a_device_that_fails_is_lost_with_its_reason(federation, model, tmp_path):

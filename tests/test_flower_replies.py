@@ -218,7 +218,7 @@ def generated(algorithm, count, seed, guarded=False, repeated=False):
         for lie in lies:
             lie.__dict__["_content"] = content
         opened.usable, opened.refused, opened.noted, opened.looked_at = dict(honest), {}, [], []
-        opened.abandoned, opened.update, strategy.memory = "", None, ()
+        opened.abandoned, opened.weights, strategy.memory = "", None, ()
         changed, numbers = strategy.aggregate_train(1, lies)
         if "too few for robust" in opened.abandoned:  # without the liar's reply
             assert changed is None

@@ -1,6 +1,7 @@
 """Guarded aggregation against a literal loop, and its promises for any reply."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from folb import algorithms, data, guard, models, rules, simulate
+from folb import ServerStep, algorithms, data, guard, models, rules, simulate
 from folb.core.rules import Gradients, Round
+from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.experiments.settings import read
+from folb.flower import FederatedStrategy
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -486,3 +489,39 @@ def test_a_device_alone_in_a_round_never_vouches_for_itself():
 
     found = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
     np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)
+
+
+def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
+    def plain(gain):
+        return ServerStep(lambda params: (), lambda memory, round, update: (round.params, memory), gain=gain)
+
+    for bad in (-1.0, "x", None, float("nan")):
+        with pytest.raises(InputError, match="server: gain"):
+            algorithms.fedavg(server=plain(bad))
+    assert algorithms.folb(guarded=True, server=plain(1.0)).guard is not None
+    with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guarded=False"):
+        algorithms.folb(guarded=True, server=plain(2.0))
+    with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guarded=False"):
+        algorithms.folb(guarded=True, server_lr=5.0)
+    with pytest.raises(InputError, match=r"declares its `gain`"):
+        algorithms.folb(guarded=True, server=plain(float("inf")))
+
+
+def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
+    made = algorithms.folb(guarded=True, K=5)
+    longer = replace(made, server=algorithms.folb(server_lr=5.0).server)
+    with pytest.raises(InputError, match="no longer than the update"):
+        guard.guard(longer)
+    with pytest.raises(InputError, match="no longer than the update"):
+        simulate(synthetic(devices=8, sizes=20), models.logistic((60,), 10), longer, rounds=1)
+    with pytest.raises(InputError, match="no longer than the update"):
+        FederatedStrategy(longer)
+
+
+def test_an_old_reply_counts_at_most_once_if_guarded():
+    """s(tau) multiplies an update before the guard sees it: what is more than 1 would break the bound."""
+    steep = algorithms.folb(guarded=True, concurrency=4, K=2, staleness=lambda tau: 5.0 + 0 * tau)
+    plain = algorithms.folb(guarded=True, concurrency=4, K=2, staleness="constant")
+    federation, model = synthetic(devices=8, sizes=20), models.logistic((60,), 10)
+    runs = simulate(federation, model, [steep, plain], rounds=4)
+    jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)

@@ -47,7 +47,7 @@ def a_round(seed, times=None):
 
 @partial(jax.jit, static_argnums=0)
 def ruled(name, round, liars=0.2, bucket=1.0):
-    return robust.robustly(rules.mean(robust.finite(round)), Robust(name, liars, bucket), round)
+    return robust.recentred(rules.mean(robust.finite(round)), Robust(name, liars, bucket), round)
 
 
 # The centres, literally
@@ -199,7 +199,7 @@ def test_nothing_trimmed_is_the_rule_itself():
     round = a_round(3)
     for rule in (rules.mean, rules.samples):
         expected = rule(round)
-        found = robust.robustly(expected, Robust("trimmed_mean", 0.0), round)
+        found = robust.recentred(expected, Robust("trimmed_mean", 0.0), round)
         np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
 
@@ -241,7 +241,7 @@ def test_settings_are_checked(settings, message):
 def test_too_few_replies_for_a_centre(settings, K, smallest):
     with pytest.raises(InputError) as error:
         algorithms.fedavg(K=K, **settings)
-    expected = "no K is enough" if smallest is None else f"should be {smallest} or more"
+    expected = "no K is enough" if smallest is None else f"should be {smallest}, the next that is enough,"
     assert str(error.value).startswith(f"K = {K}: {expected} with robust={settings['robust']}")
     if smallest is not None:
         assert algorithms.fedavg(K=smallest, **settings).robust is not None
@@ -308,3 +308,15 @@ def test_a_server_with_samples_of_its_own():
     first, again = (simulate(federation, model, made, rounds=4, seeds=[2])[0] for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
     assert first.train_loss[-1] < first.train_loss[0]
+
+
+def test_draws_with_replacement_are_counted_as_different_devices():
+    """15 of 30 with replacement are 11 devices, of which 40 % are 5: too few for Krum, though 15 are not."""
+    given, federation = {"robust": "krum", "liars": 0.4}, synthetic(devices=30, sizes=10)
+    with pytest.raises(
+        InputError, match=r"K = 15: should be drawn with replacement=False, or be \d+, the next"
+    ) as error:
+        simulate(federation, logistic((60,), 10), algorithms.fedavg(K=15, **given), rounds=1)
+    simulate(federation, logistic((60,), 10), algorithms.fedavg(K=15, replacement=False, **given), rounds=1)
+    least = int(str(error.value).split("or be ")[1].split(",")[0])
+    simulate(federation, logistic((60,), 10), algorithms.fedavg(K=least, **given), rounds=1)

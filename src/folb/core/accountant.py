@@ -134,7 +134,7 @@ def _package() -> ModuleType:
     try:
         import dp_accounting
         from dp_accounting import rdp  # noqa: F401
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         expected = "is needed to compute epsilon: pip install 'folb[privacy]'"
         raise InputError("privacy", "dp-accounting", expected) from error
     return dp_accounting

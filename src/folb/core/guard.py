@@ -16,7 +16,7 @@ and raises its own weight. A guarded rule screens the round, applies the rule, a
 
 These bounds hold for the model's step if nothing after the rule makes it longer, or gives one device more than its
 weight. So the guard takes only a server step whose gain is known and at most 1, a robust centre in which all count
-evenly, and no memory that corrects the step (`_check`).
+evenly, and no memory that corrects the step (`check_around`).
 
 K counts all draws of the round, whether a reply came or not: neither a rejected reply nor a lost one raises the bound
 of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are left, their weights
@@ -36,7 +36,8 @@ from jax import Array
 from folb.core import tree
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
-from folb.errors import InputError, check_number
+from folb.core.server_step import SERVERS
+from folb.errors import InputError, check, check_number
 
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
@@ -63,14 +64,16 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
     if algorithm.privacy is not None:
         raise InputError("guarded", True, "should be false with privacy, which bounds every device by itself")
-    if not (algorithm.sends("grad") or algorithm.gradient is not None) or algorithm.guard is not None:
+    if not (algorithm.sends("grad") or algorithm.gradient is not None):
         return algorithm
-    _check(algorithm)
+    check_around(algorithm)
+    if algorithm.guard is not None:
+        return algorithm
     origin = replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap})
     return replace(algorithm, guard=Guard(cap), origin=origin)
 
 
-def _check(algorithm: Algorithm) -> None:
+def check_around(algorithm: Algorithm) -> None:
     """Raise an `InputError` for a part after which the bound would not hold."""
     settings = algorithm.origin.settings
     if (robust := algorithm.robust) is not None and not robust.even:
@@ -80,13 +83,15 @@ def _check(algorithm: Algorithm) -> None:
     if (memory := algorithm.memory) is not None and memory.correct is not None:
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", settings.get("memory") or "your own", f"{expected}; {OTHERWISE}")
-    gain = algorithm.server.gain
+    gain, named = algorithm.server.gain, settings.get("server", "plain") in SERVERS
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
-        expected += "others a device's weight may be any number of times as large"
-        raise InputError("server", settings.get("server", "your own"), f"{expected}; {OTHERWISE}")
-    expected = f"should be at most 1 if guarded, since c/K grows with it: use a smaller server_lr, {OTHERWISE}"
-    check_number("gain of the server's step", gain, lambda gain: gain <= 1 + 1e-6, expected)
+        expected += "others a device's weight has no bound; or your own that declares its `gain`"
+        raise InputError("server", settings.get("server") if named else "your own", f"{expected}; {OTHERWISE}")
+    times = f" (it is {gain:g} times as long)" if isinstance(gain, int | float) else ""
+    expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
+    lr = settings.get("server_lr") if named else gain
+    check("server_lr" if named else "server: gain", lr, (gain >= 0) & (gain <= 1 + 1e-6), f"{expected}; {OTHERWISE}")
 
 
 def guarded(rule: Rule, cap: Any, round: Round) -> Update:

@@ -22,6 +22,7 @@ from jax import Array
 from folb.core import randomness, tree
 from folb.core.polar import SMALLEST, clipped, median, over, polar, scaled
 from folb.core.rules import Round, Update, fraction
+from folb.core.selection import MOST
 from folb.errors import InputError, check_number, check_whole, choose
 from folb.typing import Params
 
@@ -156,19 +157,19 @@ def _zero(stack: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), stack)
 
 
-def _majority(f: Any) -> Any:
+def _for_a_majority(f: Any) -> Any:
     return 2 * f + 1
 
 
-def _two_more(f: Any) -> Any:
+def _for_krum(f: Any) -> Any:
     return 2 * f + 3
 
 
-def _any(f: Any) -> Any:
+def _one(f: Any) -> Any:
     return 1
 
 
-class Known(NamedTuple):
+class KnownCentre(NamedTuple):
     """A centre, and what others must know of it."""
 
     centre: Centre
@@ -177,14 +178,14 @@ class Known(NamedTuple):
 
 
 CENTRES = {
-    "median": Known(coordinate_median, _majority),
-    "trimmed_mean": Known(trimmed_mean, _majority),
-    "krum": Known(krum, _two_more),
-    "multi_krum": Known(multi_krum, _two_more),
-    "geometric_median": Known(geometric_median, _majority),
-    "centred_clipping": Known(centred_clipping, _majority),
-    "norm_bound": Known(norm_bound, _any, even=True),
-    "fltrust": Known(fltrust, _any),
+    "median": KnownCentre(coordinate_median, _for_a_majority),
+    "trimmed_mean": KnownCentre(trimmed_mean, _for_a_majority),
+    "krum": KnownCentre(krum, _for_krum),
+    "multi_krum": KnownCentre(multi_krum, _for_krum),
+    "geometric_median": KnownCentre(geometric_median, _for_a_majority),
+    "centred_clipping": KnownCentre(centred_clipping, _for_a_majority),
+    "norm_bound": KnownCentre(norm_bound, _one, even=True),
+    "fltrust": KnownCentre(fltrust, _one),
 }
 ROOT = 100  # samples of the server, for FLTrust, unless set
 
@@ -204,9 +205,9 @@ class Robust:
         # the last bucket may have fewer replies than the others, which then weigh more
         return CENTRES[self.name].even and bool(self.bucket == 1)
 
-    def holds(self, K: int) -> bool:
-        """Whether K replies are enough."""
-        return math.ceil(K / self.bucket) >= CENTRES[self.name].needs(_false(self.liars, K))
+    def enough(self, replies: int) -> bool:
+        """Whether so many replies, each of another device, are enough."""
+        return math.ceil(replies / self.bucket) >= CENTRES[self.name].needs(_most_liars(self.liars, replies))
 
 
 def robust(name: str | None, liars: Any, bucket: Any, K: int) -> Robust | None:
@@ -222,15 +223,25 @@ def robust(name: str | None, liars: Any, bucket: Any, K: int) -> Robust | None:
     if bucket is not None:
         check_whole("bucket", bucket, 1, 10**4)
     made = Robust(name, liars, 1.0 if bucket is None else float(bucket))
-    if isinstance(liars, int | float) and not made.holds(K):
-        enough = next((k for k in range(K, 10**4) if made.holds(k)), None)
-        expected = "no K is enough" if enough is None else f"should be {enough} or more"
-        how = f"robust={name}, liars={liars:g}" + ("" if made.bucket == 1 else f", bucket={bucket}")
-        raise InputError("K", K, f"{expected} with {how}: among fewer replies the liars decide")
+    check_enough(made, K)
     return made
 
 
-def _false(liars: Any, n: Any) -> Any:
+def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> None:
+    """Raise unless K devices are enough, of which different(K) are different ones."""
+    if isinstance(how.liars, jax.core.Tracer) or how.enough(different(K)):
+        return
+    least = next((k for k in range(K, MOST + 1) if how.enough(different(k))), None)
+    expected = "no K is enough" if least is None else f"should be {least}, the next that is enough,"
+    found = f"robust={how.name}, liars={float(how.liars):g}" + ("" if how.bucket == 1 else f", bucket={how.bucket:g}")
+    why = "among fewer replies the liars decide"
+    if different(K) < K:
+        expected = f"should be drawn with replacement=False, or {expected.removeprefix('should ')}"
+        why = f"{K} draws with replacement are {different(K)} different devices, among which the liars decide"
+    raise InputError("K", K, f"{expected} with {found}: {why}")
+
+
+def _most_liars(liars: Any, n: Any) -> Any:
     """How many of n replies may be false."""
     if isinstance(n, int):
         return math.ceil(liars * n - 1e-4)
@@ -261,7 +272,7 @@ def finite(round: Round) -> Round:
     return round._replace(times=jnp.where(counted, round.times, 0.0))
 
 
-def robustly(made: Update, how: Robust, round: Round) -> Update:
+def recentred(made: Update, how: Robust, round: Round) -> Update:
     """What a rule made of a round, with a robust centre in place of its mean."""
     known, sound = CENTRES[how.name], finite(round)
     n = jnp.sum(sound.times > 0)
@@ -269,7 +280,7 @@ def robustly(made: Update, how: Robust, round: Round) -> Update:
     norm = polar(parts, sound.times > 0).norm
     counted = (sound.times > 0) & jnp.isfinite(norm)
     short = clipped(parts, norm, counted, LARGEST * median(norm, counted))
-    false = _false(how.liars, n)
+    false = _most_liars(how.liars, n)
     shares, groups = _buckets(round, counted, how.bucket)
     mixed = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), short)
     found = known.centre(Vectors(mixed, groups, false, round.trusted))

@@ -5,6 +5,7 @@ All randomness is a pure function of (seed, round, device), so any round can be 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from folb.core.liars import told, told_gradients
 from folb.core.memory import shifted_by, started, updated
 from folb.core.multiset import Multiset
 from folb.core.rules import Round, Update
-from folb.core.screening import screened, weighed
+from folb.core.screening import shortened, update_of
 from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
 from folb.core.step_size import factor_in, over
@@ -103,10 +104,15 @@ def model_sent(algorithm: Algorithm, state: State, key: Any = None) -> Params:
 
 
 class Closed(NamedTuple):
-    """A round after its close: the state it led to, its step, and the memory of its devices, stacked."""
+    """A round after its close: the state it led to, its update, and the memory of its devices, stacked.
+
+    `weights` is what each reply weighs in the server's step. If that step is no multiple of the update (its gain is not
+    known), it is what the reply weighs in the update.
+    """
 
     state: State
     update: Update
+    weights: Array
     updated: Array  # whether the model changed: some reply was usable, and some weight not zero
     own: Any
 
@@ -132,14 +138,15 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     if algorithm.attack is not None and (algorithm.gradient is None or algorithm.gradient.upload is not None):
         round = told_gradients(algorithm.attack, round)
     if algorithm.asynchrony is not None:
-        round = algorithm.asynchrony.seen(round)
+        round = algorithm.asynchrony.seen(round, math.inf if algorithm.guard is None else 1.0)
     seen = round if remembers is None else remembers.seen(round)
     clip: Any = ()
     if algorithm.privacy is None:
-        update = weighed(algorithm, seen)
+        update = update_of(algorithm, seen)
         _check_update(update, state.params, algorithm.selection.K)
         weighty = jnp.any(round.times > 0) & jnp.any(update.weights != 0)
-        seen, round = screened(algorithm, seen._replace(update=update)), screened(algorithm, round)
+        seen = shortened(algorithm, seen._replace(update=update))
+        round = shortened(algorithm, round)
     else:
         update, seen, clip = privacy.release(algorithm, round)
         weighty = jnp.bool_(True)  # a round without replies adds its noise, too
@@ -159,14 +166,14 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
-    # what each reply weighs in the step that is made; in the update, if the server's step is another function of it
-    weights = update.weights * update.kept * jnp.where(jnp.isinf(gain := algorithm.server.gain), 1.0, gain)
+    gain = algorithm.server.gain
+    weights = update.weights * update.kept * jnp.where(jnp.isinf(gain), 1.0, gain)
     residual = tree.sub(_model(algorithm, state), start) if jax.tree.leaves(state.residual) else ()
     changed = State(params, memory, shared, average, size, residual=residual, clip=clip)
     # the carrier keeps these
     others = {name: getattr(state, name) for name in ("devices", "residuals", "queue", "clock")}
     following = tree.where(weighty, changed, state._replace(**dict.fromkeys(others, ())))
-    return Closed(following._replace(**others), Update(update.delta, weights), weighty, own)
+    return Closed(following._replace(**others), update, weights, weighty, own)
 
 
 def _check_update(update: Update, params: Params, K: int) -> None:

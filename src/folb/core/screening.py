@@ -11,17 +11,17 @@ from folb.core.algorithm import Algorithm
 from folb.core.rules import Round, Update
 
 
-def weighed(algorithm: Algorithm, round: Round) -> Update:
+def update_of(algorithm: Algorithm, round: Round) -> Update:
     """What the rule makes of a round: guarded first, then robust."""
     if algorithm.guard is not None:
-        update = guard.guarded(algorithm.rule, algorithm.guard.cap, round)
+        made = guard.guarded(algorithm.rule, algorithm.guard.cap, round)
     else:
-        update = algorithm.rule(round if algorithm.robust is None else robust.finite(round))
-    return update if algorithm.robust is None else robust.robustly(update, algorithm.robust, round)
+        made = algorithm.rule(round if algorithm.robust is None else robust.finite(round))
+    return made if algorithm.robust is None else robust.recentred(made, algorithm.robust, round)
 
 
-def screened(algorithm: Algorithm, round: Round) -> Round:
-    """The round as the server step, the memories and the step size see it; a rejected reply counts 0 times."""
+def shortened(algorithm: Algorithm, round: Round) -> Round:
+    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out."""
     if algorithm.guard is not None:
         round = guard.bounded(round)
     return round if algorithm.robust is None else robust.bounded(round)

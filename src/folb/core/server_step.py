@@ -27,8 +27,8 @@ class ServerStep(NamedTuple):
     """A server step; its functions are `Partial`s, so that their numbers can be swept.
 
     send(memory, params) gives the model that devices start from, if that is not the server's own.
-    A step is `gain` times the round's update, plus what earlier rounds left; infinity says that it is another function
-    of the update, or that nobody knows. The guard needs to know.
+    A step is at most `gain` times the round's update, plus what earlier rounds left; infinity says that it is another
+    function of the update, or that nobody knows. The guard needs to know, and weights are recorded times the gain.
     """
 
     init: Callable[[Params], Any]
@@ -282,6 +282,7 @@ def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
         if not isinstance(wanted, ServerStep):
             expected = f"should be one of {', '.join(SERVERS)}, or a ServerStep(init, apply)"
             raise InputError("server", wanted, expected)
+        check("server: gain", wanted.gain, lambda gain: gain >= 0, "should be a number of at least 0, or infinity")
         make, known = functools.partial(tree.functions, "server", wanted, "gain"), []
     for name, value in given.items():
         if name not in known:

@@ -8,6 +8,7 @@ reply is the number of steps that the server took since its device started. Its 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,10 @@ class Asynchrony:
         tree.check_like("staleness: what it returns", found, tau)
         return found
 
-    def seen(self, round: Round) -> Round:
+    def seen(self, round: Round, most: float = math.inf) -> Round:
         """The round as the rule and the server step see it: with s(tau_k) Delta_k in place of Delta_k.
+
+        With `most`, s is from 0 to that: a guard bounds the weights of updates as they came.
 
         With `mixing`, Delta_k is first replaced by the device's model less the server's present one. So a step of size
         alpha ends at (1 - alpha s) w + alpha s w_k.
@@ -49,6 +52,7 @@ class Asynchrony:
         if self.mixing:
             delta = jax.tree.map(lambda d, start, w: d + (start - w), delta, round.starts, round.params)
         s = self.weights(round.staleness)
+        s = s if math.isinf(most) else jnp.clip(s, 0.0, most)
         return round._replace(delta=jax.vmap(lambda d, s: jax.tree.map(lambda v: s * v, d))(delta, s))
 
 

@@ -173,7 +173,7 @@ def _read_parquet(paths: list[Path]) -> list[Images]:
 def _decoded(where: str, pngs: list[bytes]) -> NDArray:
     try:
         image = import_module("PIL.Image")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InputError(where, "pillow", "is needed to read it: pip install 'folb[parquet]'") from error
     rows = []
     for i, png in enumerate(pngs):

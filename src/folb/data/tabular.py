@@ -66,7 +66,7 @@ def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, row
     """The record batches of a parquet file: the columns it must have, or all. It needs pyarrow, which is optional."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InputError(str(path), "pyarrow", "is needed to read it: pip install 'folb[parquet]'") from error
     try:
         with parquet.ParquetFile(regular(path)) as file:

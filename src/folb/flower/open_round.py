@@ -19,7 +19,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.multiset import Multiset
 from folb.core.round import State
-from folb.core.rules import Gradients, Round, Update
+from folb.core.rules import Gradients, Round
 from folb.core.selection import Known, Selection, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
@@ -175,7 +175,7 @@ class OpenRound:
     length: float = 0.0  # of a usual update in this round
     epsilon: float | None = None  # of a private run, after this round
     abandoned: str = ""
-    update: Update | None = None  # once it is closed, if the model changed
+    weights: Any = None  # of each draw, once it is closed, if the model changed
     began: float = field(default_factory=time.monotonic)
     up: int = 0
     down: int = 0
@@ -348,7 +348,7 @@ def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | No
         "bytes_up": opened.up,
         "bytes_down": opened.down,
         "seconds": round(seconds, 3),
-        "updated": opened.update is not None,
+        "updated": opened.weights is not None,
         "lost": len(lost),
         "devices": identities,
         "times": [drawn[k] if k in opened.usable else 0 for k in identities],
@@ -375,11 +375,11 @@ def recorded(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | No
 
 def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
     """The weight of each device's update; unknown if the server sees only sums."""
-    if opened.update is None or opened.plan is None or len(opened.update.weights) != len(opened.plan.first.device):
+    if opened.weights is None or opened.plan is None or len(opened.weights) != len(opened.plan.first.device):
         return [None] * len(identities)
     members, device = opened.members, opened.plan.first.device
     weight = dict.fromkeys(identities, 0.0)
-    for k, times, value in zip(device, opened.plan.first.times, opened.update.weights, strict=True):
+    for k, times, value in zip(device, opened.plan.first.times, opened.weights, strict=True):
         if times > 0:
             weight[members[k].identity] = float(str(value))  # with only the digits of 32 bits
     return [weight[k] for k in identities]

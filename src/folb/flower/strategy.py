@@ -29,10 +29,10 @@ from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
-from folb.core.guard import guard
+from folb.core.guard import check_around, guard
 from folb.core.privacy import Noise
 from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
-from folb.core.rules import Round, Update
+from folb.core.rules import Round
 from folb.core.system import System
 from folb.core.upload import DELTA, GRAD, Upload
 from folb.errors import SINGLE, InputError, check, check_whole, choose
@@ -165,6 +165,8 @@ class FederatedStrategy(Strategy):
         if algorithm.privacy is not None:
             asked = {"fraction_train": fraction_train, "min_replies": min_replies, "over_selection": over_selection}
             _check_private(algorithm, asked, fraction_evaluate, min_available_nodes)
+        if algorithm.guard is not None:
+            check_around(algorithm)
         self.algorithm = self._composed = guard(algorithm, cap) if guarded and algorithm.privacy is None else algorithm
         self.replay, self.spent = replay, 0  # the rounds that a private run has asked devices for
         self.wants_guard = guarded
@@ -736,16 +738,16 @@ class FederatedStrategy(Strategy):
             count = len(set(opened.drawn) & set(opened.usable))
             if count < self.fewest:
                 opened.abandoned = f"{count} usable replies, but {self.fewest} are needed"
-            elif (how := self.algorithm.robust) is not None and not how.holds(count):
+            elif (how := self.algorithm.robust) is not None and not how.enough(count):
                 opened.abandoned = f"{count} usable replies are too few for robust={how.name}: liars could decide"
             else:
-                following, opened.update = self._closed(opened)
+                following, opened.weights = self._closed(opened)
         if opened.abandoned:
             log.warning("round %d is abandoned and the model unchanged: %s", server_round, opened.abandoned)
         self.state = following
-        return (None if opened.update is None else protocol.packed(following.params)), self._metrics(opened)
+        return (None if opened.weights is None else protocol.packed(following.params)), self._metrics(opened)
 
-    def _closed(self, opened: OpenRound) -> tuple[State, Update | None]:
+    def _closed(self, opened: OpenRound) -> tuple[State, Any]:
         """The state after the round's step, unless that is not finite. No update is much longer than a usual one."""
         if self.algorithm.privacy is None and (length := opened.shorten(self.max_norm, self.lengths)):
             self.lengths.append(length)
@@ -766,7 +768,7 @@ class FederatedStrategy(Strategy):
             return with_noise(opened.algorithm, round, np.uint32(self.seed))
         return round._replace(noise=Noise(gaussian.like(privacy.shapes(opened.algorithm, round))))
 
-    def _finite(self, opened: OpenRound, closed: Closed) -> tuple[State, Update | None]:
+    def _finite(self, opened: OpenRound, closed: Closed) -> tuple[State, Any]:
         step = (closed.state.params, closed.state.memory, closed.state.average, closed.state.step_size)
         remembered = (closed.state.shared, closed.own)  # here infinity may mark a device that was not met
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step))
@@ -775,7 +777,7 @@ class FederatedStrategy(Strategy):
             return opened.state, None
         # keep the order of the arrays: jax sorts names
         params = {name: closed.state.params[name] for name in opened.state.params}
-        return closed.state._replace(params=params), closed.update if closed.updated else None
+        return closed.state._replace(params=params), closed.weights if closed.updated else None
 
     def _metrics(self, opened: OpenRound) -> MetricRecord:
         changing = self.algorithm.step_size is not None

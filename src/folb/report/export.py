@@ -56,7 +56,7 @@ def to_parquet(stored: RunDirectory) -> bytes:
     """The same columns with their types. Unmeasured values are null; the values of devices are lists."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InputError("format", "parquet", "needs pyarrow: pip install 'folb[parquet]'") from error
     names, rows = _rounds(stored)
     types = {name: getattr(arrow, kind)() for name, kind in (COLUMNS | SPENT).items()} | {"note": arrow.string()}

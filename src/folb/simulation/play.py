@@ -306,7 +306,7 @@ def _work_and_close(
         starts=None if staleness is None else here,
     )
     closed = close(algorithm, state, with_noise(algorithm, round, seed))
-    weights = closed.update.weights
+    weights = closed.weights
     if algorithm.asynchrony is not None and staleness is not None:
         weights = weights * algorithm.asynchrony.weights(staleness)  # of the updates as they came
     records = {

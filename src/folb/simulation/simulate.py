@@ -8,6 +8,7 @@ works.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -26,6 +27,8 @@ from jax import Array
 from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
+from folb.core.guard import check_around
+from folb.core.robust import check_enough
 from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
@@ -389,6 +392,11 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
     return max(1, memory // 2 // needed)
 
 
+def _different(algorithm: Algorithm, N: int, K: int) -> int:
+    """How many different devices K draws are, on average and by equal chances."""
+    return K if algorithm.selection.distinct else math.floor(N * (1 - (1 - 1 / N) ** K))
+
+
 def check(
     federation: Federation,
     model: Model,
@@ -419,6 +427,10 @@ def check(
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
             raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
+        if algorithm.guard is not None:
+            check_around(algorithm)
+        if algorithm.robust is not None and algorithm.asynchrony is None:
+            check_enough(algorithm.robust, algorithm.selection.enough, partial(_different, algorithm, federation.N))
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
