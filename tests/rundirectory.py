@@ -45,7 +45,7 @@ def write(
     path = home / name
     path.mkdir(parents=True)
     runs = [
-        {"algorithm": label, "name": label, "seed": seed, "parameters": {}}
+        {"algorithm": label, "name": label, "seed": seed, "parameters": {}, "judged_by": "accuracy"}
         for label in algorithms
         for seed in range(seeds)
     ]
@@ -67,7 +67,11 @@ def write(
         "note": note,
         "devices": devices,
         "identity": "0123abcd" * 8,
+        "carrier": "simulator",
         "differs": differs,
+        "accelerators": 1,
+        "stream": False,
+        "keep_model": True,
         "runs": runs,
     }
     (path / "environment.json").write_text(json.dumps(environment), encoding="utf-8")

@@ -5,7 +5,6 @@ The names below load on first use, so that `import folb` costs nothing and `folb
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -107,29 +106,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-_FORMER = {  # modules that were at the top, and were not public
-    *("attacks", "catalogue", "certificates", "checkpoint", "chunks", "demo", "deployment", "device", "durable"),
-    *("experiment", "export", "federation", "figures", "listing", "parallel", "quadratics", "randomness", "rounds"),
-    *("runs", "selection", "server", "settings", "shelf", "shuffle", "simulator", "store", "stream", "trackers"),
-    *("trial", "tune", "view", "watch"),
-}
-
-
-class _Moved:
-    """Tells where a module is now that was at the top before: `import folb.rules` fails, and says so."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        own = name.removeprefix("folb.")
-        if name == own or not (own in _FORMER or _MODULES.get(own, own) != own):
-            return
-        advice = (
-            f"it has moved; import folb.{_MODULES[own]}, or use `from folb import {own}`" if own in _MODULES else ""
-        )
-        advice = advice or "folb's modules are in packages now; the names to use are those of folb.__all__"
-        raise ModuleNotFoundError(f"No module named {name!r}: {advice}", name=name)
-
-
-sys.meta_path.append(_Moved)

@@ -10,7 +10,6 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,10 +145,7 @@ def resume(
         raise InputError(
             "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
         )
-    experiment = from_toml(path / store.EXPERIMENT)
-    if experiment.evaluate is None:  # the file names a sample if there is one
-        experiment = replace(experiment, evaluate="all")
-    planned = plan(experiment, there.get("stream") if stream is None else stream)
+    planned = plan(from_toml(path / store.EXPERIMENT), there["stream"] if stream is None else stream)
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
         raise InputError("run", path.name, f"{changed}; --again runs it from the start")
@@ -157,9 +153,9 @@ def resume(
         planned,
         directory=path,
         again=again,
-        accelerators=there.get("accelerators", 1) if accelerators is None else accelerators,
+        accelerators=there["accelerators"] if accelerators is None else accelerators,
         track=track,
-        keep_model=there.get("keep_model", True) if keep_model is None else keep_model,
+        keep_model=there["keep_model"] if keep_model is None else keep_model,
         on_start=on_start,
         observe=observe,
     )
@@ -336,13 +332,9 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
     now, there = environment(planned, accelerators), store.read(path).environment
     if there["identity"] != now["identity"]:
         raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
-    for key, usual in (("accelerators", 1), ("stream", False)):
-        if there.get(key, usual) != now[key]:
-            raise InputError(
-                key,
-                now[key],
-                f"should be {there.get(key, usual)}, as when it began; --again runs it from the start",
-            )
+    for key in ("accelerators", "stream"):
+        if there[key] != now[key]:
+            raise InputError(key, now[key], f"should be {there[key]}, as when it began; --again runs it from the start")
 
 
 def prepare(
@@ -369,7 +361,7 @@ def prepare(
     if there is None or again or changed:
         store.set_aside(path)
         naming.write(path, naming.named(now | called, given or {}))
-    elif given or there.get("keep_model", True) != keep_model:
+    elif given or there["keep_model"] != keep_model:
         naming.write(path, naming.named(there | {"keep_model": keep_model}, given or {}))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
     if store.is_recorded(path) and not any((path / store.CHECKPOINTS).glob("*.checkpoint")):
@@ -384,6 +376,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     names = {"device_names": federation.device_names, "class_names": federation.class_names}
     return program(1 if mesh is None else mesh.size, planned.stream) | {
         **{key: list(own) for key, own in names.items() if own is not None and sum(map(len, own)) <= NAMES},
+        "carrier": "simulator",
         "note": planned.note,
         "devices": planned.federation.N,
         "identity": planned.identity,

@@ -144,10 +144,9 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
 
 def to_mapping(experiment: Experiment) -> dict[str, Any]:
     """The experiment as the keys and values of a file."""
-    # so that experiments without these fields keep their names
-    unset = [name for name in ("evaluate", "device_samples") if getattr(experiment, name) is None]
-    absent = (*unset, *(() if experiment.metrics else ("metrics",)), *(() if experiment.box else OF_A_BOX))
-    return {field.name: getattr(experiment, field.name) for field in fields(experiment) if field.name not in absent}
+    given = {field.name: getattr(experiment, field.name) for field in fields(experiment)}
+    absent = () if experiment.box else OF_A_BOX
+    return {name: value for name, value in given.items() if value is not None and name not in absent}
 
 
 def to_toml(experiment: Experiment, note: str = "") -> str:

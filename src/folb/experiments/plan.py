@@ -146,8 +146,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
         known = usual(federation, built_model)
     experiment = _judged(experiment, built_model, federation)
     evaluated = known if experiment.evaluate is None else chosen(experiment.evaluate, federation, built_model)
-    # written only if it is a sample, or all in place of the usual sample: so older runs keep their names
-    asked, experiment = experiment, replace(experiment, evaluate=evaluated or (None if known is None else "all"))
+    asked = replace(experiment, evaluate=None) if evaluated == known else experiment
+    experiment = replace(experiment, evaluate=evaluated or "all")
     whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
     identity = _identity(whole, federation, built_system)
     apart = differs(asked, _chosen(asked.dataset, [dataset, model, system, *algorithms], given, drawn))
@@ -163,17 +163,6 @@ def _judged(experiment: Experiment, model: Model, federation: Federation) -> Exp
     return replace(experiment, metrics=tuple(name for name in experiment.metrics if name not in anyway))
 
 
-# settings that were added later, with their defaults: they are written only if set, so that older runs keep their names
-LATER = {"gradient": "exact"} | dict.fromkeys(
-    [
-        *("sketch", "bits"),  # of FOLB
-        *("shards", "capped", "test", "pixels", "init", "squash", "regression"),  # of data and models
-        *(name for name, known in common_settings().items() if known.default is None and name != "server_lr"),
-    ],
-    "none",
-)
-
-
 def _spelt_out(
     experiment: Experiment, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
 ) -> Experiment:
@@ -183,10 +172,8 @@ def _spelt_out(
         defaults = {name: setting.default for name, setting in part.settings.items()}
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
-        unset = {
-            *box,
-            *(name for name, usual in LATER.items() if whole.get(name) == usual == _spelt(defaults.get(name))),
-        }
+        # a setting that is none, as by default, says nothing
+        unset = {*box, *(name for name, value in whole.items() if value == "none" and defaults.get(name) is None)}
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(
         experiment,
@@ -238,18 +225,8 @@ def _anywhere(experiment: Experiment) -> Experiment:
     )
 
 
-RENEWED = ("adam", "yogi", "fedexp")  # their defaults have changed, so older results are another experiment's
-
-
 def _identity(experiment: Experiment, federation: Federation, system: Any) -> str:
-    evaluate = None if experiment.evaluate == "all" else experiment.evaluate
-    digest = hashlib.sha256(to_toml(replace(experiment, evaluate=evaluate)).encode())
-    servers = [table.get("server") for table in experiment.set.values() if isinstance(table, Mapping)]
-    if any(name in RENEWED for one in servers for name in (one if isinstance(one, list) else [one])):
-        digest.update(b"second defaults")
-    guarded = [table.get("guarded") for table in experiment.set.values() if isinstance(table, Mapping)]
-    if any(True in (one if isinstance(one, list) else [one]) for one in guarded):
-        digest.update(b"second guard")  # its bounds have changed
+    digest = hashlib.sha256(to_toml(experiment).encode())
     for name in (experiment.model, experiment.system, *experiment.algorithms):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())

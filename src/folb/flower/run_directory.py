@@ -160,6 +160,7 @@ class RunRecord:
     def _environment(self) -> dict[str, Any]:
         return environment.program() | {
             "carrier": CARRIER,
+            "keep_model": False,
             "flwr": version("flwr"),
             "note": "",
             "devices": 0,

@@ -164,7 +164,7 @@ class RunDirectory:
     @property
     def deployed(self) -> bool:
         """Whether it runs on real devices, under Flower, and not in the simulator."""
-        return self.environment.get("carrier") == "flower"
+        return bool(self.environment["carrier"] == "flower")
 
     @property
     def clock(self) -> str:
@@ -174,12 +174,12 @@ class RunDirectory:
     @property
     def measure(self) -> Measure:
         """What its models are judged by, and its target is for."""
-        return measure(next((run.get("judged_by", ACCURACY) for run in self.environment["runs"]), ACCURACY))
+        return measure(next((run["judged_by"] for run in self.environment["runs"]), ACCURACY))
 
     @property
     def differs(self) -> str:
         """Its settings that differ from the defaults."""
-        return str(self.environment.get("differs", ""))
+        return str(self.environment["differs"])
 
     @property
     def resume_command(self) -> str:
@@ -250,20 +250,17 @@ class RunDirectory:
         ]
 
 
-# the fields of environment.json, and optional ones that readers use
-FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity"), TEXT) | {"devices": COUNT}
+# the fields of environment.json, and those that only some runs have
+FIELDS = dict.fromkeys(
+    ("folb", "jax", "device", "command", "started", "note", "identity", "carrier", "differs"), TEXT
+) | {"devices": COUNT, "accelerators": POSITIVE, "stream": TRUTH, "keep_model": TRUTH}
 OTHER_FIELDS = {
-    "carrier": TEXT,
-    "differs": TEXT,
-    "accelerators": POSITIVE,
-    "stream": TRUTH,
-    "keep_model": TRUTH,
     "name": NAME,
     "tags": TAGS,
     "device_names": many(TEXT),
     "class_names": many(TEXT),
 }
-OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE}
+OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE, "judged_by": JUDGED}
 
 
 def read(path: Path) -> RunDirectory:
@@ -287,7 +284,7 @@ def read(path: Path) -> RunDirectory:
     for i, run in enumerate(found["runs"]):
         if not isinstance(run, dict):
             raise InputError(f"{where}runs[{i}]", run, "should be a table")
-        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {"judged_by": JUDGED})
+        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {})
     return RunDirectory(path, found)
 
 

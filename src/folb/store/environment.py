@@ -43,8 +43,7 @@ def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
 def about_runs(
     algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY
 ) -> list[dict[str, Any]]:
-    """What each run is: an algorithm, its settings, a seed, and what its models are judged by if not the accuracy."""
-    judged = {} if judged_by == ACCURACY else {"judged_by": judged_by}
+    """What each run is: an algorithm, its settings, a seed, and what its models are judged by."""
     labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
     return [
         {
@@ -52,7 +51,7 @@ def about_runs(
             "name": algorithm.name,
             "seed": seed,
             "parameters": {key: summary.plain(value) for key, value in algorithm.origin.settings.items()},
-            **judged,
+            "judged_by": judged_by,
         }
         for label, algorithm in zip(labels, algorithms, strict=True)
         for seed in seeds

@@ -122,7 +122,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     """The lines of one run, without its model."""
     evaluated = [line for line in lines if is_evaluated(line)]
     measured = [line.get("metrics", {}) for line in evaluated]
-    judged_by = about.get("judged_by", ACCURACY)
+    judged_by = about["judged_by"]
     names = dict.fromkeys(
         [*([judged_by] if judged_by != ACCURACY else []), *(name for own in measured for name in own)]
     )
