@@ -8,7 +8,6 @@ works.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -28,7 +27,7 @@ from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.guard import check_around
-from folb.core.robust import check_enough
+from folb.core.robust import check_enough, different_devices
 from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
@@ -392,11 +391,6 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
     return max(1, memory // 2 // needed)
 
 
-def _different(algorithm: Algorithm, N: int, K: int) -> int:
-    """How many different devices K draws are, on average and by equal chances."""
-    return K if algorithm.selection.distinct else math.floor(N * (1 - (1 - 1 / N) ** K))
-
-
 def check(
     federation: Federation,
     model: Model,
@@ -430,7 +424,8 @@ def check(
         if algorithm.guard is not None:
             check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
-            check_enough(algorithm.robust, algorithm.selection.enough, partial(_different, algorithm, federation.N))
+            different = int if algorithm.selection.distinct else partial(different_devices, federation.N)
+            check_enough(algorithm.robust, algorithm.selection.enough, different)
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from folb.data.source_files import MissingError
+from folb.errors import InputError
 from folb_studies.defence import battles
 from folb_studies.defence.opponents import Battle
 from folb_studies.draws import Complete
@@ -29,6 +30,11 @@ def carry_out(wanted: Sequence[Battle], results: Results, complete: Complete, te
         except MissingError as error:
             tell(f"{battle.dataset.name} is left out: {error}")
             missing[battle.dataset.name] = error
+            continue
+        except InputError as error:
+            if error.field != "K":
+                raise
+            tell(f"{where} is left out: {error}")  # among so few replies the liars decide
             continue
         tell(f"{where} is done")
     if wanted and {battle.dataset.name for battle in wanted} <= set(missing):  # nothing to make a page from

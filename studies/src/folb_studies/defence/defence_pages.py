@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from folb import atomic
+from folb.core.robust import Robust, different_devices
 from folb.results import summary
 from folb.results.run import HELD
 from folb.store import lock
@@ -203,6 +204,20 @@ def _percent(values: Sequence[float] | None) -> str:
     return "" if values is None else f"{100 * mean(values):.1f}"
 
 
+def _few(losses: Losses) -> str:
+    """The rules, datasets and shares of liars with fewer devices a round than the rule needs."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for (where, name, share), cell in losses.found.items():
+        dataset = next(one for one in losses.datasets if one.name == where)
+        rule = next(one for one in losses.rules if one.name == name)
+        if share == PACE or "robust" not in rule.set:
+            continue
+        how = Robust(rule.set["robust"], share / 100 if rule.informed else 0.2)
+        if not how.enough(different_devices(cell["devices"], dataset.set["K"])):
+            found.setdefault((rule.title, dataset.title), []).append(share)
+    return "; ".join(f"{rule} on {dataset} ({_percents(shares)})" for (rule, dataset), shares in found.items())
+
+
 def _absent(losses: Losses) -> Iterator[str]:
     lines = []
     for dataset in losses.datasets:
@@ -214,5 +229,7 @@ def _absent(losses: Losses) -> Iterator[str]:
             told = [f"{_percents([share for share in shares if share != PACE])} liars"] if shares[-1:] > (PACE,) else []
             if what := told + ["the pace"] * (PACE in shares):
                 lines.append(f"- Not run on {dataset.title}: {', '.join(titles)} ({' and '.join(what)}).")
+    if few := _few(losses):
+        lines.append(f"- Run before folb refused it, since among so few replies the liars decide: {few}.")
     lines.append("- Buckets, networks, and runs on Flower, where a reply that is not finite is refused.")
     yield "\n".join(lines) + "\n"
