@@ -1,0 +1,52 @@
+"""Experiments over several draws of the data: one plan and one run directory for each draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from folb.errors import InputError
+from folb.experiments.experiment import Experiment
+from folb.experiments.plan import Plan, plan
+from folb.models import Model
+from folb.store.directory import RunDirectory
+
+MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
+
+# Runs a planned experiment in the run store, unless it is finished already. The text describes it for people.
+Complete = Callable[[Plan, str], RunDirectory]
+
+
+class Planner:
+    """Plans experiments that share a compiled program where they can: one model object for all draws."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+
+    def plan(self, experiment: Experiment) -> Plan:
+        """The plan, as `folb.experiments.plan` makes it."""
+        planned = plan(experiment)
+        federation, whole = planned.federation, planned.experiment
+        if federation.regression:
+            expected = "has numbers to predict; should have classes: the studies compare accuracies"
+            raise InputError("dataset", experiment.dataset, expected)
+        key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
+        return replace(planned, model=self.models.setdefault(key, planned.model))
+
+
+def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:
+    """The experiment of each draw, a value of the setting `drawn`; the dataset's own if there are none."""
+    for draw in draws or (None,):
+        settings = dict(given.get("set", {})) | ({} if draw is None else {drawn: draw})
+        yield draw or 0, Experiment(**{**given, "set": settings})
+
+
+def machines(stored: Iterable[RunDirectory]) -> list[dict[str, Any]]:
+    """The different machines that the runs were made on."""
+    found: list[dict[str, Any]] = []
+    for one in stored:
+        machine = {key: one.environment[key] for key in MACHINE}
+        if machine not in found:
+            found.append(machine)
+    return found
