@@ -400,7 +400,7 @@ def test_a_server_step_is_optax_on_the_negative_update(name):
 def test_without_bias_correction_it_is_algorithm_2_of_reddi_et_al(name):
     """By hand, from m = 0 and v = eps^2."""
     m, v, b, b2, eps, lr = np.zeros(P), np.full(P, 0.01**2), 0.8, 0.95, 0.01, 0.05
-    make = getattr(server_step, name)
+    make = getattr(server_step, name.capitalize())
     for before, _, update, after in rounds_of(make(lr, b, b2, eps, bias_correction=False)):
         d = flat(update.delta)
         m = b * m + (1 - b) * d

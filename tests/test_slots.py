@@ -664,6 +664,7 @@ def state_of_another_shape(g, state, lr):
 
 KEEPS = folb.DeviceMemory(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
 
+
 class Idle(folb.ServerStep):
     pass
 
@@ -966,21 +967,7 @@ def mine(**common):
         return folb.weighted(round, jax.pure_callback(host, like, round.times, vmap_method="sequential"))
     return folb.compose(rule, **common)
 """
-OWN_class Idle(folb.ServerStep):
-    pass
-
-
-class Nothing(folb.ServerStep):
-    def apply(self, memory, round, update):
-        return None
-
-
-class Bias(folb.ServerStep):
-    def apply(self, memory, round, update):
-        return update.delta["bias"], memory
-
-
-MISTAKES = {
+OWN_MISTAKES = {
     "endless": (
         "import folb, math\ndef mine(*, most: float = math.inf, **c): return folb.compose(folb.rules.mean, **c)\n",
         "most = inf: should be a finite number, as the default of a keyword of mine; or None, for none",
