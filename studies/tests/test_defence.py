@@ -98,7 +98,7 @@ def made_up(home, rule, settled, curve=None, dataset=TINY):
         battle = Battle(dataset, rule, share)
         seeds = len(dataset.seeds)
         one = {"settled": [0.5] * seeds, "backdoor": [0.25] * seeds, "weight": 0.1}
-        found = {"identity": battle.identity, "seeds": list(dataset.seeds), "attacks": {"honest": one}}
+        found = {"identity": battle.identity, "devices": 30, "seeds": list(dataset.seeds), "attacks": {"honest": one}}
         if share:
             found["attacks"] = {name: one | {"settled": list(values)} for name, values in settled.items()}
         elif curve is None:
