@@ -23,6 +23,7 @@ import folb
 from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
+from folb.core.average import LastTwo
 from folb.core.local_step import LOCAL_STEPS
 from folb.core.own_code import own_code
 from folb.experiments.settings import from_file
@@ -608,14 +609,19 @@ def test_the_model_that_is_evaluated_and_kept(average, rate):
 
 
 def test_an_average_of_one_s_own():
-    """The mean of all models, as three plain functions."""
-    import jax.numpy as jnp
+    """The mean of all models."""
 
-    mean = folb.Average(
-        lambda params: (jax.tree.map(jnp.zeros_like, params), jnp.float32(0)),
-        lambda memory, params: (folb.tree.add(memory[0], params), memory[1] + 1),
-        lambda memory, params: jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0]),
-    )
+    class Mean(folb.Average):
+        def init(self, params):
+            return jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
+
+        def update(self, memory, params):
+            return folb.tree.add(memory[0], params), memory[1] + 1
+
+        def model(self, memory, params):
+            return jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0])
+
+    mean = Mean()
     plain = [simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH), rounds=t).params for t in (1, 2, 3)]
     run = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=mean), rounds=3)
     expected = {name: sum(params[name] for params in plain) / 3 for name in plain[0]}
@@ -694,7 +700,7 @@ MISTAKES = {
         "bias_correction = 0: should be True or False",
     ),
     "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
-    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
+    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is for average=ema"),
     "a rate of 1": ({"average": "ema", "average_rate": 1.0}, "average_rate = 1.0: should be at least 0"),
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
     "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
@@ -705,8 +711,8 @@ MISTAKES = {
     ),
     "an upload named as a record is": ({"uploads": (folb.Upload("round", lambda grad: grad),)}, "uploads = 'round'"),
     "a rate with an average of one's own": (
-        {"average": folb.Average(len, len, len), "average_rate": 0.5},
-        "average_rate = 0.5: is only for average=ema",
+        {"average": LastTwo(), "average_rate": 0.5},
+        "average_rate = 0.5: is for average=ema; average is your own",
     ),
     "a sampling without the memory it looks at": (
         {"sampling": folb.Sampling(lambda known: known.size, memory=True)},
@@ -751,8 +757,8 @@ MISTAKES = {
     "uploads that are a number": ({"uploads": 3}, "uploads = 3: should be a list of uploads"),
     "a server step without apply": ({"server": Idle()}, "server = 'idle': should have a method apply"),
     "a function as a server step": ({"server": len}, "server = .*should be one of plain, .*or a folb.ServerStep"),
-    "a step size of numbers": ({"step_size": folb.StepSize(1, 2, 3)}, "step_size: init = 1: should be a function"),
-    "an average of numbers": ({"average": folb.Average(len, 2, len)}, "average: update = 2: should be a function"),
+    "a step size without a factor": ({"step_size": folb.StepSize()}, "step_size = .*should have a method factor"),
+    "an average without methods": ({"average": folb.Average()}, "average = .*should have a method init"),
     "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
     "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
 }
@@ -1028,10 +1034,18 @@ def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
 
 def test_a_step_size_that_counts_is_the_same_in_both_carriers():
     """A memory of a whole number: NumPy would make 64 bits of it."""
-    import jax.numpy as jnp
 
-    size = folb.StepSize(lambda params: jnp.int32(0), lambda m: 1 / (1 + m), lambda m, round: m + 1)
-    algorithm = folb.compose(folb.rules.mean, step_size=size, K=K, lr=LR, batch=BATCH)
+    class Counting(folb.StepSize):
+        def init(self, params):
+            return jnp.int32(0)
+
+        def factor(self, memory, t):
+            return 1 / (1 + memory)
+
+        def update(self, memory, round):
+            return memory + 1
+
+    algorithm = folb.compose(folb.rules.mean, step_size=Counting(), K=K, lr=LR, batch=BATCH)
     deployed, _ = on_flower(algorithm, rounds=4)
     assert furthest(deployed, simulated(algorithm, rounds=4).params) <= 1e-5
 

@@ -199,10 +199,10 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "attack: what lying devices do, in the simulator": dict(SAYS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.parts.items()},
         "step_size: how the server changes lr from round to round": {
-            name: first_line(one) for name, one in STEP_SIZES.items()
+            name: first_line(one) for name, one in STEP_SIZES.parts.items()
         },
         "staleness: how much an old update counts, with concurrency": {
-            name: first_line(one) for name, one in STALENESS.items()
+            name: first_line(one) for name, one in STALENESS.parts.items()
         },
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
         "metrics: what --metrics measures besides the accuracy": dict(METRICS),

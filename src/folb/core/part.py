@@ -10,7 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, dataclass_transform
+from functools import cached_property
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_type_hints,
+)
 
 from folb.errors import InputError, check, check_number, choose
 
@@ -71,6 +82,7 @@ class Part:
     """A part of an algorithm. A class of it is a frozen dataclass and a pytree, without a decorator."""
 
     slot: ClassVar[str]  # the setting that chooses among such parts
+    called: ClassVar[str]  # its name, if that is not the class's
     needed: ClassVar[tuple[str, ...]] = ()  # the methods that each has of its own
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -104,6 +116,10 @@ def named(kind: type) -> str:
     return str(own) if own is not None else kind.__name__.lower()
 
 
+def _spelt(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
 P = TypeVar("P", bound="Part")
 
 
@@ -113,16 +129,63 @@ class Slot(Generic[P]):
 
     name: str
     base: type[P]
-    parts: Mapping[str, type[P]]
+    known: tuple[type[P], ...]
+    meaning: str
     prefix: str  # of the settings of its parts
     others: Mapping[str, str] = field(default_factory=dict)  # settings without the prefix, by field
+
+    @property
+    def parts(self) -> dict[str, type[P]]:
+        """The parts by name."""
+        return {named(kind): kind for kind in self.known}
 
     def spelt(self, name: str) -> str:
         """The name of a field as a setting."""
         return self.others.get(name, self.prefix + name)
 
+    @cached_property
+    def numbers(self) -> dict[str, Any]:
+        """The settings of its parts as types with a line of help: whose they are, and their defaults."""
+        found: dict[str, list[tuple[str, Any]]] = {}
+        for part, kind in self.parts.items():
+            for name, one in settings_of(kind).items():
+                found.setdefault(self.spelt(name), []).append((part, one))
+        return {name: self._described(of) for name, of in found.items()}
+
+    def _described(self, of: list[tuple[str, Any]]) -> Any:
+        hint = get_type_hints(self.parts[of[0][0]])[of[0][1].name]
+        said: dict[str, dict[Any, list[str]]] = {}  # by meaning and default, the parts
+        for part, one in of:
+            said.setdefault(one.metadata["meaning"], {}).setdefault(one.default, []).append(part)
+        texts = []
+        for meaning, usual in said.items():
+            parts = [part for those in usual.values() for part in those]
+            whose = "" if len(parts) == len(self.known) else f"with {self.name}={', '.join(parts)}: "
+            defaults = [
+                _spelt(value) + (f" for {', '.join(those)}" if len(usual) > 1 else "") for value, those in usual.items()
+            ]
+            texts.append(whose + meaning + ("" if None in usual else f"; by default {', '.join(defaults)}"))
+        return Annotated[hint | None, ". ".join(texts)]
+
+    @property
+    def choice(self) -> Any:
+        """The setting that chooses, as a type with a line of help."""
+        return Annotated[Literal[tuple(self.parts)] | None, self.meaning]
+
+    def chosen(self, wanted: Any, given: Mapping[str, Any]) -> P | None:
+        """The part, as `part` has it, or None if none is wanted; then nothing may be given for it."""
+        if wanted is not None:
+            return self.part(wanted, given)
+        for name, value in given.items():
+            if value is not None and name in self.numbers:
+                raise InputError(name, value, f"is for {self.name}={self._owners(name)}; {self.name} is not set")
+        return None
+
+    def _owners(self, name: str) -> str:
+        return ", ".join(other for other, one in self.parts.items() if name in map(self.spelt, settings_of(one)))
+
     def part(self, wanted: Any, given: Mapping[str, Any]) -> P:
-        """A part by its name, with the settings in `given` that are not None; or a user's own, which has its own."""
+        """A part by its name, with its settings in `given` that are not None; or a user's own, which has its own."""
         chosen: dict[str, str] = {}
         if isinstance(wanted, str):
             kind = self.parts[choose(self.name, wanted, self.parts)]
@@ -130,12 +193,11 @@ class Slot(Generic[P]):
         elif not isinstance(wanted, self.base):
             expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
             raise InputError(self.name, wanted, expected)
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None and name in self.numbers}
         for name, value in given.items():
             if name not in chosen:
-                owners = [other for other, one in self.parts.items() if name in map(self.spelt, settings_of(one))]
                 which = wanted if isinstance(wanted, str) else "your own"
-                raise InputError(name, value, f"is for {self.name}={', '.join(owners)}; {self.name} is {which}")
+                raise InputError(name, value, f"is for {self.name}={self._owners(name)}; {self.name} is {which}")
         made = kind(**{chosen[name]: value for name, value in given.items()}) if isinstance(wanted, str) else wanted
         for method in self.base.needed:
             if getattr(type(made), method) is getattr(self.base, method):

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core import accountant, randomness, rules, step_size, tree
+from folb.core import accountant, randomness, rules, tree
 from folb.core.accountant import Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
@@ -232,8 +232,8 @@ def _scheme(algorithm: Algorithm, sampling: Any) -> str:
 
 def _looks_at_lengths(algorithm: Algorithm) -> bool:
     """Whether the server's step, or what sets the step size, needs the lengths of the updates."""
-    size: Any = algorithm.step_size
-    return algorithm.server.by_lengths or (size is not None and getattr(size.update, "func", None) in step_size.LENGTHS)
+    size = algorithm.step_size
+    return bool(algorithm.server.by_lengths or (size is not None and size.by_lengths))
 
 
 def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:

@@ -324,7 +324,8 @@ def without_noise(square: Array, noise: Array, size: int) -> Array:
 SERVERS = Slot(
     "server",
     ServerStep,
-    {step.__name__.lower(): step for step in (Plain, Momentum, Nesterov, Lookahead, Adagrad, Adam, Yogi, FedExP)},
+    (Plain, Momentum, Nesterov, Lookahead, Adagrad, Adam, Yogi, FedExP),
+    "the server's step",
     prefix="",
     others={"lr": "server_lr"},  # `lr` is the devices' step size
 )

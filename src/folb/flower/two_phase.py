@@ -26,7 +26,6 @@ from folb.core.codec import Compression
 from folb.core.round import State
 from folb.core.rules import Round, Update
 from folb.core.server_step import SERVERS
-from folb.core.step_size import is_schedule
 from folb.core.upload import GRAD, Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
@@ -81,7 +80,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.memory is not None:
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
-        if algorithm.step_size is not None and not is_schedule(algorithm.step_size):
+        if algorithm.step_size is not None and not algorithm.step_size.scheduled:
             expected = "should be None: it may look at single updates, which the server never sees"
             raise InputError("step_size", algorithm.name, expected)
         if algorithm.compression != Compression():
