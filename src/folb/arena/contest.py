@@ -22,8 +22,8 @@ from folb.arena.entries import Contender, Dataset, Trials
 from folb.core.algorithm import Algorithm
 from folb.errors import InputError
 from folb.experiments import tune
-from folb.experiments.draws import Complete, Planner, by_algorithm, machines
-from folb.experiments.plan import Plan
+from folb.experiments.draws import Complete, by_algorithm, machines
+from folb.experiments.plan import Plan, plan
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import RunDirectory
@@ -32,7 +32,6 @@ SHARE = 0.97  # of the accuracy that the tuned reference ends with
 REFERENCE = "fedavg"
 BOX_SEED = 0
 Target = dict[str, dict[str, float]]  # for "tuning" and "reported", the target of each draw
-PLANNER = Planner()  # one for the process: draws and contenders with the same shapes share compiled programs
 
 
 def reference(contenders: Sequence[Contender]) -> Contender:
@@ -155,7 +154,7 @@ class Contest:
         experiments = self.dataset.experiments(trials, algorithms=[contender.algorithm], **settings, **given)
         for draw, experiment in experiments:
             drawn = f", draw {draw}" if trials.draws else ""
-            planned = PLANNER.plan(experiment)
+            planned = plan(experiment)
             tested = len(planned.federation.test.y)
             if planned.evaluated is not None and planned.evaluated < tested:
                 expected = f"should be at least {tested}, the number of test samples: accuracies are of all of them"
@@ -166,7 +165,7 @@ class Contest:
     def devices(self) -> int:
         """How many devices the dataset has; a draw may not change that."""
         _, experiment = next(self.dataset.experiments(self.dataset.trials, algorithms=[self.reference.algorithm]))
-        return PLANNER.plan(experiment).federation.N
+        return plan(experiment).federation.N
 
 
 def settled_best(points: Sequence[tune.Point]) -> tune.Point:

@@ -10,11 +10,11 @@ from typing import Any
 from folb import atomic
 from folb.arena.cells import damaged
 from folb.defence.opponents import PACE, Battle
-from folb.experiments.draws import Complete, Planner, by_algorithm, machines
+from folb.experiments.draws import Complete, by_algorithm, machines
+from folb.experiments.plan import plan
 from folb.results import summary
 from folb.results.outcomes import outcomes
 
-PLANNER = Planner()  # one for the process: battles with the same shapes share compiled programs
 Found = Mapping[str, Any]  # the results of a battle
 
 
@@ -57,7 +57,7 @@ def stored(home: Path, battle: Battle) -> Found | None:
 
 def fought(battle: Battle, complete: Complete) -> Found:
     """Run a battle, and return its results as a JSON-ready document."""
-    planned = PLANNER.plan(battle.experiment)
+    planned = plan(battle.experiment)
     directory = complete(planned, battle.name)
     groups = by_algorithm(planned, [directory.runs()])
     found: dict[str, Any] = {

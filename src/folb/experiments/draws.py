@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import Plan, plan
-from folb.models import Model
+from folb.experiments.plan import Plan
 from folb.results.run import Run
 from folb.store.directory import RunDirectory
 
@@ -16,20 +14,6 @@ MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
 
 # Runs a planned experiment in the run store, unless it is finished already. The text describes it for people.
 Complete = Callable[[Plan, str], RunDirectory]
-
-
-class Planner:
-    """Plans experiments that share a compiled program where they can: one model object for all draws."""
-
-    def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-
-    def plan(self, experiment: Experiment) -> Plan:
-        """The plan, as `folb.experiments.plan` makes it."""
-        planned = plan(experiment)
-        federation, whole = planned.federation, planned.experiment
-        key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
-        return replace(planned, model=self.models.setdefault(key, planned.model))
 
 
 def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:

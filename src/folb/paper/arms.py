@@ -20,9 +20,9 @@ from folb import atomic
 from folb.data import source_files as data_files
 from folb.errors import InputError
 from folb.experiments import tune
-from folb.experiments.draws import Complete, Planner, by_algorithm, draws_of, machines
+from folb.experiments.draws import Complete, by_algorithm, draws_of, machines
 from folb.experiments.experiment import Experiment
-from folb.experiments.plan import Plan
+from folb.experiments.plan import Plan, plan
 from folb.paper.checks import CHECKS
 from folb.paper.figure_files import Arm, Search
 from folb.regular import regular
@@ -42,13 +42,12 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         text = json.dumps([arm.check, dict(arm.settings), found], sort_keys=True)
         identity = hashlib.sha256(text.encode()).hexdigest()
         return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **found}
-    planner = Planner()
-    given, chosen = _searched(arm, planner, complete)
+    given, chosen = _searched(arm, complete)
     identities: list[str] = []
     directories: list[RunDirectory] = []
     runs: list[tuple[int, Run]] = []
     for draw, experiment in draws_of(given, range(arm.draws), arm.drawn):
-        planned = planner.plan(experiment)
+        planned = plan(experiment)
         where = f"{arm.slug}, draw {draw + 1} of {arm.draws}" if arm.draws > 1 else arm.slug
         there = complete(planned, where)
         runs += [(draw, run) for run in there.runs()]
@@ -70,7 +69,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
     }
 
 
-def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _searched(arm: Arm, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The fields of the arm's experiments, with the values that its searches chose, and a record of each search."""
     given = dict(arm.given)
     if given.get("dataset", "").endswith(".json.gz") and not Path(given["dataset"]).is_absolute():
@@ -79,7 +78,7 @@ def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str,
     settings = dict(given.get("set", {}))
     for search in arm.searches:
         _check_apart(arm, search, reported, settings.get(arm.drawn, 0))
-        points = _ranked(arm, search, given, planner, complete)
+        points = _ranked(arm, search, given, complete)
         values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
         for name in (search.algorithm, *search.also):
             settings[name] = dict(settings.get(name, {})) | values
@@ -115,9 +114,7 @@ def _rounds(point: tune.Point) -> float | None:
     return summary.finite([summary.median_round(point.reached)])[0]
 
 
-def _ranked(
-    arm: Arm, search: Search, given: Mapping[str, Any], planner: Planner, complete: Complete
-) -> list[tune.Point]:
+def _ranked(arm: Arm, search: Search, given: Mapping[str, Any], complete: Complete) -> list[tune.Point]:
     """The points of the grid from the best to the worst, over all the search's draws and seeds."""
     name = search.algorithm
     # the search runs without the other algorithms, so their settings are left out
@@ -128,7 +125,7 @@ def _ranked(
     trying["rounds"] = search.rounds or given.get("rounds", 100)
     found: list[Sequence[Run]] = []
     for draw, experiment in draws_of(trying, search.draws, arm.drawn):
-        planned = planner.plan(experiment)
+        planned = plan(experiment)
         found.append(complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs())
     return tune.ranked(planned, [run for group in by_algorithm(planned, found) for run in group])
 
