@@ -53,7 +53,7 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
 
     def spent(part: Run) -> str:
         """What the run that has just played has spent, if it is private."""
-        return "" if part.epsilon is None else f", epsilon {part.epsilon:.3g}"
+        return f", epsilon {part.epsilon:.3g}" if "epsilon" in part.records else ""
 
     def end() -> None:
         if tasks:  # otherwise no bar was started

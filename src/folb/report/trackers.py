@@ -136,11 +136,8 @@ def check(name: str | None) -> None:
 
 
 @contextlib.contextmanager
-def tracking(name: str | None, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observe]:
+def tracking(name: str, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observe]:
     """An observer that logs the rounds of `runs` (from environment.json) in the run directory `path`."""
-    if name is None:
-        yield lambda i, first, part: None
-        return
     home, opened = path / TRACKING / name, TRACKERS[name][1]
     logs: dict[int, Log] = {}
     with ExitStack() as stack:

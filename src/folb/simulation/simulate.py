@@ -7,6 +7,7 @@ works.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -129,35 +130,28 @@ def simulate(
     more than half of the accelerator's memory. Results agree up to rounding.
     With `progress`, lines on standard error say how far it is, and how long the rest will take.
     """
-    ready = simulation(
+    whole = settled(
         federation,
         model,
         algorithms,
         rounds=rounds,
         seeds=seeds,
-        system=system,
-        objective=objective,
         evaluate_every=evaluate_every,
         evaluate=evaluate,
         metrics=metrics,
-        record=record,
-        abreast=abreast,
-        accelerators=accelerators,
         stream=stream,
     )
+    ready = simulation(
+        whole, system=system, objective=objective, record=record, abreast=abreast, accelerators=accelerators
+    )
+    observers = [] if observe is None else [observe]
     if progress:
         total = sum(job.rounds for batch in ready.batches for job in batch)
         lines = Lines(total, to_stderr, costs=ready.costs)
-        watched = observe
         if look := ready.first_look():
             to_stderr(str(look))
-
-        def observe(i: int, first: int, part: Run) -> None:
-            lines.advance(len(part.seconds), i)
-            if watched is not None:
-                watched(i, first, part)
-
-    return ready.run(observe, checkpoints)
+        observers.insert(0, lambda i, first, part: lines.advance(len(part.seconds), i))
+    return ready.run(observers, checkpoints)
 
 
 @dataclass(frozen=True)
@@ -176,19 +170,30 @@ class Simulation:
         job = self.batches[0][0]
         return first_look(self.problem, self.federation, job.algorithm, job.seed, self.costs[job.place])
 
-    def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
-        """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
+    def run(
+        self,
+        observers: Sequence[Observe] = (),
+        checkpoints: Path | None = None,
+        when_all_play: Callable[[], None] = lambda: None,
+    ) -> list[Run]:
+        """Play the rounds; `checkpoints` is explained at `simulate`, and so is `observe`: here there may be several.
+
+        when_all_play() is called once the first rounds of every program are played.
+        """
         if checkpoints is not None:
             atomic.directory(checkpoints)
+        begun = itertools.count(1)  # one that threads may share
         ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile")
 
-        def play(number: int, observe: Observe | None) -> dict[int, Run]:
+        def play(number: int, tell: Observe) -> dict[int, Run]:
             keep = None if checkpoints is None else (checkpoints, number)
             if self.together > 1:
                 compile_ahead(self.problem, self.batches[number], self.every)
 
             def prepare_next() -> None:
                 """Compile the next program while the rounds of this one are played."""
+                if next(begun) == len(self.batches):
+                    when_all_play()
                 for following in self.batches[number + self.together : number + self.together + 1]:
                     ahead.submit(compile_ahead, self.problem, following, self.every)
 
@@ -197,50 +202,88 @@ class Simulation:
                 self.federation,
                 self.batches[number],
                 self.every,
-                observe,
+                tell if observers else None,
                 keep,
                 prepare_next,
             )
 
         try:
-            found = threads.played(play, len(self.batches), self.together, observe)
+            found = threads.played(play, len(self.batches), self.together, observers)
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
         runs = {place: run for batch in found for place, run in batch.items()}
         return [runs[place] for place in sorted(runs)]
 
 
-def simulation(
+@dataclass(frozen=True)
+class Settled:
+    """What is simulated, checked, and with every choice made that the caller left open."""
+
+    federation: Federation
+    model: Model
+    algorithms: list[Algorithm]  # with the noise of a private one
+    seeds: Sequence[int]
+    rounds: list[int]  # of each algorithm: fewer than asked for if a budget ends it
+    every: int
+    evaluated: int | None  # how many samples of each side; None: all
+    metrics: tuple[str, ...]  # besides the accuracy
+    streamed: bool
+
+
+def settled(
     federation: Federation,
     model: Model,
     algorithms: Algorithm | Sequence[Algorithm],
     *,
     rounds: int,
     seeds: int | Sequence[int] = (0,),
-    system: System | None = None,
-    objective: str = "uniform",
     evaluate_every: int = 1,
     evaluate: Evaluate = None,
     metrics: Sequence[str] = (),
-    record: Sequence[str] = (),
-    abreast: bool | None = None,
-    accelerators: int | str = 1,
     stream: bool | None = None,
-) -> Simulation:
-    """Everything that `simulate` does before its first round. It finds any mistake in the input."""
+) -> Settled:
+    """The settings of a simulation. It finds the mistakes that need no data on the accelerator."""
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     if isinstance(seeds, bool):
         raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
     check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
-    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
-        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
-        log.warning(told, K, federation.N, K / federation.N)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
-    evaluated = chosen(evaluate, federation, model)
+    allowed = [privacy.affordable(one, federation.N, rounds) for one in algorithms]
+    for algorithm, most in zip(algorithms, allowed, strict=True):
+        if most < evaluate_every:
+            expected = f"should be at most {most}, the rounds that the epsilon of {algorithm.name} allows"
+            raise InputError("evaluate_every", evaluate_every, expected)
+    return Settled(
+        federation,
+        model,
+        algorithms,
+        seeds,
+        allowed,
+        evaluate_every,
+        chosen(evaluate, federation, model),
+        chosen_metrics(metrics, model, federation),
+        streamed,
+    )
+
+
+def simulation(
+    whole: Settled,
+    *,
+    system: System | None = None,
+    objective: str = "uniform",
+    record: Sequence[str] = (),
+    abreast: bool | None = None,
+    accelerators: int | str = 1,
+) -> Simulation:
+    """Everything that `simulate` does before its first round. It finds all other mistakes in the input."""
+    federation, model, algorithms, seeds = whole.federation, whole.model, whole.algorithms, whole.seeds
+    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
+        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(told, K, federation.N, K / federation.N)
     shared = problem(
         federation,
         model,
@@ -249,9 +292,9 @@ def simulation(
         record=record,
         abreast=abreast,
         mesh=parallel.mesh(accelerators),
-        streamed=streamed,
-        evaluated=evaluated,
-        metrics=chosen_metrics(metrics, model, federation) if isinstance(model, Model) else (),
+        streamed=whole.streamed,
+        evaluated=whole.evaluated,
+        metrics=whole.metrics,
     )
     if isinstance(shared.system, Trace):
         for algorithm in algorithms:
@@ -268,18 +311,14 @@ def simulation(
                 raise InputError("system", f"with {algorithm.name}", expected)
     _check_labels(federation, model)
     groups: dict[Any, list[Job]] = {}
-    for algorithm in algorithms:
-        allowed = privacy.affordable(algorithm, federation.N, rounds)
-        if allowed < evaluate_every:
-            expected = f"should be at most {allowed}, the rounds that the epsilon of {algorithm.name} allows"
-            raise InputError("evaluate_every", evaluate_every, expected)
+    for algorithm, rounds in zip(algorithms, whole.rounds, strict=True):
         for seed in seeds:
             place = sum(map(len, groups.values()))
-            alike = (jax.tree.structure(algorithm), allowed)
-            groups.setdefault(alike, []).append(Job(place, algorithm, seed, allowed))
-    each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
+            alike = (jax.tree.structure(algorithm), rounds)
+            groups.setdefault(alike, []).append(Job(place, algorithm, seed, rounds))
+    each = [round_cost(model, federation, system, algorithm, whole.evaluated, whole.every) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
-    fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
+    fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
     if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
         alone = [job for jobs in groups.values() for job in jobs]
@@ -289,7 +328,7 @@ def simulation(
         check_shapes(shared, batch)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
-    return Simulation(shared, federation, batches, evaluate_every, together, costs)
+    return Simulation(shared, federation, batches, whole.every, together, costs)
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -406,6 +445,8 @@ def check(
     for algorithm in algorithms:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
+    if not isinstance(model, Model):
+        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
     check_whole("rounds", rounds, 1, ENDLESS)
     check_whole("evaluate_every", every, 1, ENDLESS)
     if every > rounds:
@@ -435,14 +476,13 @@ def check(
         _check_batch(algorithm.solver, int(federation.train.size.max()))
     if len(federation.test.y) == 0:
         raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
-    if isinstance(model, Model):
-        check_judged(model, federation)
+    check_judged(model, federation)
     for algorithm in algorithms:
         if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
             raise InputError(
                 "attack", algorithm.origin.settings.get("attack"), "changes classes, but the labels are numbers"
             )
-    if isinstance(model, Model) and model.codes is not None and federation.expand is None:
+    if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
 
 
@@ -525,13 +565,12 @@ def _run_stacked(
     shapes = jax.eval_shape(one_round, *inputs)[1]
     record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
     at = (1, states, [record])
-    model = _one_model(states)
-    size = [sizes(job.algorithm, model) for job in jobs]  # once: each upload is traced for its shape
+    model, N, names = _one_model(states), federation.N, measured(problem.metrics)
+    about = [_About(job.algorithm.name, sizes(job.algorithm, model), N, names) for job in jobs]
 
     def parts(first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs."""
-        N = federation.N
-        return {job.place: _run(problem, job, record, r, first, every, size[r], N) for r, job in enumerate(jobs)}
+        return {job.place: _run(problem, job, about[r], record, r, first, every) for r, job in enumerate(jobs)}
 
     def tell(first: int, record: Measured) -> None:
         if observe is None:
@@ -607,21 +646,27 @@ def _check_seconds(seconds: NDArray) -> None:
         raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
 
 
-def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, size: Sizes, N: int) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model; `size` is that of its messages.
+class _About(NamedTuple):
+    """What all parts of a run have in common. It is looked up once: each upload is traced for its shape."""
 
-    N is the number of devices.
-    """
+    algorithm: str
+    size: Sizes  # of its messages
+    N: int
+    metrics: tuple[str, ...]
+
+
+def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, first: int, every: int) -> Run:
+    """Run r of a stacked record that begins with round `first`, without its model."""
     own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
     info = own.info
-    up, down = traffic(size, info)
+    up, down = traffic(about.size, info)
     rounds = np.arange(first, first + len(info.asked))
     evaluated = rounds % every == 0
     more = {name: own.own if name == "own" else getattr(info, name) for name in problem.record}
     if job.algorithm.privacy is not None:
-        more["epsilon"] = np.array([privacy.spent(job.algorithm, N, int(t)) for t in rounds])
+        more["epsilon"] = np.array([privacy.spent(job.algorithm, about.N, int(t)) for t in rounds])
     return Run(
-        algorithm=job.algorithm.name,
+        algorithm=about.algorithm,
         parameters=dict(job.algorithm.origin.settings),
         seed=int(job.seed),
         evaluated_rounds=rounds[evaluated],
@@ -635,7 +680,7 @@ def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every
         lost=info.lost,
         updated=info.updated,
         records=more,
-        metrics={name: own.metrics[name][evaluated] for name in measured(problem.metrics)},
+        metrics={name: own.metrics[name][evaluated] for name in about.metrics},
         judged_by=problem.model.judged_by,
     )
 

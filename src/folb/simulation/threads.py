@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,21 +20,19 @@ class Stopped(BaseException):
     """Another program failed, or the user interrupted them all."""
 
 
-def played(play: Callable[[int, Observe | None], T], programs: int, together: int, observe: Observe | None) -> list[T]:
-    """play(number, observe) for each program, some of them `together`; calls of `observe` never overlap.
+def played(play: Callable[[int, Observe], T], programs: int, together: int, observers: Sequence[Observe]) -> list[T]:
+    """play(number, tell) for each program, some of them `together`. Calls of tell(), for all observers, never overlap.
 
     If one fails or is interrupted, the others stop after the rounds that they are at.
     """
-    if together == 1:
-        return [play(number, observe) for number in range(programs)]
     stop, alone = threading.Event(), threading.Lock()
     place = jax.config.jax_default_device  # type: ignore[attr-defined]  # it may hold for this thread only
 
-    def told(i: int, first: int, part: Run) -> None:
+    def tell(i: int, first: int, part: Run) -> None:
         with alone:
             if stop.is_set():
                 raise Stopped
-            if observe is not None:
+            for observe in observers:
                 observe(i, first, part)
 
     def work(number: int) -> T:
@@ -42,11 +40,13 @@ def played(play: Callable[[int, Observe | None], T], programs: int, together: in
             raise Stopped
         try:
             with jax.default_device(place):
-                return play(number, told)
+                return play(number, tell)
         except BaseException:
             stop.set()
             raise
 
+    if together == 1:
+        return [play(number, tell) for number in range(programs)]
     with ThreadPoolExecutor(together, thread_name_prefix="folb-play") as pool:
         futures = [pool.submit(work, number) for number in range(programs)]
         try:

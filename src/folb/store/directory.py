@@ -227,6 +227,10 @@ class RunDirectory:
 
     def runs(self) -> list[Run]:
         """The runs so far, without their models."""
+        return list(self._runs)
+
+    @cached_property
+    def _runs(self) -> list[Run]:
         lines: list[list[dict[str, Any]]] = [[] for _ in self.environment["runs"]]
         for line in self.rounds()[0]:
             lines[line["run"]].append(line)

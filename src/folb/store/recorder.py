@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from folb.store.directory import ROUNDS
 from folb.store.round_lines import parsed
 from folb.typing import NDArray
 
+CURVES = ("test_accuracy", "train_loss")  # of evaluated rounds
+
 
 class Recorder:
     """Writes rounds.jsonl as rounds happen. Rounds recorded before an interruption are not written twice."""
@@ -25,6 +28,8 @@ class Recorder:
     def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
         self.path, self.runs = path, runs
         self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
+        # a model that predicts numbers has no accuracy
+        self.curves = [("train_loss",) if is_regression(run["judged_by"]) else CURVES for run in runs]
         self.altered = False  # whether a recorded line differs from what the round gave
         file = path / ROUNDS
         content = regular(file).read_bytes() if file.exists() else b""
@@ -43,17 +48,43 @@ class Recorder:
 
     def add(self, i: int, first: int, part: Run) -> None:
         """Record the rounds of `part`, which begins with round `first` of run i."""
-        known, lines = self.known[i], _lines(i, self.runs[i], first, part)
+        known, lines = self.known[i], self._lines(i, first, part)
         new = lines[max(0, len(known) + 1 - first) :]
         self.altered |= any(map(operator.ne, known[first - 1 :], map(hash, lines)))
         if new:
             atomic.write(self.handle, b"".join(new))
             known.extend(map(hash, new))
 
+    def _lines(self, i: int, first: int, part: Run) -> list[bytes]:
+        about, seconds, lines = self.runs[i], _short(part.seconds), []
+        evaluated = dict(zip(part.evaluated_rounds.tolist(), _evaluations(part, self.curves[i]), strict=True))
+        for n in range(len(seconds)):
+            line = {"run": i, "algorithm": about["algorithm"], "seed": about["seed"], "round": first + n}
+            if first + n in evaluated:
+                line |= evaluated[first + n]
+            line |= {
+                "bytes_up": int(part.bytes_up[n]),
+                "bytes_down": int(part.bytes_down[n]),
+                "seconds": seconds[n],
+                "updated": bool(part.updated[n]),
+                "lost": int(part.lost[n].sum()),
+            }
+            records = dict(part.records)
+            if first + n not in evaluated:
+                records.pop("own", None)
+            if (gained := records.pop("attack", None)) is not None:
+                line["attack"] = _short(gained[n])
+            if (spent := records.pop("epsilon", None)) is not None:
+                line["epsilon"] = summary.short(float(spent[n]), 6)
+            if records:
+                line |= _of_devices(part, n, records)
+            lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+        return lines
+
     def finish(self, runs: Sequence[Run]) -> None:
         """Rewrite the file if a line was altered after it was recorded."""
         if self.altered:
-            whole = [line for i, run in enumerate(runs) for line in _lines(i, self.runs[i], 1, run)]
+            whole = [line for i, run in enumerate(runs) for line in self._lines(i, 1, run)]
             atomic.replace(self.path / ROUNDS, b"".join(whole))
 
     def __enter__(self) -> Recorder:
@@ -66,37 +97,9 @@ class Recorder:
             os.close(self.handle)
 
 
-def _lines(i: int, about: dict[str, Any], first: int, part: Run) -> list[bytes]:
-    evaluated = dict(zip(part.evaluated_rounds.tolist(), _evaluations(part), strict=True))
-    lines = []
-    for n in range(len(part.seconds)):
-        line = {"run": i, "algorithm": about["algorithm"], "seed": about["seed"], "round": first + n}
-        if first + n in evaluated:
-            line |= evaluated[first + n]
-        line |= {
-            "bytes_up": int(part.bytes_up[n]),
-            "bytes_down": int(part.bytes_down[n]),
-            "seconds": _short(part.seconds[n : n + 1])[0],
-            "updated": bool(part.updated[n]),
-            "lost": int(part.lost[n].sum()),
-        }
-        records = dict(part.records)
-        if first + n not in evaluated:
-            records.pop("own", None)
-        if (gained := records.pop("attack", None)) is not None:
-            line["attack"] = _short(gained[n])
-        if (spent := records.pop("epsilon", None)) is not None:
-            line["epsilon"] = summary.short(float(spent[n]), 6)
-        if records:
-            line |= _of_devices(part, n, records)
-        lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
-    return lines
-
-
-def _evaluations(part: Run) -> Iterator[dict[str, Any]]:
-    """What each evaluated round measured. A model that predicts numbers has no accuracy."""
-    columns = {} if is_regression(part.judged_by) else {"test_accuracy": _short(part.test_accuracy)}
-    columns |= {"train_loss": _short(part.train_loss)}
+def _evaluations(part: Run, curves: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What each evaluated round measured."""
+    columns = {name: _short(getattr(part, name)) for name in curves}
     metrics = {name: _short(values) for name, values in part.metrics.items()}
     for i in range(len(part.evaluated_rounds)):
         found: dict[str, Any] = {name: values[i] for name, values in columns.items()}
@@ -104,8 +107,11 @@ def _evaluations(part: Run) -> Iterator[dict[str, Any]]:
 
 
 def _short(values: NDArray) -> list[float | None]:
-    """Single precision in the fewest digits that tell it from all others: 0.1, and not 0.10000000149011612."""
-    return summary.finite([float(str(value)) for value in values])
+    """Single precision in the fewest digits that tell it from all others: 0.1, and not 0.10000000149011612.
+
+    A value that is not finite becomes null.
+    """
+    return [float(str(value)) if math.isfinite(value) else None for value in values]
 
 
 def _of_devices(part: Run, n: int, records: dict[str, NDArray]) -> dict[str, Any]:
