@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples test-docs check docs docs-serve bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-privacy bench-stream clean
+.PHONY: demo test test-slow test-examples test-docs check docs docs-serve pages bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-privacy bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
@@ -34,6 +34,12 @@ docs: .venv/.docs  ## the site, in site/; a warning is an error
 
 docs-serve: .venv/.docs  ## the site at 127.0.0.1:8000, made again when a file changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
+
+RESULTS := studies/results
+pages: .venv/.studies  ## the pages of the studies in docs/, from the results in studies/results; nothing is run
+	$(BIN)/folb arena --pages-only --results $(RESULTS)/arena.jsonl.gz --out docs/arena
+	$(BIN)/folb defend --pages-only --results $(RESULTS)/defence.jsonl.gz --out docs/attacks
+	$(BIN)/folb reproduce all outside --pages-only --results $(RESULTS)/reproduction.jsonl.gz --out docs/reproduction
 
 bench: .venv/.bench  ## speed against plain device loops, in one run
 	$(BIN)/python benchmarks/speed.py
@@ -76,7 +82,7 @@ bench-gpu: .venv/.run  ## on a GPU: FedJAX on the same work, and a large search 
 	$(BIN)/python benchmarks/search.py --epochs --out docs/benchmarks/search-gpu.json
 
 clean:
-	rm -rf .venv .venv-peers demo site build src/*.egg-info
+	rm -rf .venv .venv-peers demo site build src/*.egg-info studies/build studies/src/*.egg-info
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -88,7 +94,11 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-.venv/.test: requirements-test.txt .venv/.run
+.venv/.studies: studies/pyproject.toml .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable ./studies
+	@touch $@
+
+.venv/.test: requirements-test.txt .venv/.studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	@touch $@
 

@@ -46,9 +46,7 @@ LEFT_OUT = {
     r"pip install|-m venv|^source ": "the environment of this script is used",
     r"devices=1000000": "it needs 10 GB of memory",
     r"--coordinator": "it needs two machines; tests/test_parallel.py runs two processes",
-    r"^folb arena(?!.*--pages-only)": "it takes hours",
-    r"^folb defend(?!.*--pages-only)": "it takes hours",
-    r"^folb reproduce(?!.*--pages-only)": "it takes minutes to hours; tests/test_reproduce.py runs a small one",
+    r"^folb (arena|defend|reproduce)(?!.*studies/results)": "it takes hours, or looks at what took them",
     r"benchmarks/privacy.py": "it takes minutes, and needs MNIST and FEMNIST",
     r"compare shakespeare(?!.*--quick)": "it takes hours",
     r"^folb deploy": "it takes minutes; make test-examples runs it",
@@ -82,6 +80,7 @@ KEY_LINES = {  # what a command must print
     r"folb export .*csv": r"algorithm",
     r"folb data info": r"devices +[\d,]+",
     r"folb (arena|reproduce).*--pages-only": r"README\.md",
+    r"folb (arena|reproduce).*--cell": r"up to date",
     r"folb defend.*--pages-only": r"study\.md",
     r"folb watch": r"127\.0\.0\.1",
     r"flwr run": r"round 5 of 5|resuming after round 5",  # its exit code is 0, even if the run fails
@@ -228,7 +227,10 @@ def main(documents: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, flower(Path(folder) / "flwr") as apart:
         home = Path(folder) / "folb"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home)], check=True)
-        own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": f"{home}/src"}
+        own = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": f"{home}/src{os.pathsep}{home}/studies/src",
+        }
         env = {key: value for key, value in os.environ.items() if key != "FOLB_RUNS"} | own | apart
         while left:
             print(left[0], flush=True)

@@ -23,9 +23,6 @@ LAYERS = (
     ("experiments",),
     ("flower",),
     ("deploy",),
-    ("paper",),
-    ("arena",),
-    ("defence",),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -61,6 +58,8 @@ def complaints(module: str, source: str) -> list[str]:
             found.append(f"{module} imports {name}, of a layer above its own")
         if top == "folb" and other in FORBIDDEN.get(layer, ()):
             found.append(f"{module} imports {name}, which no Flower server or device may load")
+        if top == "folb_studies":
+            found.append(f"{module} imports {name}, of another distribution")
         if top == "rich" and layer != "cli":
             found.append(f"{module} imports rich, which is for the command line alone")
     return found
@@ -90,6 +89,7 @@ def test_a_wrong_import_is_found():
     assert complaints("core.rules", "def f():\n    import_module('folb.simulation.play')")
     assert complaints("flower.strategy", "def f():\n    from folb.simulation.play import play")
     assert complaints("flower.device", "def f():\n    from folb.data import load")
+    assert complaints("cli.main", "def f():\n    from folb_studies.arena import entries")
     assert not complaints("deploy.demo", "from folb.data import load")
     assert not complaints("cli.main", "from rich.table import Table\nfrom folb.core import rules")
 
@@ -154,3 +154,10 @@ def test_the_command_line_loads_nothing_of_weight():
     assert loaded("import folb.cli.main") == {"cli", "errors"}
     code = "import folb.cli.main as m, sys; m.parser(); print({'rich', 'numpy', 'jax'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_commands_of_other_distributions_are_looked_for_only_if_the_command_is_none_of_ours():
+    code = "import folb.cli.main as m, sys; m.parser(False, *sys.argv[1:]); print('importlib.metadata' in sys.modules)"
+    for words, looked in (["compare"], "False"), (["arena"], "True"), ([], "True"):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{looked}\n", words

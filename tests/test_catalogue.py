@@ -15,11 +15,9 @@ from test_femnist import write_npz as write_femnist
 from test_mnist import write as write_mnist
 
 from folb import data
-from folb.arena import entries
 from folb.cli import tables
 from folb.cli.main import main
 from folb.data import fetch
-from folb.defence import opponents
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
@@ -284,12 +282,6 @@ def test_a_target_that_is_not_given_is_the_datasets():
     )
     assert usual.identity == given.identity != other.identity and "target" not in given.differs
     assert "target=0.8" in other.differs
-
-
-def test_runs_of_the_arena_and_the_study_of_attacks_keep_their_names():
-    battle = opponents.Battle(opponents.datasets()[0], opponents.rules()[0], 0)
-    arena = [one for dataset in entries.datasets() for _, one in dataset.experiments(dataset.trials)]
-    assert {one.target for one in [*arena, battle.experiment]} == {0.7}
 
 
 def rates(**changes):

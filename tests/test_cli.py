@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -439,6 +440,9 @@ def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
     assert folb(capsys, *words)[0] == 0
     note = "K = 6 draws with replacement from 3 devices: a round counts each 2 times on average"
     assert [record.getMessage() for record in caplog.records if "draws" in record.getMessage()] == [note]
+    caplog.clear()  # of 6 devices that are asked, the first 3 count
+    assert folb(capsys, *words[:4], "--set", "K=3", "--set", "over_selection=2", *words[6:], "--again")[0] == 0
+    assert "draws" not in caplog.text
     code, _, err = folb(capsys, *words, "--set", "replacement=false")
     assert code == 2 and "K = 6: should be at most the 3 devices: a round draws each device at most once" in err
 
@@ -480,6 +484,17 @@ raise SystemExit(main.main())
     assert wrong.returncode == 2 and wrong.stderr.startswith("folb: error: list = 'nothing'")
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["table1", "--quick"], ["--only", "mnist-*", "--json"]])
+@pytest.mark.parametrize("study", ["arena", "defend", "reproduce"])
+def test_a_study_that_is_not_installed_says_how_to_install_it(study, words, monkeypatch, capsys):
+    monkeypatch.setattr(metadata, "entry_points", lambda group: ())
+    code, out, error = folb(capsys, study, *words)
+    assert (code, out) == (2, "") and error.count("\n") == 1
+    assert f"command = '{study}': is one of the studies, which are not installed: pip install ./studies" in error
+    code, out, _ = folb(capsys, "--help")
+    assert code == 0 and "repeat the paper's figures and tables (pip install ./studies" in " ".join(out.split())
+
+
 CTRL_C = """
 import atexit, signal, sys
 class Finder:
@@ -499,8 +514,3 @@ def test_ctrl_c_at_any_moment_is_one_line(moment, tmp_path):
     command = [sys.executable, "-m", "folb", "data", "info", "synthetic_1_1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     assert (done.returncode, done.stderr) == (130, "folb: interrupted\n")
-
-
-def test_the_command_and_the_module_begin_alike():
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"folb": "folb.__main__:main"}

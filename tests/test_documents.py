@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from folb.arena import entries
 from folb.cli.main import EXAMPLES, parser
 from folb.core.algorithms import ALGORITHMS
+from folb_studies.arena import entries
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -155,7 +155,7 @@ def test_commands_are_shortened_by_rules(written, typed):
 
 def test_what_is_not_typed_has_a_reason():
     assert "hours" in typist.reason_to_leave_out("folb arena", None)
-    assert not typist.reason_to_leave_out("folb arena --pages-only", None)
+    assert not typist.reason_to_leave_out("folb arena --pages-only --results studies/results/arena.jsonl.gz", None)
     assert "hours" in typist.reason_to_leave_out("folb compare shakespeare --evaluate all", None)
     assert "FOLB_DATA" in typist.reason_to_leave_out("folb compare shakespeare --quick", None)
     assert "FOLB_DATA" in typist.reason_to_leave_out("folb compare mnist", None)

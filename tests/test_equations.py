@@ -11,11 +11,11 @@ from folb.core import samplings, selection
 from folb.simulation import play, survey
 from folb.simulation import simulate as simulator
 from folb.simulation import solve as local
-from folb.theory import audit, bounds, constants, quadratics
+from folb.theory import audit, bounds, constants
 
 MODULES = (
     *(rules, guard, selection, core_round, system, algorithms, local, play, survey, simulator),
-    *(audit, bounds, constants, quadratics),
+    *(audit, bounds, constants),
 )
 
 PAPER = {

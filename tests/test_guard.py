@@ -467,12 +467,13 @@ def test_what_liars_lower_the_accuracy_to():
         made = algorithms.folb(guarded=True, attack=attack, attackers=attackers)
         runs = simulate(federation, model, made, rounds=100, seeds=5)
         found[attack, attackers] = 100 * np.mean([run.final for run in runs])
-    print(found)
     quoted = re.search(
         r"three liars of thirty lower the accuracy from ([\d.]+) % to ([\d.]+) %, and six lower it to ([\d.]+) %", page
     )
     wanted = [found[None, None], found["reversed", 0.1], found["adaptive", 0.2]]
-    assert [float(number) for number in quoted.groups()] == pytest.approx(wanted, abs=3)
+    assert [float(number) for number in quoted.groups()] == pytest.approx(
+        wanted, abs=0.15
+    )  # processors round differently
     assert found["reversed", 0.1] < found["adaptive", 0.1]
 
 

@@ -15,7 +15,6 @@ from folb.data.mnist import mnist, standardised
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
-from folb.paper import figure_files
 
 REAL = os.environ.get("FOLB_DATA")
 SMALL = dict(devices=10, classes=2)
@@ -193,23 +192,6 @@ def test_older_experiments_keep_their_names(folder):
     given = {"devices": 10, "partition": "shards", "shards": 3, "test": "server", "pixels": "unit", "init": "torch"}
     newer = plan(Experiment("mnist", model="mlp", set=given)).experiment.set
     assert newer["mnist"]["shards"] == 3 and newer["mnist"]["test"] == "server" and newer["mlp"]["init"] == "torch"
-
-
-@pytest.mark.parametrize(
-    "name", sorted({*figure_files.outside()} - {"sketch", "servers", "averages", "codecs", "waiting"})
-)
-def test_the_arms_about_others_numbers_plan(folder, name):
-    """All that can go wrong before a run: names, settings, searches. Here with fewer devices."""
-    write(folder)
-    for arm in figure_files.read(name).arms:
-        for search in arm.searches:
-            (chosen,) = {search.algorithm} & set(arm.given["algorithms"])
-            assert chosen == "fedavg" and set(search.grid) == {"lr"}
-        planned = plan(Experiment(**{**arm.given, "set": {**arm.given["set"], "devices": 10}}))
-        assert planned.federation.N == 10 and planned.experiment.system == "fixed"
-        assert all(not one.selection.replacement and one.selection.K == 10 for one in planned.algorithms)
-        if name != "fedml":
-            assert len(planned.federation.train.y) == 600 and len(planned.federation.test.y) == 100
 
 
 def test_bad_options(folder):

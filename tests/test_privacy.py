@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jax.tree_util import Partial
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
-from folb import algorithms, compose, execute, models, rules, simulate
+from folb import algorithms, compose, execute, models, rules, simulate, theory
 from folb.cli import tables
 from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness
@@ -34,7 +35,9 @@ from folb.errors import InputError
 from folb.report.payload import described
 from folb.results import summary
 from folb.results.document import document
+from folb.simulation import problem as problems
 from folb.simulation import program
+from folb.simulation import simulate as simulator
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -537,18 +540,29 @@ def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
     assert len({run.devices.tobytes() for run in found}) > 1  # the draws, too
 
 
+def test_a_secret_run_without_a_key_is_an_error(federation):
+    """A key that everyone knows would be no secret: single rounds, as the audit plays them, have none."""
+    secret = privacy.calibrated(algorithms.fedavg(**RUN, noise=1.0, replay=False), federation.N, 1)
+    model = models.logistic(federation.shape, federation.classes)
+    with pytest.raises(InputError, match="replay = False: should be True here, where no run has a key"):
+        theory.audit(problems.problem(federation, model), secret, model.init(jax.random.key(0)), seeds=[0])
+    public = privacy.calibrated(algorithms.fedavg(**RUN, noise=1.0), federation.N, 1)
+    with mock.patch.object(simulator, "_key", side_effect=AssertionError):  # nothing is drawn, or sent to others
+        simulate(federation, model, public, rounds=1)
+
+
 def test_a_run_that_cannot_be_replayed_says_so_and_goes_on_with_other_noise(tmp_path, monkeypatch):
     keys = []
 
-    def with_keys(algorithm, words):
-        keys.append(np.array(words))
-        return there(algorithm, words)
+    def key():
+        keys.append(there())
+        return keys[-1]
 
     def stop(i, first, part):
         raise RuntimeError("stopped")
 
-    there = privacy.with_keys
-    monkeypatch.setattr(privacy, "with_keys", with_keys)
+    there = simulator._key
+    monkeypatch.setattr(simulator, "_key", key)
     secret = EXPERIMENT | {"set": EXPERIMENT["set"] | {"replay": False}}
     with pytest.raises(RuntimeError, match="stopped"):
         execute(secret, directory=tmp_path / "run", observe=stop)

@@ -12,7 +12,6 @@ import pytest
 
 import folb
 from folb import Experiment, InputError, models
-from folb.arena import entries
 from folb.cli.main import main
 from folb.core import algorithms
 from folb.data.federation import Federation, Split
@@ -22,7 +21,6 @@ from folb.experiments.execute import resume
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.paper import figure_files
 from folb.simulation import first_look, sample
 from folb.simulation.simulate import settled, simulation
 
@@ -174,13 +172,6 @@ def test_the_table_says_it(costly, capsys):
     assert "--evaluate all" in said
     assert main(["compare", "synthetic_1_1", *few, "--evaluate", "all"]) == 0
     assert "training loss on" not in capsys.readouterr().out
-
-
-def test_the_paper_and_the_arena_evaluate_everything(costly):
-    arms = [arm for name in figure_files.names() for arm in figure_files.read(name).arms if arm.check is None]
-    assert arms and all(arm.given["evaluate"] == "all" for arm in arms)
-    one = entries.datasets()[0]
-    assert all(experiment.evaluate == "all" for _, experiment in one.experiments(one.trials))
 
 
 def test_runs_of_a_heavy_model_take_turns_and_the_cheap_ones_are_first():

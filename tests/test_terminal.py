@@ -25,6 +25,7 @@ from folb.experiments import execute
 from folb.store import lock
 from folb.store.environment import about_runs
 from folb.store.round_lines import as_run
+from folb_studies import arena_command, reproduce_command
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 100, 120)
@@ -77,7 +78,7 @@ def standings():
     found = SimpleNamespace(
         datasets=datasets, contenders=contenders, held=lambda dataset, one: f"{len(one.name)} (9 to never)"
     )
-    tables.show_in_parts(tables.rounds_to_target(found))
+    tables.show_in_parts(arena_command._rounds_to_target(found))
 
 
 def verdicts():
@@ -86,7 +87,7 @@ def verdicts():
     pages = [
         SimpleNamespace(figure=SimpleNamespace(name=name), verdicts=[verdict]) for name in ("table1", "niid_bench")
     ]
-    tables.show(tables.verdicts(pages))
+    tables.show(reproduce_command._verdicts(pages))
 
 
 SMALL = ["synthetic_1_1", "--set", "devices=12", "--rounds", "40", "--seeds", "3"]

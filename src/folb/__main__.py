@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from folb.cli import interrupted
+from folb.cli.ctrl_c import interrupted
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupted)

@@ -13,23 +13,27 @@ from typing import Any, NoReturn
 
 from folb import __version__
 from folb.cli import (
-    arena,
     attacks,
     compare,
     completion,
     datasets,
-    defend,
     deployment,
     listing,
     new_files,
     private,
-    reproduce,
     runs,
     search,
 )
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError, hint
 
+GROUP = "folb.commands"  # entry points of this group add commands: functions of the subparsers, as `add` is here
+STUDIES = {
+    "reproduce": "repeat the paper's figures and tables",
+    "arena": "compare contenders on datasets",
+    "defend": "run robust rules on datasets under all attacks",
+}
+INSTALL = "pip install ./studies, in a copy of folb's repository"
 COLLECT = 500_000  # new objects between two garbage collections: more than a short command makes, about 50 MB
 
 EXAMPLES = """examples:
@@ -75,8 +79,11 @@ class Parser(argparse.ArgumentParser):
             raise
 
 
-def parser(tuning: bool = False) -> argparse.ArgumentParser:
-    """The commands and their options. With `tuning`, also the options of `folb tune` that need jax."""
+def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
+    """The commands and their options. With `tuning`, also the options of `folb tune` that need jax.
+
+    If the command is `word`, and our own, nobody looks for commands of others: that takes time.
+    """
     top = Parser(
         prog="folb",
         description="Fast-convergent federated learning: simulate and compare FOLB and its family.",
@@ -86,10 +93,7 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     compare.add(commands)
     search.add(commands, tuning)
-    reproduce.add(commands)
-    arena.add(commands)
     attacks.add(commands)
-    defend.add(commands)
     private.add(commands)
     runs.add(commands)
     deployment.add(commands)
@@ -97,7 +101,24 @@ def parser(tuning: bool = False) -> argparse.ArgumentParser:
     datasets.add(commands)
     new_files.add(commands)
     completion.add(commands)
+    if word not in commands.choices:
+        _add_others(commands)
     return top
+
+
+def _add_others(commands: Any) -> None:
+    """The commands that other distributions add, and a line in place of each study that is not there."""
+    from importlib import metadata
+
+    for point in metadata.entry_points(group=GROUP):
+        point.load()(commands)
+    for name, says in STUDIES.items():
+        if name not in commands.choices:
+            commands.add_parser(name, help=f"{says} ({INSTALL})", add_help=False).set_defaults(handle=_without)
+
+
+def _without(options: argparse.Namespace) -> None:
+    raise InputError("command", options.command, f"is one of the studies, which are not installed: {INSTALL}")
 
 
 def collect_garbage_rarely() -> None:
@@ -152,9 +173,9 @@ def main(arguments: list[str] | None = None) -> int:
 def run(arguments: list[str]) -> int:
     """Run a command, and return its exit code."""
     open_closed_streams()
-    top = parser(arguments[:1] == ["tune"])
+    top = parser(arguments[:1] == ["tune"], *arguments[:1])
     options, unknown = top.parse_known_args(arguments)
-    if unknown:
+    if unknown and options.handle is not _without:
         known = completion.table(top, {})
         command = f"{options.command} {getattr(options, 'action', '')}".strip()
         command = command if command in known else options.command

@@ -122,26 +122,6 @@ def add_devices(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_pages(command: argparse.ArgumentParser, only: tuple[str, str], out: str) -> None:
-    """The options of a command that makes pages: what --only chooses, and where --out is by default."""
-    name, such_as = only
-    command.add_argument(
-        "--only", metavar=name.upper(), action="append", help=f"only these {name}s, such as {such_as} (may be repeated)"
-    )
-    command.add_argument(
-        "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
-    )
-    command.add_argument("--out", metavar="DIR", type=Path, help=f"where results and pages go ({out})")
-    command.add_argument("--json", action="store_true", help=JSON)
-    add_devices(command)
-
-
-def check_pages(home: Path) -> None:
-    """Raise an `InputError` if there are no results to make pages from."""
-    if not any((home / "results").glob("*.json")):
-        raise InputError("out", str(home), "has no results to make pages from")
-
-
 def add_processes(command: argparse.ArgumentParser) -> None:
     """The options for the accelerators of several processes."""
     command.add_argument(

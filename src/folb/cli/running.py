@@ -14,10 +14,8 @@ from folb.cli.progress import Begin, under_progress
 from folb.errors import one_line
 
 if TYPE_CHECKING:
-    from folb.experiments.draws import Complete
     from folb.experiments.execute import OnStart, Start
     from folb.experiments.experiment import Experiment
-    from folb.experiments.plan import Plan
     from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
 
@@ -103,26 +101,6 @@ def executed(
         )
 
     return completed(options, work, command=command)
-
-
-def completing(options: argparse.Namespace) -> Complete:
-    """A function that runs each of many experiments of one command. The same command resumes them."""
-    from folb.experiments import execute
-
-    accelerators = common.accelerators(options)
-
-    def complete(planned: Plan, about: str) -> RunDirectory:
-        return completed(
-            options,
-            lambda on_start, observe: execute.carry_out(
-                planned, accelerators=accelerators, keep_model=False, on_start=on_start, observe=observe
-            ),
-            about=about,
-            command=same_command(),
-            tell=False,
-        )[0]
-
-    return complete
 
 
 def tell(line: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from folb.cli import interrupted
+from folb.cli.ctrl_c import interrupted
 
 AGAIN = 0.02  # seconds
 

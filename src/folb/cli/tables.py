@@ -19,12 +19,9 @@ from folb.measures import KNOWN, measure
 from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
-    from folb.arena.standings import Standings
-    from folb.defence.losses import Losses
     from folb.experiments.plan import Plan
     from folb.experiments.settings import Setting
     from folb.experiments.tune import Point
-    from folb.paper.pages import Page
     from folb.results.outcomes import Outcome
     from folb.results.run import Run
     from folb.store.directory import RunDirectory
@@ -170,11 +167,11 @@ def _private(planned: Plan) -> Iterator[str]:
                 f"private ({found.place}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
                 f"{rounds} round{'s' * (rounds != 1)}, with delta {found.delta:g}"
                 + (f", and one more round would exceed {found.epsilon:g}" if early else "")
-                + ("" if found.key is None else f"; {results_of.SECRET}")
+                + (f"; {results_of.SECRET}" if found.secret else "")
             )
 
 
-def _plain(*headings: str, left: Iterable[str]) -> Table:
+def plain(*headings: str, left: Iterable[str]) -> Table:
     """A table without lines. All columns hold numbers, except those in `left`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
@@ -185,7 +182,7 @@ def _plain(*headings: str, left: Iterable[str]) -> Table:
 def results(runs: Sequence[Run], target: float, clock: str = "simulated s", rounds: int | None = None) -> Table:
     """One line for each algorithm: medians and means over the seeds; `rounds` is given if not all are done."""
     headings, rows = results_of.table(runs, target, clock, rounds)
-    table = _plain(*headings, left=headings[:1])
+    table = plain(*headings, left=headings[:1])
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -196,7 +193,7 @@ def points(points: Sequence[Point], target: float) -> Table:
     known = measure(points[0].judged_by)
     goal = known.goal(target)
     measured = (f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}")
-    table = _plain("rank", "algorithm", *measured, "final training loss", f"final {known.short}", left=["algorithm"])
+    table = plain("rank", "algorithm", *measured, "final training loss", f"final {known.short}", left=["algorithm"])
     for point in points:
         megabytes = [None if sent is None else sent / 1e6 for sent in point.sent]
         found = (
@@ -226,39 +223,10 @@ def outcomes(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Table]]:
 def _by_attack(those: Mapping[tuple[str, str], Outcome], number: Callable[[Outcome], float]) -> Table:
     """A line for each rule, a column for each attack."""
     attacks = list(dict.fromkeys(attack for _, attack in those))
-    table = _plain("rule", *attacks, left=["rule"])
+    table = plain("rule", *attacks, left=["rule"])
     for rule in dict.fromkeys(rule for rule, _ in those):
         found = [number(those[rule, attack]) for attack in attacks]
         table.add_row(escape(rule), *(f"{100 * value:.1f}" if math.isfinite(value) else "-" for value in found))
-    return table
-
-
-def verdicts(pages: Sequence[Page]) -> Table:
-    """The verdict of each claim of the paper."""
-    where = Column("where", no_wrap=True)
-    table = Table(where, "claim", "verdict", "effect [95 % interval]", pad_edge=False, show_lines=True)
-    table.header_style = "bold"
-    for page in pages:
-        for verdict in page.verdicts:
-            table.add_row(page.figure.name, *map(escape, (verdict.claim.says, verdict.text, verdict.effect)))
-    return table
-
-
-def rounds_to_target(found: Standings) -> Table:
-    """For each contender of the arena and each dataset, the round from which the target is held."""
-    table = _plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
-    for one in found.contenders:
-        table.add_row(escape(one.name), *(found.held(dataset, one) for dataset in found.datasets))
-    return table
-
-
-def largest_losses(found: Losses) -> Table:
-    """For each rule and each dataset, the largest loss with each share of liars, in points."""
-    columns = [(dataset, share) for dataset in found.datasets for share in dataset.shares]
-    table = _plain("rule", *(f"{dataset.name} {share} %" for dataset, share in columns), left={"rule"})
-    for rule in found.rules:
-        worst = [found.largest(dataset, rule, share) for dataset, share in columns]
-        table.add_row(escape(rule.name), *("-" if one is None else f"{100 * one[1].value:.1f}" for one in worst))
     return table
 
 

@@ -176,12 +176,17 @@ def _chances(words: Any, d: int) -> Any:
 
 
 def _largest(row: Any, k: int) -> Any:
-    """The places of the k numbers that are largest in absolute value, in ascending order; of equals, the first."""
+    """The places of the k numbers that are largest in absolute value, in ascending order; of equals, the first.
+
+    What is not finite is largest, so that it is not left out.
+    """
+    xp = namespace(row)
+    length = xp.where(xp.isfinite(row), xp.abs(row), xp.inf)
     if isinstance(row, np.ndarray):
-        return np.sort(np.argsort(-np.abs(row), kind="stable")[:k]).astype(np.int32)
+        return np.sort(np.argsort(-length, kind="stable")[:k]).astype(np.int32)
     import jax
 
-    return jax.numpy.sort(jax.lax.top_k(jax.numpy.abs(row), k)[1])
+    return jax.numpy.sort(jax.lax.top_k(length, k)[1])
 
 
 def _placed(values: Any, places: Any, d: int) -> Any:

@@ -18,13 +18,12 @@ released sums: the server step, the step size and the average are given a round 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from folb.core import accountant, randomness, rules, server_step, step_size, tree
@@ -51,7 +50,6 @@ SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding errors do not exceed a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
-KEYLESS = (np.uint32(0), np.uint32(0))  # in place of a key, until the run has one from the operating system
 SURE = 6.0  # standard deviations that the noise of a device does not exceed
 # what FOLB weighs by: its inner products, less a discount
 WEIGHED = {rules.folb: None, rules.folb_hetero: as_printed, rules.folb_never_flip: never_flipped}
@@ -72,7 +70,8 @@ class Privacy:
     clip: Any
     clip_gradient: Any
     quantile: Any
-    key: Any = None  # of draws and noise, two words; if it is None, they follow from the seed
+    secret: bool = field(default=False, metadata={"static": True})  # draws and noise follow from `key`, not the seed
+    key: Any = None  # two words, by `with_key`
 
     def share(self, part: str) -> float:
         """The part's share of the whole."""
@@ -159,7 +158,7 @@ def private(
         given.get("clip", 1.0),
         given.get("clip_gradient", 1.0),
         given.get("clip_quantile"),
-        KEYLESS if replay is False else None,
+        secret=replay is False,
     )
     asked = tuple(BOUNDED[name] for name in summed if name in BOUNDED)
     return with_clip(replace(algorithm, privacy=made, uploads=(*algorithm.uploads, *asked)), ())
@@ -287,17 +286,26 @@ def first_clip(algorithm: Algorithm) -> Any:
     return () if found is None or found.quantile is None else jnp.float32(found.clip)
 
 
-def with_keys(algorithm: Algorithm, words: Any) -> Algorithm:
-    """Stacked runs with their own random `words`, [2, runs], as keys, if draws and noise do not follow from a seed."""
-    if algorithm.privacy is None or algorithm.privacy.key is None:
+def with_key(algorithm: Algorithm, drawn: Callable[[], Any]) -> Algorithm:
+    """The algorithm for one run. If draws and noise are secret, they follow from two words, drawn()."""
+    found = algorithm.privacy
+    if found is None or not found.secret:
         return algorithm
-    return replace(algorithm, privacy=replace(algorithm.privacy, key=tuple(words)))
+    return replace(algorithm, privacy=replace(found, key=tuple(drawn())))
+
+
+def without_key(algorithm: Algorithm) -> Algorithm:
+    """What the runs of an algorithm have in common."""
+    found = algorithm.privacy
+    return algorithm if found is None else replace(algorithm, privacy=replace(found, key=None))
 
 
 def luck(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
     """The two words that the draws and the noise of round t follow from: the seed and t, or else words of the key."""
-    if algorithm.privacy is None or algorithm.privacy.key is None:
+    if algorithm.privacy is None or not algorithm.privacy.secret:
         return seed, t
+    if algorithm.privacy.key is None:
+        raise InputError("replay", False, "should be True here, where no run has a key from the operating system")
     first, second = algorithm.privacy.key
     own = randomness.words(first, second, t, 2)
     return own[0], own[1]
@@ -339,7 +347,8 @@ def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
         return round._replace(noise=Noise(server))
     # the first four words of a device are for its batches and its effort
     words = randomness.words(*own, round.device, 6)[:, 4:]
-    how = quick_normals if found.key is None else normals  # what is secret comes from the block cipher
+    # mixing can be undone: who knows some of its numbers could find the key, which the block cipher does not give away
+    how = normals if found.secret else quick_normals
     return round._replace(noise=Noise(server, jax.vmap(lambda one: how(wanted, one))(words)))
 
 

@@ -241,6 +241,11 @@ def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> 
     raise InputError("K", K, f"{expected} with {found}: {why}")
 
 
+def different_devices(N: int, K: int) -> int:
+    """How many of N devices K draws with replacement are, on average and by equal chances."""
+    return math.floor(N * (1 - (1 - 1 / N) ** K))
+
+
 def _most_liars(liars: Any, n: Any) -> Any:
     """How many of n replies may be false."""
     if isinstance(n, int):

@@ -142,16 +142,15 @@ def over_selected(how: Selection, factor: float | None) -> Selection:
     return sized(replace(how, factor=float(factor)), how.enough)
 
 
-def sized(how: Selection, wanted: int, N: float = math.inf) -> Selection:
+def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = "K times over_selection") -> Selection:
     """The selection for rounds that need `wanted` replies, among N devices.
 
-    Over-selection then asks more devices, and candidates in proportion.
+    Over-selection then asks more devices, and candidates in proportion. An error names `asked_by`.
     """
     K, sampling = math.ceil(wanted * how.factor - 1e-9), how.sampling
     if how.distinct:
         K = int(min(K, N))
-    expected = f"should be at most {MOST} devices: use a smaller K, over_selection or, on Flower, fraction_train"
-    check("K times over_selection", K, MOST >= K, expected)
+    check(asked_by, K, MOST >= K, f"should be at most {MOST} devices")
     if sampling.candidates is not None:
         sampling = replace(sampling, candidates=math.ceil(sampling.candidates * K / how.K))
     return replace(how, K=K, sampling=sampling, wanted=wanted if wanted < K else None)

@@ -44,13 +44,13 @@ def scaled(a: Params, factor: Any) -> Params:
 
 
 def over_largest(a: Any, largest: Any) -> Any:
-    """a / largest, from -1 to 1; 0 if `largest` is 0.
+    """a / largest, from -1 to 1, where `largest` is the largest absolute value; 0 if that is 0.
 
     XLA multiplies by 1 / largest, which counts as 0 if `largest` is above 2^126: so both are made smaller first.
     """
     xp = namespace(largest)
-    small = xp.where(largest > 1, xp.float32(2**-8), xp.float32(1))
-    return a * small / (xp.where(largest > 0, largest, xp.float32(1)) * small)
+    shrink = xp.where(largest > 1, xp.float32(2**-8), xp.float32(1))
+    return a * shrink / (xp.where(largest > 0, largest, xp.float32(1)) * shrink)
 
 
 def zeros(a: Params) -> Params:

@@ -165,15 +165,16 @@ def _get(source: Source, path: Path, progress: Progress) -> list[Path]:
 
 @contextlib.contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """A folder to download into. What is made of it, and of the folders above, goes away again if it stays empty."""
+    """A folder to download into. After an error, what was made of it and of those above goes away if it is empty."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield
-    finally:
+    except BaseException:
         with contextlib.suppress(OSError):  # it is not empty
             for folder in made:
                 folder.rmdir()
+        raise
 
 
 def download(

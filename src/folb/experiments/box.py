@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -22,6 +23,7 @@ from folb.experiments.settings import read
 
 POINTS = 12  # if the experiment does not say how many
 LOG, TO = "log:", ".."
+HYPHEN = re.compile("{0}-{0}".format(r"(\d[\d.]*(?:e[+-]?\d+)?)"), re.IGNORECASE)
 EXAMPLE = "such as lr=log:0.001..1"
 
 
@@ -123,13 +125,14 @@ def choice(name: str, kind: Any, given: Any) -> Choice:
 
 
 def _value(name: str, kind: Any, given: Any) -> Any:
-    """One value of a setting. What is no number may have been meant for a range."""
+    """One value of a setting. Two numbers with a hyphen were meant for a range."""
     try:
         return read(name, kind, given)
     except InputError as error:
-        if _number(kind) is None:
+        meant = HYPHEN.fullmatch(str(given))
+        if meant is None or _number(kind) is None:
             raise
-        raise InputError(name, given, f"{error.expected}, or a range such as 0.1{TO}1") from None
+        raise InputError(name, given, f"{error.expected}, or a range: {TO.join(meant.groups())}") from None
 
 
 def _number(kind: Any) -> type | None:

@@ -6,7 +6,7 @@ The grid is an experiment like any other, and numbers in it (mu, psi, lr) are sw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,7 +17,6 @@ from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole, choose
-from folb.experiments.draws import by_algorithm
 from folb.experiments.execute import carry_out
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, algorithm_settings, plan
@@ -249,3 +248,13 @@ def document(
         ],
         "winner": reported,
     }
+
+
+def by_algorithm(planned: Plan, draws: Iterable[Sequence[Run]]) -> list[list[Run]]:
+    """For each algorithm of a plan, its runs on all draws; each draw has the runs of one algorithm after another."""
+    groups: list[list[Run]] = [[] for _ in planned.algorithms]
+    for runs in draws:
+        n = len(runs) // len(groups)
+        for i, group in enumerate(groups):
+            group += runs[i * n : (i + 1) * n]
+    return groups

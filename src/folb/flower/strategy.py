@@ -160,7 +160,7 @@ class FederatedStrategy(Strategy):
             raise InputError("robust", "fltrust", "should be another rule: a Flower server has no samples of its own")
         if not isinstance(replay, bool):
             raise InputError("replay", replay, "should be True or False")
-        if replay and algorithm.privacy is not None and algorithm.privacy.key is not None:
+        if replay and algorithm.privacy is not None and algorithm.privacy.secret:
             raise InputError("replay", replay, "should be False: the algorithm has replay=False")
         if algorithm.privacy is not None:
             asked = {"fraction_train": fraction_train, "min_replies": min_replies, "over_selection": over_selection}
@@ -178,7 +178,7 @@ class FederatedStrategy(Strategy):
             expected = f"should not need {', '.join(needs)}: on Flower bytes and seconds are real"
             raise InputError("system", getattr(self.system, "func", self.system), expected)
         self.deadline, self.wait = float(deadline), float(wait)
-        self.seconds = self.deadline  # of a round in this start: its timeout, if it has one
+        self.round_seconds = self.deadline  # of a round in this start: its timeout, if it has one
         self.min_replies, self.max_abandoned = min_replies, max_abandoned
         self.max_norm = float(max_norm)
         self.lengths: list[float] = []  # of a usual update, in each round
@@ -201,7 +201,7 @@ class FederatedStrategy(Strategy):
 
     @property
     def uploads(self) -> tuple[Upload, ...]:
-        """What the server sees of each device of S_1: a round's tasks, forms and record follow from it."""
+        """What each device of S_1 sends: a round's tasks, forms and record follow from it."""
         return DELTA, *self.algorithm.uploads
 
     def summary(self) -> None:
@@ -210,7 +210,7 @@ class FederatedStrategy(Strategy):
         chosen = {key: value for key, value in algorithm.origin.settings.items() if value is not None}
         settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
         log.info("%s with %s", algorithm.name, settings)
-        log.info("rounds of at most %g s, and at least %s replies", self.seconds, self.min_replies or self._usual)
+        log.info("rounds of at most %g s, and at least %s replies", self.round_seconds, self.min_replies or self._usual)
         if (found := algorithm.privacy) is not None:
             told = (found.place, found.scheme, self.min_available_nodes, found.noise, found.delta)
             log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
@@ -238,7 +238,7 @@ class FederatedStrategy(Strategy):
         check_whole("num_rounds", num_rounds, 1)
         if timeout is not None:
             _check_number("timeout", timeout, lambda value: 0 < value < math.inf, "more than 0 seconds")
-        self.seconds = self.deadline if timeout is None else float(timeout)
+        self.round_seconds = self.deadline if timeout is None else float(timeout)
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             if config:
                 expected = "should be empty: a device reads its settings from the run's config, context.run_config"
@@ -308,7 +308,7 @@ class FederatedStrategy(Strategy):
             seconds = time.monotonic() - self._round.began
             model = self._kept(arrays)
             evaluations = list(self.configure_evaluate(t, model, ConfigRecord(), grid))
-            measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.seconds))
+            measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.round_seconds))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
             if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
@@ -396,7 +396,7 @@ class FederatedStrategy(Strategy):
         state = self.state._replace(params=params, devices=())
         arrays, start = self._sent(state, server_round, arrays)
         members = self._present(self.mailbox)
-        until = time.monotonic() + self.seconds
+        until = time.monotonic() + self.round_seconds
         self.opened = opened = OpenRound(
             server_round, state, self.algorithm, members, until, self.uploads, start=start, noted=self._refusals()
         )
@@ -520,7 +520,7 @@ class FederatedStrategy(Strategy):
         """The algorithm with the K that it asks among N devices."""
         how = self.algorithm.selection
         K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        return replace(self.algorithm, selection=selection.sized(how, K, N))
+        return replace(self.algorithm, selection=selection.sized(how, K, N, "fraction_train: devices of a round"))
 
     @property
     def fewest(self) -> int:
@@ -600,7 +600,7 @@ class FederatedStrategy(Strategy):
                 dst_node_id=member.node,
                 message_type="train",
                 group_id=str(opened.t),
-                ttl=self.seconds + SLACK,
+                ttl=self.round_seconds + SLACK,
             )
             codecs, params = self.algorithm.compression, opened.state.params
             forms = {name: through(task, opened.forms[name], name, codecs, params) for name in task.uploads}
@@ -814,7 +814,7 @@ class FederatedStrategy(Strategy):
                 dst_node_id=members[i].node,
                 message_type="evaluate",
                 group_id=str(server_round),
-                ttl=self.seconds + SLACK,
+                ttl=self.round_seconds + SLACK,
             )
             for i in sorted(order)
         ]

@@ -57,8 +57,8 @@ class Run:
         return self.loss_measured and len(self.train_loss) > 0 and not np.isfinite(self.train_loss[-1])
 
     @property
-    def never_finite(self) -> bool:
-        """Whether the training loss of the very first model, that after round 1, is not finite already."""
+    def diverged_at_once(self) -> bool:
+        """Whether the training loss after the first round is not finite already."""
         return self.diverged and self.evaluated_rounds[0] == 1 and not np.isfinite(self.train_loss[0])
 
     def rounds_to(self, target: float) -> int | None:

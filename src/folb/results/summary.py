@@ -169,10 +169,12 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     if math.isinf(medians[first[0]]):
         bests = [run.best for run in runs if not math.isnan(run.best)]
         none = f"No algorithm reaches {known.goal(target)} with most of its seeds."
-        if all(run.never_finite for run in runs):
+        if all(run.diverged_at_once for run in runs):
             spent = " Epsilon was spent for nothing." if any(run.epsilon is not None for run in runs) else ""
-            reasons = "a sample, a setting or code of your own may be why"
-            return f"{none} The very first model is not finite in any run: {reasons}.{spent}"
+            look = (
+                "a far too large step size (--set lr=...), a value in the data that is not finite, or code of your own"
+            )
+            return f"{none} After the first round no model is finite. Look for {look}.{spent}"
         if all(run.diverged for run in runs):
             return f"{none} All runs diverged: a smaller step size (--set lr=...) may help."
         if not bests:

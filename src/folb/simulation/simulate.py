@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import threading
 import time
@@ -29,7 +28,7 @@ from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.guard import check_around
-from folb.core.robust import check_enough
+from folb.core.robust import check_enough, different_devices
 from folb.core.round import State, over_rounds, upload_shape
 from folb.core.solver import Solver
 from folb.core.system import System
@@ -281,7 +280,8 @@ def simulation(
 ) -> Simulation:
     """Everything that `simulate` does before its first round. It finds all other mistakes in the input."""
     federation, model, algorithms, seeds = whole.federation, whole.model, whole.algorithms, whole.seeds
-    if (K := max(one.selection.expected for one in algorithms)) > federation.N:  # so with replacement
+    K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
+    if K > federation.N:
         told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
         log.warning(told, K, federation.N, K / federation.N)
     shared = problem(
@@ -315,7 +315,7 @@ def simulation(
         for seed in seeds:
             place = sum(map(len, groups.values()))
             alike = (jax.tree.structure(algorithm), rounds)
-            groups.setdefault(alike, []).append(Job(place, algorithm, seed, rounds))
+            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
     each = [round_cost(model, federation, system, algorithm, whole.evaluated, whole.every) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
@@ -329,6 +329,11 @@ def simulation(
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
     return Simulation(shared, federation, batches, whole.every, together, costs)
+
+
+def _key() -> NDArray:
+    """Two words that no file keeps. All processes play the same run, so they have the same."""
+    return parallel.shared(np.frombuffer(os.urandom(8), np.uint32))
 
 
 def _together(problem: Problem, programs: int, filled: float) -> int:
@@ -425,11 +430,6 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
     return max(1, memory // 2 // needed)
 
 
-def _different(algorithm: Algorithm, N: int, K: int) -> int:
-    """How many different devices K draws are, on average and by equal chances."""
-    return K if algorithm.selection.distinct else math.floor(N * (1 - (1 - 1 / N) ** K))
-
-
 def check(
     federation: Federation,
     model: Model,
@@ -465,7 +465,8 @@ def check(
         if algorithm.guard is not None:
             check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
-            check_enough(algorithm.robust, algorithm.selection.enough, partial(_different, algorithm, federation.N))
+            different = int if algorithm.selection.distinct else partial(different_devices, federation.N)
+            check_enough(algorithm.robust, algorithm.selection.enough, different)
         if streamed and not algorithm.selection.ahead:
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
@@ -581,7 +582,8 @@ def _run_stacked(
     @cache
     def mark() -> str:
         """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
-        others = (problem.share, problem.system, *inputs[1:])  # the samples count through their digest
+        # the samples count through their digest
+        others = (problem.share, problem.system, privacy.without_key(stacked), *inputs[2:])
         return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
 
     if (
@@ -593,9 +595,6 @@ def _run_stacked(
         at = (found[0], found[1][0], [found[1][1]])
         tell(1, found[1][1])
     at = parallel.shared(at)
-    # new words in every process, which nothing keeps
-    keys = parallel.shared(np.frombuffer(os.urandom(8 * len(jobs)), np.uint32).reshape(2, -1))
-    keyed = privacy.with_keys(stacked, keys)
 
     spent = 0.0  # seconds that the last checkpoint took
 
@@ -609,7 +608,7 @@ def _run_stacked(
 
     saved, length = time.perf_counter(), 1
     try:
-        with advancing(problem, federation, keyed, seeds, every, at[0], rounds) as play_on:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
             while at[0] <= rounds:
                 t, states, chunks = at
                 length = min(length, CAPACITY, rounds - t + 1)

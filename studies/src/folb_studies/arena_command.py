@@ -1,0 +1,103 @@
+"""`folb arena`: contenders on datasets, everyone tuned with the same budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from folb.cli import options as common
+from folb.errors import InputError
+from folb_studies import command
+from folb_studies.results import FILE, Results
+
+if TYPE_CHECKING:  # these take time to load
+    from rich.table import Table
+
+    from folb_studies.arena.standings import Standings
+
+
+def add(commands: Any) -> None:
+    """`folb arena`."""
+    arena = commands.add_parser(
+        "arena",
+        help="compare contenders on datasets: all are tuned with the same budget, and winners are run on other seeds",
+    )
+    command.add_pages(arena, ("dataset", "mnist-*"), "arena")
+    arena.add_argument(
+        "--contenders",
+        metavar="A,B",
+        help="these contenders or groups, such as fedavg,folb or classic,ours (all; only fedavg with --contender)",
+    )
+    arena.add_argument(
+        "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
+    )
+    common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
+    arena.add_argument("--points", type=int, metavar="N", help="points that each contender may try on a dataset (12)")
+    arena.add_argument(
+        "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
+    )
+    arena.set_defaults(handle=_arena)
+
+
+def _arena(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.cli.running import tell
+    from folb.experiments.box import POINTS
+    from folb_studies import arena
+    from folb_studies.arena import arena_pages, entries, standings
+    from folb_studies.arena.standings import Standings
+
+    points = POINTS if options.points is None else options.points
+    home = options.out or Path("arena")
+    results = Results(options.results or home / FILE)
+    everywhere, everyone = entries.datasets(options.datasets), entries.contenders()
+    if options.contender is not None:
+        everyone = entries.with_own(everyone, entries.own(options.contender, common.settings(options.box, "box")))
+    elif options.box:
+        raise InputError("box", options.box, "is for --contender, a contender of your own")
+    datasets = entries.chosen(everywhere, options.only or ["*"], "only")
+    usual_others = "*" if options.contender is None else "fedavg"  # the others' results are stored
+    others = usual_others if options.contenders is None else options.contenders
+    contenders = entries.chosen(everyone, others.split(","), "contenders")
+    if options.contender is not None and everyone[-1] not in contenders:
+        contenders.append(everyone[-1])
+    if command.looked(options, results, lambda name: Standings(everywhere, everyone, results, points).outdated(name)):
+        return
+    for name in ("only", "contenders"):
+        if options.pages_only and getattr(options, name):
+            raise InputError(name, getattr(options, name), "does not go with --pages-only, which writes all pages")
+    if options.pages_only:
+        command.check_pages(results)
+    else:
+        common.use_compilation_cache()
+        arena.carry_out(datasets, contenders, results, command.completing(options), tell, points)
+    found = Standings(everywhere, everyone, results, points)
+    arena_pages.write(found, home)
+    if options.json:
+        print(json.dumps(standings.document(found)))
+        return
+    tables.show_in_parts(_rounds_to_target(found))
+    for goal in found.goals():
+        if goal.reached == standings.NOTHING:
+            continue
+        tables.say(
+            f"\n{goal.says}: {'not decided' if goal.met is None else 'met' if goal.met else 'not met'}. {goal.reached}"
+        )
+    tables.say(f"\nin {home}: README.md, measures.md, settings.md, arena.png; results in {results.path}")
+
+
+def _rounds_to_target(found: Standings) -> Table:
+    """For each contender with results and each dataset, the round from which the target is held."""
+    from rich.markup import escape
+
+    from folb.cli import tables
+    from folb_studies.arena.standings import NOT_RUN
+
+    table = tables.plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
+    for one in found.contenders:
+        held = [found.held(dataset, one) for dataset in found.datasets]
+        if {*held} != {NOT_RUN}:
+            table.add_row(escape(one.name), *held)
+    return table

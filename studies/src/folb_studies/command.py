@@ -1,0 +1,76 @@
+"""What the commands of the studies share: their options, and runs under a progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from folb.cli import options as common
+from folb.cli.running import completed, same_command, tell
+from folb.errors import InputError, choose
+from folb_studies.results import FILE, Results
+
+if TYPE_CHECKING:  # these need jax
+    from folb.experiments.plan import Plan
+    from folb.store.directory import RunDirectory
+    from folb_studies.draws import Complete
+
+
+def add_pages(command: argparse.ArgumentParser, only: tuple[str, str], out: str) -> None:
+    """The options of a command that makes pages: what --only chooses, and where --out is by default."""
+    name, such_as = only
+    command.add_argument(
+        "--only", metavar=name.upper(), action="append", help=f"only these {name}s, such as {such_as} (may be repeated)"
+    )
+    command.add_argument(
+        "--pages-only", action="store_true", help="run nothing; write the pages from the stored results"
+    )
+    command.add_argument("--out", metavar="DIR", type=Path, help=f"where pages and results go ({out})")
+    command.add_argument("--results", metavar="FILE", type=Path, help=f"the stored results (DIR/{FILE})")
+    command.add_argument(
+        "--cell", metavar="NAME", help="print this one of the stored results, say whether it is up to date, and end"
+    )
+    command.add_argument("--drop", metavar="NAME", help="forget this one of the stored results, and end")
+    command.add_argument("--json", action="store_true", help=common.JSON)
+    common.add_devices(command)
+
+
+def looked(options: argparse.Namespace, results: Results, outdated: Callable[[str], str]) -> bool:
+    """Whether the command is only about one cell; then it is done. `outdated` says what is old about a cell, or ""."""
+    if options.drop is not None:
+        results.drop([options.drop])
+        tell(f"{options.drop} is forgotten; the command that made it runs it again")
+    if options.cell is not None:
+        why = outdated(choose("cell", options.cell, list(results.cells())))
+        print(json.dumps(results.get(options.cell)))
+        tell(f"{options.cell} is {f'outdated: {why}; it would be run again' if why else 'up to date'}")
+    return options.drop is not None or options.cell is not None
+
+
+def check_pages(results: Results) -> None:
+    """Raise an `InputError` if there are no results to make pages from."""
+    if not results.cells():
+        raise InputError("results", str(results.path), "has no results to make pages from")
+
+
+def completing(options: argparse.Namespace) -> Complete:
+    """A function that runs each of many experiments of one command. The same command resumes them."""
+    from folb.experiments import execute
+
+    accelerators = common.accelerators(options)
+
+    def complete(planned: Plan, about: str) -> RunDirectory:
+        return completed(
+            options,
+            lambda on_start, observe: execute.carry_out(
+                planned, accelerators=accelerators, keep_model=False, on_start=on_start, observe=observe
+            ),
+            about=about,
+            command=same_command(),
+            tell=False,
+        )[0]
+
+    return complete
