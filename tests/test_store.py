@@ -364,8 +364,7 @@ def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, t
         b"".join(lines[:3]) + b'{"run": 0, "rou\n' + b"".join(lines[5:9]) + lines[9][:20]
     )
     with Recorder(tmp_path, runs) as recorder:
-        for i, run in enumerate(directory.read(whole).runs()):
-            recorder.add(i, 1, run)
+        recorder.add(1, dict(enumerate(directory.read(whole).runs())))
     (tmp_path / "environment.json").write_bytes((whole / "environment.json").read_bytes())
     written = directory.read(tmp_path).runs()
     for a, b in zip(written, directory.read(whole).runs(), strict=True):

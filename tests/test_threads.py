@@ -51,7 +51,7 @@ def test_an_interruption_ends_all_programs_and_keeps_their_rounds(tmp_path, erro
         inside = 0
 
     with pytest.raises(error):
-        ready(3, rounds=150).run([interrupt], tmp_path)
+        ready(3, rounds=150).run([simulator.run_by_run(interrupt)], tmp_path)
     resumed = ready(3, rounds=150).run((), tmp_path)
     for ours, theirs in zip(resumed, ready(1, rounds=150).run(), strict=True):
         np.testing.assert_array_equal(ours.test_accuracy, theirs.test_accuracy)
@@ -62,7 +62,7 @@ def test_what_has_not_begun_does_not_begin_after_a_failure():
 
     def play(number, observe):
         begun.append(number)
-        observe(number, 1, None)
+        observe(1, {number: None})
 
     def fail(*args):
         raise ValueError("first")

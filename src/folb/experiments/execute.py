@@ -29,7 +29,7 @@ from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.first_look import FirstLook
-from folb.simulation.simulate import Observe, Simulation, simulation
+from folb.simulation.simulate import Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
 from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory
@@ -251,7 +251,7 @@ def _perform(
         with contextlib.ExitStack() as stack:
             tracked = [stack.enter_context(trackers.tracking(track, path, planned.runs))] if track is not None else []
             recorder = stack.enter_context(Recorder(path, planned.runs))
-            observers = [recorder.add, *tracked, *([observe] if observe is not None else [])]
+            observers = [recorder.add, *tracked, *([run_by_run(observe)] if observe is not None else [])]
             with _naming_own_files(planned.experiment):
                 found = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
             recorder.finish(found)

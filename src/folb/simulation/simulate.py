@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -59,6 +59,7 @@ from folb.simulation.program import (
 )
 from folb.simulation.round_cost import round_cost
 from folb.simulation.sample import Evaluate, chosen
+from folb.simulation.threads import Observer
 from folb.simulation.timing import is_clocked
 from folb.store import checkpoint
 from folb.store.environment import cores, memory
@@ -143,14 +144,24 @@ def simulate(
     ready = simulation(
         whole, system=system, objective=objective, record=record, abreast=abreast, accelerators=accelerators
     )
-    observers = [] if observe is None else [observe]
+    observers = [] if observe is None else [run_by_run(observe)]
     if progress:
         total = sum(job.rounds for batch in ready.batches for job in batch)
         lines = Lines(total, to_stderr, costs=ready.costs)
         if look := ready.first_look():
             to_stderr(str(look))
-        observers.insert(0, lambda i, first, part: lines.advance(len(part.seconds), i))
+        observers.insert(0, run_by_run(lambda i, first, part: lines.advance(len(part.seconds), i)))
     return ready.run(observers, checkpoints)
+
+
+def run_by_run(observe: Observe) -> Observer:
+    """An observer that tells `observe` of one run after another."""
+
+    def observer(first: int, parts: Mapping[int, Run]) -> None:
+        for i, part in parts.items():
+            observe(i, first, part)
+
+    return observer
 
 
 @dataclass(frozen=True)
@@ -171,11 +182,11 @@ class Simulation:
 
     def run(
         self,
-        observers: Sequence[Observe] = (),
+        observers: Sequence[Observer] = (),
         checkpoints: Path | None = None,
         when_all_play: Callable[[], None] = lambda: None,
     ) -> list[Run]:
-        """Play the rounds; `checkpoints` is explained at `simulate`, and so is `observe`: here there may be several.
+        """Play the rounds, as the observers are told; `checkpoints` is explained at `simulate`.
 
         when_all_play() is called once the first rounds of every program are played.
         """
@@ -184,7 +195,7 @@ class Simulation:
         begun = itertools.count(1)  # one that threads may share
         ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile")
 
-        def play(number: int, tell: Observe) -> dict[int, Run]:
+        def play(number: int, tell: Observer) -> dict[int, Run]:
             keep = None if checkpoints is None else (checkpoints, number)
             if self.together > 1:
                 compile_ahead(self.problem, self.batches[number], self.every)
@@ -551,7 +562,7 @@ def _run_stacked(
     federation: Federation,
     jobs: list[Job],
     every: int,
-    observe: Observe | None,
+    observe: Observer | None,
     kept: tuple[Path, int] | None,
     while_playing: Callable[[], None],
 ) -> dict[int, Run]:
@@ -574,10 +585,8 @@ def _run_stacked(
         return {job.place: _run(problem, job, about[r], record, r, first, every) for r, job in enumerate(jobs)}
 
     def tell(first: int, record: Measured) -> None:
-        if observe is None:
-            return
-        for place, part in parts(first, record).items():
-            observe(place, first, part)
+        if observe is not None:
+            observe(first, parts(first, record))
 
     @cache
     def mark() -> str:

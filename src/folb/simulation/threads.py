@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +12,8 @@ import jax
 if TYPE_CHECKING:
     from folb.results.run import Run
 
-Observe = Callable[[int, int, "Run"], None]
+# told of rounds as they complete: the first of them, and the part of each run that a program plays
+Observer = Callable[[int, Mapping[int, "Run"]], None]
 T = TypeVar("T")
 
 
@@ -20,7 +21,7 @@ class Stopped(BaseException):
     """Another program failed, or the user interrupted them all."""
 
 
-def played(play: Callable[[int, Observe], T], programs: int, together: int, observers: Sequence[Observe]) -> list[T]:
+def played(play: Callable[[int, Observer], T], programs: int, together: int, observers: Sequence[Observer]) -> list[T]:
     """play(number, tell) for each program, some of them `together`. Calls of tell(), for all observers, never overlap.
 
     If one fails or is interrupted, the others stop after the rounds that they are at.
@@ -28,12 +29,12 @@ def played(play: Callable[[int, Observe], T], programs: int, together: int, obse
     stop, alone = threading.Event(), threading.Lock()
     place = jax.config.jax_default_device  # type: ignore[attr-defined]  # it may hold for this thread only
 
-    def tell(i: int, first: int, part: Run) -> None:
+    def tell(first: int, parts: Mapping[int, Run]) -> None:
         with alone:
             if stop.is_set():
                 raise Stopped
             for observe in observers:
-                observe(i, first, part)
+                observe(first, parts)
 
     def work(number: int) -> T:
         if stop.is_set():

@@ -6,7 +6,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,15 @@ class Recorder:
                 self.known[line["run"]].append(hash(raw))
                 yield raw
 
-    def add(self, i: int, first: int, part: Run) -> None:
-        """Record the rounds of `part`, which begins with round `first` of run i."""
-        known, lines = self.known[i], self._lines(i, first, part)
-        new = lines[max(0, len(known) + 1 - first) :]
-        self.altered |= any(map(operator.ne, known[first - 1 :], map(hash, lines)))
-        if new:
-            atomic.write(self.handle, b"".join(new))
-            known.extend(map(hash, new))
+    def add(self, first: int, parts: Mapping[int, Run]) -> None:
+        """Record the rounds of some runs, which begin with round `first`."""
+        whole = {i: self._lines(i, first, part) for i, part in parts.items()}
+        new = {i: lines[max(0, len(self.known[i]) + 1 - first) :] for i, lines in whole.items()}
+        for i, lines in whole.items():
+            self.altered |= any(map(operator.ne, self.known[i][first - 1 :], map(hash, lines)))
+        atomic.write(self.handle, b"".join(line for lines in new.values() for line in lines))
+        for i, lines in new.items():
+            self.known[i].extend(map(hash, lines))
 
     def _lines(self, i: int, first: int, part: Run) -> list[bytes]:
         about, seconds, lines = self.runs[i], _short(part.seconds), []
