@@ -21,8 +21,9 @@ from folb.experiments.execute import resume
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.simulation import first_look, sample
-from folb.simulation.simulate import settled, simulation
+from folb.simulation import round_cost, sample
+from folb.simulation.settled import settled
+from folb.simulation.simulate import simulation
 
 FEDERATION = synthetic(devices=6)
 LOGISTIC = models.logistic(FEDERATION.shape, FEDERATION.classes)
@@ -198,7 +199,7 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     (tmp_path / "own.py").write_text(HEAVY)
     command = ["compare", "synthetic_1_1", "--algorithms", "folb", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
     command += ["--set", "sizes=40,60", "--model", f"{tmp_path / 'own.py'}:heavy", "--evaluate", "5"]
-    monkeypatch.setattr(first_look, "LONG", 1e5)
+    monkeypatch.setattr(round_cost, "LONG", 1e5)
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     look = re.search(
@@ -210,7 +211,7 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
         settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), abreast=False
     )
     for soon in (0.0, math.inf):  # the look would take as long, or the round is short
-        monkeypatch.setattr(first_look, "LONG", soon)
+        monkeypatch.setattr(round_cost, "LONG", soon)
         assert ready.first_look() is None
 
 

@@ -21,9 +21,9 @@ from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
-from folb.simulation import simulate as simulator
+from folb.simulation import stacked
 from folb.store import checkpoint, directory, lock
-from folb.store.recorder import Recorder
+from folb.store.round_lines import Recorder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -52,7 +52,7 @@ def often(monkeypatch):
     """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 16, 9."""
     monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
     monkeypatch.setattr(checkpoint, "SHARE", 1e9)
-    monkeypatch.setattr(simulator, "CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(stacked, "CHUNK_SECONDS", 1e6)
 
 
 def heard(path, planned):

@@ -1,12 +1,14 @@
 """Programs that play at the same time: the same results as one by one, and one end for all of them."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 from folb import algorithms, data, models
 from folb.simulation import simulate as simulator
-from folb.simulation import threads
+from folb.simulation.settled import settled
 
 FEDERATION = data.load("synthetic_1_1", sizes=[20, 30, 40])
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes)
@@ -14,8 +16,8 @@ THREE = [algorithms.fedavg(K=2, lr=0.05), algorithms.folb(K=2), algorithms.fedav
 
 
 def ready(together, rounds=6):
-    found = simulator.simulation(simulator.settled(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2))
-    return simulator.replace(found, together=together)
+    found = simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2))
+    return replace(found, together=together)
 
 
 def test_programs_play_at_the_same_time_with_the_same_results():
@@ -30,11 +32,11 @@ def test_programs_play_at_the_same_time_with_the_same_results():
 
 def test_a_few_cores_play_a_few_programs(monkeypatch):
     monkeypatch.setattr(simulator, "cores", lambda: 2)
-    assert simulator.simulation(simulator.settled(FEDERATION, MODEL, THREE, rounds=1)).together == 2
-    assert simulator.simulation(simulator.settled(FEDERATION, MODEL, THREE[:1], rounds=1)).together == 1
-    assert simulator.simulation(simulator.settled(FEDERATION, MODEL, THREE, rounds=1, stream=True)).together == 1
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=1)).together == 2
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE[:1], rounds=1)).together == 1
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=1, stream=True)).together == 1
     monkeypatch.setattr(simulator, "fitting", lambda *args: 1)  # two runs do not fit into memory together
-    assert simulator.simulation(simulator.settled(FEDERATION, MODEL, THREE, rounds=1)).together == 1
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=1)).together == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -68,5 +70,5 @@ def test_what_has_not_begun_does_not_begin_after_a_failure():
         raise ValueError("first")
 
     with pytest.raises(ValueError, match="first"):
-        threads.played(play, 50, 2, [fail])
+        simulator.played(play, 50, 2, [fail])
     assert len(begun) < 50

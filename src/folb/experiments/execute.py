@@ -28,14 +28,14 @@ from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
-from folb.simulation.first_look import FirstLook
+from folb.simulation.round_cost import FirstLook
 from folb.simulation.simulate import Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
 from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory
 from folb.store.environment import PROGRAM, program
 from folb.store.reading import read
-from folb.store.recorder import Recorder
+from folb.store.round_lines import Recorder
 
 NAMES = 100_000  # the most characters of devices' names, or of classes', that environment.json has
 

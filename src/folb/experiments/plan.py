@@ -24,13 +24,22 @@ from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.part import Part, chosen_part, given_twice
-from folb.experiments.settings import FAILURES, Setting, naming_own_files, read, setting, settings
+from folb.experiments.settings import (
+    FAILURES,
+    Part,
+    Setting,
+    chosen_part,
+    given_twice,
+    naming_own_files,
+    read,
+    setting,
+    settings,
+)
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
 from folb.simulation.sample import usual, words
-from folb.simulation.simulate import Settled, settled
+from folb.simulation.settled import Settled, settled
 from folb.store.environment import about_runs
 
 

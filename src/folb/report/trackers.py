@@ -26,7 +26,7 @@ import numpy as np
 from folb.errors import InputError, choose
 from folb.measures import is_regression
 from folb.results.run import Run
-from folb.simulation.threads import Observer
+from folb.simulation.stacked import Observer
 from folb.store.directory import TRACKING
 
 

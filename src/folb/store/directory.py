@@ -54,9 +54,10 @@ from folb.store.fields import (
     many,
 )
 from folb.store.lock import LOCK, claimed, holder
+from folb.store.round_lines import ROUNDS as ROUNDS
 from folb.store.round_lines import as_run, parsed
 
-EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
+EXPERIMENT, ENVIRONMENT, RESULTS = "experiment.toml", "environment.json", "results.json"
 CURVES, CHECKPOINTS, WINNER, TRACKING = "curves.png", "checkpoints", "winner.toml", "tracking"
 MODEL, REPLACED = "model.npz", "replaced"
 
