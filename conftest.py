@@ -1,6 +1,5 @@
 """What all tests share."""
 
-import functools
 import gc
 import itertools
 import os
@@ -112,19 +111,6 @@ def undrawn(request, monkeypatch):
             "curves",
             lambda runs, form="png", **about: b"\x89PNG" if form == "png" else draw(runs, form, **about),
         )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_model():
-    """The logistic model of a shape is made once: the commands that one process carries out share its programs.
-
-    JAX knows a program by the functions that it is made of, and would trace each command's anew.
-    """
-    from folb.models import MODELS
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "logistic", functools.cache(MODELS["logistic"]))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

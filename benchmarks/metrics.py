@@ -18,8 +18,8 @@ import numpy as np
 from growth import HERE, takes_turns, write
 
 from folb import Federation, algorithms, data, models, system
-from folb.simulation.judge import chosen_metrics
 from folb.simulation.problem import problem
+from folb.simulation.settled import chosen_metrics
 
 TURNS, ROUNDS = 5, 30
 ASKED: tuple[tuple[str, ...], ...] = (("fairness",), ("f1",), ("top5",), ("auc",), ("fairness", "f1", "top5", "auc"))

@@ -161,3 +161,13 @@ def test_commands_of_other_distributions_are_looked_for_only_if_the_command_is_n
     for words, looked in (["compare"], "False"), (["arena"], "True"), ([], "True"):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
         assert done.stdout == f"{looked}\n", words
+
+
+def test_a_command_loads_its_own_module_alone():
+    from folb.cli.main import OWN, parser
+
+    everything = parser()._subparsers._group_actions[0].choices
+    assert list(everything)[: sum(map(len, OWN.values()))] == [word for words in OWN.values() for word in words]
+    for words in OWN.values():
+        for word in words:
+            assert tuple(parser(word=word)._subparsers._group_actions[0].choices) == words

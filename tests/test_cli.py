@@ -507,7 +507,7 @@ sys.meta_path.insert(0, Finder)
 """
 
 
-@pytest.mark.parametrize("moment", ["argparse", "folb.cli.main", "folb.cli.listing", "numpy", "rich", "the end"])
+@pytest.mark.parametrize("moment", ["argparse", "folb.cli.main", "folb.cli.datasets", "numpy", "rich", "the end"])
 def test_ctrl_c_at_any_moment_is_one_line(moment, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(CTRL_C.format(moment=moment))
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])

@@ -8,13 +8,12 @@ import pytest
 from folb import algorithms, guard, rules, system, theory
 from folb.core import round as core_round
 from folb.core import samplings, selection
-from folb.simulation import play, survey
-from folb.simulation import simulate as simulator
+from folb.simulation import play, stacked, survey
 from folb.simulation import solve as local
 from folb.theory import audit, bounds, constants
 
 MODULES = (
-    *(rules, guard, selection, core_round, system, algorithms, local, play, survey, simulator),
+    *(rules, guard, selection, core_round, system, algorithms, local, play, survey, stacked),
     *(audit, bounds, constants),
 )
 

@@ -15,8 +15,7 @@ from folb.experiments import execute
 from folb.experiments.experiment import to_toml
 from folb.experiments.plan import plan
 from folb.report import figures
-from folb.simulation import program
-from folb.simulation import simulate as simulator
+from folb.simulation import program, stacked
 from folb.store import checkpoint, directory, lock
 
 FIELDS = {
@@ -53,7 +52,7 @@ def often(monkeypatch):
     """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 7."""
     monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
     monkeypatch.setattr(checkpoint, "SHARE", 1e9)
-    monkeypatch.setattr(simulator, "CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(stacked, "CHUNK_SECONDS", 1e6)
 
 
 def names(path):

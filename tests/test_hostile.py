@@ -21,9 +21,8 @@ import pytest
 from pyarrow import parquet
 
 from folb import Federation, algorithms, models, npz, simulate, system
-from folb.cli.compiled import drop_damaged
 from folb.cli.main import main
-from folb.cli.options import use_compilation_cache
+from folb.cli.options import drop_damaged, use_compilation_cache
 from folb.cli.signals import interruptible
 from folb.data import arrays, cache, fetch, leaf, source_files, tabular
 from folb.errors import InputError

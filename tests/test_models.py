@@ -13,6 +13,7 @@ from folb.core import tree
 from folb.data.federation import Federation
 from folb.models import convolution, dense, recurrent, residual
 from folb.simulation import problem as problems
+from folb.simulation import program
 
 # each model, tiny: the shape of a sample, the classes, the settings
 TINY = {
@@ -406,3 +407,51 @@ def test_characters_against_numpy():
 def test_mistakes_are_named(name, shape, classes, options, message):
     with pytest.raises(InputError, match=message):
         models.MODELS[name](shape, classes, **options)
+
+
+# Equality -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_model_equals_another_made_from_the_same_values(name):
+    shape, classes, settings = TINY[name]
+    make = models.MODELS[name]
+    made = make(shape, classes, **settings)
+    again = make(classes=classes, shape=list(shape), **settings)
+    assert made == again and hash(made) == hash(again) and repr(made) == f"Model({name})"
+    assert made != made._replace(loss=lambda params, x, y: made.loss(params, x, y))
+    assert made != made._replace(block=5) and made != make(shape, classes, **settings)._replace(judged_by="f1")
+
+
+def test_models_made_from_other_values_differ():
+    made = [
+        models.logistic((6,), 3),
+        models.logistic((2, 3), 3),
+        models.logistic((6,), 4),
+        models.logistic((6,), 3, init="glorot"),
+        models.logistic((6,), 3, squash=True),
+        models.linear((6,), 3),
+        models.mlp((6,), 3),
+        models.mlp((6,), 3, first=100, second=200),
+        models.classifier(lambda key: None, lambda params, x: x),
+        models.classifier(lambda key: None, lambda params, x: x),
+    ]
+    assert len(set(made)) == len(made)
+
+
+def test_equal_models_share_a_program_and_others_do_not():
+    """The squashed model has the same parameters, inputs and outputs as the plain one."""
+    x, y = samples("logistic", 24)
+    federation = Federation.from_arrays("tiny", x, y, np.arange(24) % 3, classes=3)
+    algorithm = algorithms.fedavg(K=2, lr=0.5)
+
+    def loss(**settings):
+        model = models.logistic(federation.shape, federation.classes, **settings)
+        (run,) = simulate(federation, model, algorithm, rounds=2)
+        return run.train_loss[-1]
+
+    before = program.advance._cache_size()
+    plain, squashed = loss(), loss(squash=True)
+    assert plain != squashed and program.advance._cache_size() == before + 2
+    assert (loss(), loss(squash=True)) == (plain, squashed)
+    assert program.advance._cache_size() == before + 2

@@ -21,7 +21,8 @@ from folb.experiments.execute import resume
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.simulation import first_look, sample
+from folb.simulation import round_cost, sample
+from folb.simulation.settled import settled
 from folb.simulation.simulate import simulation
 
 FEDERATION = synthetic(devices=6)
@@ -176,14 +177,14 @@ def test_the_table_says_it(costly, capsys):
 
 def test_runs_of_a_heavy_model_take_turns_and_the_cheap_ones_are_first():
     chosen = [algorithms.folb(K=2), algorithms.fedprox(K=2), algorithms.fedavg(K=2)]
-    ready = simulation(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2, abreast=False)
+    ready = simulation(settled(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2), abreast=False)
     assert [[job.place for job in batch] for batch in ready.batches] == [[2], [4], [0], [3], [5], [1]]
     folb_, _, fedprox, *_ = ready.costs
     mean = FEDERATION.train.size.mean()
     assert folb_ - fedprox == pytest.approx(2 * mean)  # a gradient of each sample of two devices
     looked_at = (len(FEDERATION.train.y) + len(FEDERATION.test.y)) / 3
     assert 2 * 10 < fedprox - looked_at < 2 * 10 * 20  # 1 to 20 steps of 10 samples
-    assert simulation(FEDERATION, LOGISTIC, chosen, rounds=2).costs == [1.0, 1.0, 1.0]
+    assert simulation(settled(FEDERATION, LOGISTIC, chosen, rounds=2)).costs == [1.0, 1.0, 1.0]
 
 
 HEAVY = """
@@ -198,7 +199,7 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     (tmp_path / "own.py").write_text(HEAVY)
     command = ["compare", "synthetic_1_1", "--algorithms", "folb", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
     command += ["--set", "sizes=40,60", "--model", f"{tmp_path / 'own.py'}:heavy", "--evaluate", "5"]
-    monkeypatch.setattr(first_look, "LONG", 1e5)
+    monkeypatch.setattr(round_cost, "LONG", 1e5)
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     look = re.search(
@@ -206,9 +207,11 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     )
     assert look and 0 <= float(look[1]) <= 100  # zeros: log 10 for each of ten classes
     assert main([*command, "--out", str(tmp_path / "run")]) == 0 and "round 1" not in capsys.readouterr().err
-    ready = simulation(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1, abreast=False)
+    ready = simulation(
+        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), abreast=False
+    )
     for soon in (0.0, math.inf):  # the look would take as long, or the round is short
-        monkeypatch.setattr(first_look, "LONG", soon)
+        monkeypatch.setattr(round_cost, "LONG", soon)
         assert ready.first_look() is None
 
 

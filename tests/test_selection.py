@@ -178,7 +178,7 @@ def shares(objective):
 @pytest.mark.parametrize("block", [4096, 100], ids=["one block", "several blocks"])
 @pytest.mark.parametrize("objective", ["uniform", "samples"])
 def test_direct_survey_is_that_of_N_gradients(objective, block, monkeypatch):
-    monkeypatch.setattr("folb.simulation.blocks.EVALUATION_BLOCK", block)
+    monkeypatch.setattr("folb.simulation.evaluate.EVALUATION_BLOCK", block)
     problem = problems.problem(federation(SIZES), two_layers(6, 4, 3), objective=objective)
     params = problem.model.init(jax.random.key(1))
     gradients = one_by_one(problem, params)

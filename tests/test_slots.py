@@ -459,12 +459,12 @@ class folb_programs:  # noqa: N801  it reads as a function
     def __enter__(self):
         from folb.simulation import simulate as simulator
 
-        self.module, self.real, self.made = simulator, simulator._run_stacked, []
-        simulator._run_stacked = lambda *args: self.made.append(args) or self.real(*args)
+        self.module, self.real, self.made = simulator, simulator.run_stacked, []
+        simulator.run_stacked = lambda *args: self.made.append(args) or self.real(*args)
         return self.made
 
     def __exit__(self, *error):
-        self.module._run_stacked = self.real
+        self.module.run_stacked = self.real
 
 
 def test_a_device_that_does_not_know_a_part_says_so():

@@ -21,9 +21,9 @@ from folb.errors import InputError
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
-from folb.simulation import simulate as simulator
+from folb.simulation import stacked
 from folb.store import checkpoint, directory, lock
-from folb.store.recorder import Recorder
+from folb.store.round_lines import Recorder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -52,7 +52,7 @@ def often(monkeypatch):
     """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 16, 9."""
     monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
     monkeypatch.setattr(checkpoint, "SHARE", 1e9)
-    monkeypatch.setattr(simulator, "CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(stacked, "CHUNK_SECONDS", 1e6)
 
 
 def heard(path, planned):
@@ -364,8 +364,7 @@ def test_torn_and_damaged_lines_are_left_out_and_written_again(planned, whole, t
         b"".join(lines[:3]) + b'{"run": 0, "rou\n' + b"".join(lines[5:9]) + lines[9][:20]
     )
     with Recorder(tmp_path, runs) as recorder:
-        for i, run in enumerate(directory.read(whole).runs()):
-            recorder.add(i, 1, run)
+        recorder.add(1, dict(enumerate(directory.read(whole).runs())))
     (tmp_path / "environment.json").write_bytes((whole / "environment.json").read_bytes())
     written = directory.read(tmp_path).runs()
     for a, b in zip(written, directory.read(whole).runs(), strict=True):

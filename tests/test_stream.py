@@ -12,8 +12,7 @@ from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli import main
 from folb.data.federation import Federation, Split
 from folb.simulation import problem as problems
-from folb.simulation import program, stream
-from folb.simulation import simulate as simulator
+from folb.simulation import program, settled, stacked, stream
 from folb.store import checkpoint
 
 SIZES = [20, 31, 45, 150, 12, 60, 300, 25]
@@ -169,9 +168,9 @@ def test_what_fails_in_the_thread_fails_in_the_run():
 
 
 def test_streaming_is_for_what_does_not_fit(monkeypatch):
-    assert simulator.streams(FEDERATION, None) is False and simulator.streams(FEDERATION, True) is True
-    monkeypatch.setattr(simulator, "memory", lambda: 2 * FEDERATION.nbytes - 2)
-    assert simulator.streams(FEDERATION, None) is True and simulator.streams(FEDERATION, False) is False
+    assert settled.streams(FEDERATION, None) is False and settled.streams(FEDERATION, True) is True
+    monkeypatch.setattr(settled, "memory", lambda: 2 * FEDERATION.nbytes - 2)
+    assert settled.streams(FEDERATION, None) is True and settled.streams(FEDERATION, False) is False
     with pytest.raises(InputError, match=r"algorithms = 'fednu_norm': should be .* neither a survey nor a memory"):
         simulate(FEDERATION, MODEL, algorithms.fednu_norm(K=2), rounds=1)
 
@@ -179,7 +178,7 @@ def test_streaming_is_for_what_does_not_fit(monkeypatch):
 def test_fewer_runs_are_stacked_where_windows_are_large():
     def fit(streamed):
         problem = problems.problem(FEDERATION, MODEL, streamed=streamed)
-        return simulator.fitting(problem, algorithms.folb(), 1 << 30)
+        return stacked.fitting(problem, algorithms.folb(), 1 << 30)
 
     assert 1 < fit(True) < fit(False)
 

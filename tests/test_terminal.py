@@ -44,11 +44,11 @@ class Played:
     def __init__(self, planned, accelerators=1):
         self.planned = planned
 
-    def run(self, record, checkpoints):
+    def run(self, observers, checkpoints, when_all_play):
         abouts = about_runs(self.planned.algorithms, self.planned.experiment.seeds)
         runs = [as_run(about, list(self.lines(i))) for i, about in enumerate(abouts)]
-        for i, run in enumerate(runs):
-            record(i, 1, run)
+        for observe in observers:
+            observe(1, dict(enumerate(runs)))
         return runs
 
     def lines(self, i):

@@ -1,12 +1,14 @@
 """Programs that play at the same time: the same results as one by one, and one end for all of them."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 from folb import algorithms, data, models
 from folb.simulation import simulate as simulator
-from folb.simulation import threads
+from folb.simulation.settled import settled
 
 FEDERATION = data.load("synthetic_1_1", sizes=[20, 30, 40])
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes)
@@ -14,8 +16,8 @@ THREE = [algorithms.fedavg(K=2, lr=0.05), algorithms.folb(K=2), algorithms.fedav
 
 
 def ready(together, rounds=6):
-    found = simulator.simulation(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2)
-    return simulator.replace(found, together=together)
+    found = simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2))
+    return replace(found, together=together)
 
 
 def test_programs_play_at_the_same_time_with_the_same_results():
@@ -30,11 +32,11 @@ def test_programs_play_at_the_same_time_with_the_same_results():
 
 def test_a_few_cores_play_a_few_programs(monkeypatch):
     monkeypatch.setattr(simulator, "cores", lambda: 2)
-    assert simulator.simulation(FEDERATION, MODEL, THREE, rounds=1).together == 2
-    assert simulator.simulation(FEDERATION, MODEL, THREE[:1], rounds=1).together == 1
-    assert simulator.simulation(FEDERATION, MODEL, THREE, rounds=1, stream=True).together == 1
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=1)).together == 2
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE[:1], rounds=1)).together == 1
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=1, stream=True)).together == 1
     monkeypatch.setattr(simulator, "fitting", lambda *args: 1)  # two runs do not fit into memory together
-    assert simulator.simulation(FEDERATION, MODEL, THREE, rounds=1).together == 1
+    assert simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=1)).together == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -51,8 +53,8 @@ def test_an_interruption_ends_all_programs_and_keeps_their_rounds(tmp_path, erro
         inside = 0
 
     with pytest.raises(error):
-        ready(3, rounds=150).run(interrupt, tmp_path)
-    resumed = ready(3, rounds=150).run(None, tmp_path)
+        ready(3, rounds=150).run([simulator.run_by_run(interrupt)], tmp_path)
+    resumed = ready(3, rounds=150).run((), tmp_path)
     for ours, theirs in zip(resumed, ready(1, rounds=150).run(), strict=True):
         np.testing.assert_array_equal(ours.test_accuracy, theirs.test_accuracy)
 
@@ -62,11 +64,11 @@ def test_what_has_not_begun_does_not_begin_after_a_failure():
 
     def play(number, observe):
         begun.append(number)
-        observe(number, 1, None)
+        observe(1, {number: None})
 
     def fail(*args):
         raise ValueError("first")
 
     with pytest.raises(ValueError, match="first"):
-        threads.played(play, 50, 2, fail)
+        simulator.played(play, 50, 2, [fail])
     assert len(begun) < 50

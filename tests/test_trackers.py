@@ -152,13 +152,13 @@ ABOUT = [{"algorithm": "a b/c=<1>", "name": "a", "seed": 7, "parameters": {"none
 @pytest.mark.parametrize("name", READERS)
 def test_a_resumed_run_has_every_round_once(name, tmp_path):
     with pytest.raises(KeyboardInterrupt), trackers.tracking(name, tmp_path / "before", ABOUT) as observe:
-        observe(0, 1, part(1, [5.0, 4.0]))
+        observe(1, {0: part(1, [5.0, 4.0])})
         raise KeyboardInterrupt
     # elsewhere: MLflow remembers a directory for as long as the process lives
     shutil.copytree(tmp_path / "before", tmp_path / "run", symlinks=True)
     with trackers.tracking(name, tmp_path / "run", ABOUT) as observe:  # tells the rounds before the interruption again
-        observe(0, 1, part(1, [5.0, 4.0]))
-        observe(0, 3, part(3, [3.0, math.nan]))
+        observe(1, {0: part(1, [5.0, 4.0])})
+        observe(3, {0: part(3, [3.0, math.nan])})
     ((parameters, values),) = READERS[name](tmp_path / "run" / "tracking" / name).values()
     assert parameters["text"] == "x" and int(parameters["seed"]) == 7
     assert [step for step, _ in values["train_loss"]] == [1, 2, 3, 4]

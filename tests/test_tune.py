@@ -22,9 +22,10 @@ from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 from folb.results.run import Run
 from folb.simulation import problem as problems
-from folb.simulation import program
+from folb.simulation import program, stacked
 from folb.simulation import simulate as simulator
 from folb.store import checkpoint, directory
+from folb.store.environment import memory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -458,21 +459,21 @@ def test_a_grid_cut_to_fit_gives_the_bits_of_its_parts(monkeypatch, tmp_path):
 
 
 def test_parts_are_few_and_even():
-    batches = simulator._batches([simulator.Job(i, None, 0, 1) for i in range(10)], 4)
+    batches = stacked.batched([stacked.Job(i, None, 0, 1) for i in range(10)], 4)
     assert [[job.place for job in batch] for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
 
 def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     def fitting(make, K=10, memory=2**33, **options):
         model = make(FEDERATION.shape, FEDERATION.classes)
-        return simulator.fitting(problems.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
+        return stacked.fitting(problems.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
 
     small, large = models.logistic, models.mlp
     assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
     assert fitting(large) < fitting(small) and fitting(large, K=100) < fitting(large)
     assert fitting(large) < fitting(large, abreast=False)  # one after another they need little but their states
     assert fitting(large, memory=1) == 1
-    assert simulator.memory() >= 2**30 and simulator.memory() % 2**30 == 0
+    assert memory() >= 2**30 and memory() % 2**30 == 0
 
 
 @pytest.mark.slow
@@ -496,7 +497,7 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     each = (temporary(4) - temporary(2)) / 2
-    assert simulator.fitting(problem, algorithm, 2**36) * each <= 2**36
+    assert stacked.fitting(problem, algorithm, 2**36) * each <= 2**36
 
 
 def test_a_seed_that_never_arrives_counts_before_the_loss():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from folb.errors import InputError
 
@@ -40,11 +38,6 @@ def filled(path: Path) -> Iterator[int]:
             os.unlink(part)
         raise
     _flush_directory(path.parent)
-
-
-def document(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON document in one line, whole or not at all."""
-    replace(path, (json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n").encode())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 from folb.errors import InputError, choose
@@ -77,6 +78,7 @@ def is_regression(judged_by: str) -> bool:
     return judged_by in OF_NUMBERS
 
 
+@cache
 def measure(name: str, judged_by: str = ACCURACY) -> Measure:
     """What is known of a measure, in runs whose models are judged by `judged_by`."""
     if found := TOP.fullmatch(name):

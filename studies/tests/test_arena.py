@@ -266,7 +266,7 @@ def test_every_contender_can_be_planned(one):
     given = {"box": {one.part: one.box}, "points": 12, "box_seed": 0} if one.tuned else {}
     settings = {"set": {one.part: one.set}} if one.set else {}
     _, experiment = next(A.experiments(A.trials, algorithms=[one.algorithm], **settings, **given))
-    assert len(contest.PLANNER.plan(experiment).algorithms) == (12 if one.tuned else 1)
+    assert len(contest.plan_of(experiment).algorithms) == (12 if one.tuned else 1)
 
 
 # measures and ratios

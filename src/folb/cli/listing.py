@@ -92,8 +92,9 @@ def _settings(known: Mapping[str, Setting]) -> list[dict[str, Any]]:
     from folb.cli.tables import words_of
     from folb.results.summary import plain
 
+    defaults = plain({name: one.default for name, one in known.items()})
     return [
-        {"name": name, "default": plain(one.default), "meaning": one.meaning, "choices": words_of(one.type)}
+        {"name": name, "default": defaults[name], "meaning": one.meaning, "choices": words_of(one.type)}
         for name, one in known.items()
     ]
 

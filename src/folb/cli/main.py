@@ -1,4 +1,4 @@
-"""The command line. Each command imports only what it needs, so that `folb --help` answers at once."""
+"""The command line. A command imports only what it needs, and `folb --help` little: it answers at once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import os
 import sys
 import textwrap
 import traceback
+from importlib import import_module
 from typing import Any, NoReturn
 
 from folb import __version__
-from folb.cli import (
-    attacks,
-    compare,
-    completion,
-    datasets,
-    deployment,
-    listing,
-    new_files,
-    private,
-    runs,
-    search,
-)
 from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError, hint
 
+OWN = {  # the commands of each module here, in the order of --help
+    "compare": ("compare", "run"),
+    "search": ("tune",),
+    "attacks": ("attack",),
+    "private": ("privacy",),
+    "runs": ("runs", "show", "tag", "export", "report", "watch", "resume", "rm"),
+    "deployment": ("deploy",),
+    "listing": ("list",),
+    "datasets": ("data",),
+    "new_files": ("new",),
+    "completion": ("completion",),
+}
 GROUP = "folb.commands"  # entry points of this group add commands: functions of the subparsers, as `add` is here
 STUDIES = {
     "reproduce": "repeat the paper's figures and tables",
@@ -82,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
     """The commands and their options. With `tuning`, also the options of `folb tune` that need jax.
 
-    If the command is `word`, and our own, nobody looks for commands of others: that takes time.
+    If the command is `word`, and our own, no other is looked for: that takes time.
     """
     top = Parser(
         prog="folb",
@@ -91,17 +92,10 @@ def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"folb {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    compare.add(commands)
-    search.add(commands, tuning)
-    attacks.add(commands)
-    private.add(commands)
-    runs.add(commands)
-    deployment.add(commands)
-    listing.add(commands)
-    datasets.add(commands)
-    new_files.add(commands)
-    completion.add(commands)
-    if word not in commands.choices:
+    homes = [home for home, words in OWN.items() if word in words]
+    for home in homes or OWN:
+        import_module(f"folb.cli.{home}").add(commands, *((tuning,) if home == "search" else ()))
+    if not homes:
         _add_others(commands)
     return top
 
@@ -176,6 +170,8 @@ def run(arguments: list[str]) -> int:
     top = parser(arguments[:1] == ["tune"], *arguments[:1])
     options, unknown = top.parse_known_args(arguments)
     if unknown and options.handle is not _without:
+        from folb.cli import completion
+
         known = completion.table(top, {})
         command = f"{options.command} {getattr(options, 'action', '')}".strip()
         command = command if command in known else options.command

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from folb.cli.compiled import drop_damaged
 from folb.errors import InputError
 
 if TYPE_CHECKING:
     from folb.experiments.experiment import Experiment
 
+WARNING = re.compile("Error reading persistent compilation cache entry for '([^']+)'")
 DATASET = "a dataset of `folb list`, a LEAF directory, a directory of .npy files, or an .npz, .csv or .parquet file"
 RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
 JSON = "print one JSON document, and nothing else"
@@ -225,3 +228,31 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", str(home))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def drop_damaged(home: Path) -> None:
+    """From now on, remove entries that a killed process left half written, in place of jax's warnings about them.
+
+    JAX never replaces an entry that is damaged, and would warn in every command.
+    """
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, *about: Any, **more: Any) -> None:
+        program = WARNING.match(str(message))
+        entries = [path for path in home.iterdir() if path.name.startswith(f"{program[1]}-")] if program else []
+        damaged = [path for path in entries if _is_damaged(path)]
+        for path in damaged:
+            path.unlink(missing_ok=True)  # jax is about to compile the program, and then writes it again
+        if not damaged:
+            usual(message, *about, **more)
+
+    warnings.showwarning = show
+
+
+def _is_damaged(entry: Path) -> bool:
+    """Whether an entry cannot be unpacked. An entry in another format than zlib's is removed, too."""
+    try:
+        zlib.decompress(entry.read_bytes())
+    except (OSError, zlib.error):
+        return True
+    return False

@@ -10,6 +10,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,14 +28,14 @@ from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
-from folb.simulation.first_look import FirstLook
-from folb.simulation.simulate import Observe, Simulation, simulation
+from folb.simulation.round_cost import FirstLook
+from folb.simulation.simulate import Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
 from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory
-from folb.store.environment import PROGRAM, about_runs, program
+from folb.store.environment import PROGRAM, program
 from folb.store.reading import read
-from folb.store.recorder import Recorder
+from folb.store.round_lines import Recorder
 
 NAMES = 100_000  # the most characters of devices' names, or of classes', that environment.json has
 
@@ -54,7 +55,7 @@ class Start(NamedTuple):
     @property
     def rounds(self) -> int:
         """How many rounds all runs have together."""
-        return len(self.plan.experiment.seeds) * sum(self.plan.rounds)
+        return len(self.plan.experiment.seeds) * sum(self.plan.settled.rounds)
 
     @property
     def runs(self) -> int:
@@ -212,14 +213,14 @@ def carry_out(
     atomic.directory(path)
     try:
         with lock.claimed(path):
-            _perform(start, again, accelerators, track, given, on_start, observe)
+            stored = _perform(start, again, accelerators, track, given, on_start, observe)
     except InputError:
         if new:
             with contextlib.suppress(OSError):
                 path.rmdir()  # if nothing is in it
         raise
     parallel.shared(None)
-    return store.read(path)
+    return stored
 
 
 def _perform(
@@ -230,45 +231,36 @@ def _perform(
     given: Mapping[str, Any],
     on_start: OnStart | None,
     observe: Observe | None,
-) -> None:
+) -> RunDirectory:
     """Run an experiment in its claimed directory, and write the results there."""
     planned, path = start.plan, start.path
     fresh = not store.is_run(path)
     check_place(path, planned, again, accelerators)
     # this comes first: an experiment that cannot run must clear nothing, and a user's own file may change later
     simulation = ready(planned, accelerators)
-    runs = about_runs(planned.algorithms, planned.experiment.seeds, planned.model.judged_by)
-    about = about_model(planned, runs) if start.keep_model else None
+    about = about_model(planned, planned.runs) if start.keep_model else None
     # matplotlib draws the picture at the end. It takes half a second to load, so it loads while rounds are played,
     # but only after every run has begun: before that, the interpreter is busy with lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
-    playing: set[int] = set()
     try:
         prepare(path, planned, again, accelerators, start.keep_model, given)
         if on_start is not None:
             begun = (path / store.ROUNDS).is_file()  # a look at the first model would come too late
             look = start.first_look if begun else simulation.first_look
             on_start(start._replace(costs=simulation.costs, first_look=look))
-        with trackers.tracking(track, path, runs) as log, Recorder(path, runs) as recorder:
-
-            def record(i: int, first: int, part: Run) -> None:
-                playing.add(i)
-                if loading.ident is None and len(playing) == len(runs):
-                    loading.start()
-                recorder.add(i, first, part)
-                log(i, first, part)
-                if observe is not None:
-                    observe(i, first, part)
-
+        with contextlib.ExitStack() as stack:
+            tracked = [stack.enter_context(trackers.tracking(track, path, planned.runs))] if track is not None else []
+            recorder = stack.enter_context(Recorder(path, planned.runs))
+            observers = [recorder.add, *tracked, *([run_by_run(observe)] if observe is not None else [])]
             with _naming_own_files(planned.experiment):
-                found = simulation.run(record, path / store.CHECKPOINTS)
+                found = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
             recorder.finish(found)
     except BaseException as error:
         unused = fresh and isinstance(error, InputError) and not store.is_recorded(path)
         if not store.put_back(path) and unused:
             store.clear(path)
         raise
-    finish(path, planned, found, about)
+    return finish(path, planned, found, about)
 
 
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
@@ -277,19 +269,11 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
     with _naming_own_files(experiment):
         return simulation(
-            planned.federation,
-            planned.model,
-            planned.algorithms,
-            rounds=experiment.rounds,
-            seeds=experiment.seeds,
+            planned.settled,
             system=planned.system,
             objective=experiment.objective,
-            evaluate_every=experiment.evaluate_every,
-            evaluate=planned.evaluated or "all",
-            metrics=experiment.metrics,
             record=(*_of_devices(experiment), *(("attack",) if attacked else ())),
             accelerators=accelerators,
-            stream=planned.stream,
         )
 
 
@@ -317,7 +301,7 @@ def finished(path: Path, planned: Plan) -> bool:
         return False
     with contextlib.suppress(OSError, ValueError, RecursionError):
         json.loads(regular(path / store.RESULTS).read_bytes())
-        wanted = [rounds for rounds in planned.rounds for _ in planned.experiment.seeds]
+        wanted = [rounds for rounds in planned.settled.rounds for _ in planned.experiment.seeds]
         return [len(run.seconds) for run in store.read(path).runs()] == wanted
     return False
 
@@ -374,34 +358,34 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on besides the experiment, and a description of its runs."""
     mesh, federation = parallel.mesh(accelerators), planned.federation
     names = {"device_names": federation.device_names, "class_names": federation.class_names}
-    return program(1 if mesh is None else mesh.size, planned.stream) | {
+    return program(1 if mesh is None else mesh.size, planned.settled.streamed) | {
         **{key: list(own) for key, own in names.items() if own is not None and sum(map(len, own)) <= NAMES},
         "carrier": "simulator",
         "note": planned.note,
         "devices": planned.federation.N,
         "identity": planned.identity,
         "differs": planned.differs,
-        "runs": about_runs(planned.algorithms, planned.experiment.seeds, planned.model.judged_by),
+        "runs": planned.runs,
     }
 
 
-def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, Any] | None = None) -> None:
+def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, Any] | None = None) -> RunDirectory:
     """Write the models, if `about` describes them, the picture and the results; then remove the checkpoints.
 
+    Picture and results come from the rounds as recorded, and so does all that is later made from the run directory.
     If it is killed before the results are written, the checkpoints have everything; later, `_complete` does the rest.
     """
     if about is not None:
         model_file.save(path / store.MODEL, about, [run.params for run in runs])
     else:
         (path / store.MODEL).unlink(missing_ok=True)  # of earlier rounds
-    leave(path, planned.experiment, planned.note, runs)
+    stored = store.read(path)
+    recorded = [replace(one, params=run.params) for one, run in zip(stored.runs(), runs, strict=True)]
+    experiment, note = planned.experiment, planned.note
+    store.leave(path, document(to_mapping(experiment), note, recorded), _picture(experiment, note, recorded))
     for done in (store.CHECKPOINTS, store.REPLACED):
         shutil.rmtree(path / done, ignore_errors=True)
-
-
-def leave(path: Path, experiment: Experiment, note: str, runs: Sequence[Run]) -> None:
-    """Write the picture and the results."""
-    store.leave(path, document(to_mapping(experiment), note, runs), _picture(experiment, note, runs))
+    return stored
 
 
 def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from folb.errors import InputError
-from folb.experiments.part import chosen_part
-from folb.experiments.settings import naming_own_files, read
+from folb.experiments.settings import chosen_part, naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
 from folb.models.model import params_like

@@ -8,14 +8,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from jax.tree_util import Partial
 
 from folb import data
-from folb.core import privacy
 from folb.core.algorithm import Algorithm, common_hints, compose, named
 from folb.core.algorithms import ALGORITHMS
 from folb.core.trace import Trace
@@ -25,14 +24,23 @@ from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.differs import Chosen, differs
 from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.part import Part, chosen_part, given_twice
-from folb.experiments.settings import FAILURES, Setting, naming_own_files, read, setting, settings
+from folb.experiments.settings import (
+    FAILURES,
+    Part,
+    Setting,
+    chosen_part,
+    given_twice,
+    naming_own_files,
+    read,
+    setting,
+    settings,
+)
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
-from folb.simulation.judge import chosen_metrics
-from folb.simulation.sample import chosen, usual, words
-from folb.simulation.simulate import check, streams
+from folb.simulation.sample import usual, words
+from folb.simulation.settled import Settled, settled
+from folb.store.environment import about_runs
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -82,24 +90,35 @@ class Plan:
     """An experiment's live objects, and the experiment with every setting spelt out."""
 
     experiment: Experiment
-    federation: Federation
-    model: Any
+    settled: Settled
     system: Any
-    algorithms: list[Algorithm]
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
-    stream: bool = False  # whether the samples stay on the host
     differs: str = ""  # the choices that are not the defaults
-    evaluated: int | None = None  # how many samples of each side are evaluated; None: all
 
     @property
-    def rounds(self) -> list[int]:
-        """The rounds of each algorithm: fewer than the experiment's if a budget ends it."""
-        return [privacy.affordable(one, self.federation.N, self.experiment.rounds) for one in self.algorithms]
+    def federation(self) -> Federation:
+        """The data."""
+        return self.settled.federation
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.settled.model
+
+    @property
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithms, one for each combination of swept settings."""
+        return self.settled.algorithms
+
+    @cached_property
+    def runs(self) -> list[dict[str, Any]]:
+        """What each run is, as environment.json has it."""
+        return about_runs(self.algorithms, self.experiment.seeds, self.model.judged_by)
 
     @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
-        return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
+        return words(self.federation, self.settled.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
 
     @property
     def note(self) -> str:
@@ -139,26 +158,32 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     if experiment.device_samples is not None:
         federation = federation.smaller(experiment.device_samples)
     built_model = model.make(Model, federation.shape, federation.classes, **given[1])
-    streamed = streams(federation, stream)
-    check(federation, built_model, variants, experiment.rounds, experiment.seeds, experiment.evaluate_every, streamed)
-    variants = [privacy.calibrated(one, federation.N, experiment.rounds) for one in variants]
     with naming_own_files([experiment.model]):
-        known = usual(federation, built_model)
-    experiment = _judged(experiment, built_model, federation)
-    evaluated = known if experiment.evaluate is None else chosen(experiment.evaluate, federation, built_model)
-    asked = replace(experiment, evaluate=None) if evaluated == known else experiment
-    experiment = replace(experiment, evaluate=evaluated or "all")
-    whole = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
-    identity = _identity(whole, federation, built_system)
+        whole = settled(
+            federation,
+            built_model,
+            variants,
+            rounds=experiment.rounds,
+            seeds=experiment.seeds,
+            evaluate_every=experiment.evaluate_every,
+            evaluate=experiment.evaluate,
+            metrics=experiment.metrics,
+            stream=stream,
+        )
+        known = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
+    experiment = _judged(experiment, built_model)
+    asked = replace(experiment, evaluate=None) if whole.evaluated == known else experiment
+    experiment = replace(experiment, evaluate=whole.evaluated or "all")
+    experiment = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
+    identity = _identity(experiment, federation, built_system)
     apart = differs(asked, _chosen(asked.dataset, [dataset, model, system, *algorithms], given, drawn))
-    return Plan(whole, federation, built_model, built_system, variants, identity, streamed, apart, evaluated)
+    return Plan(experiment, whole, built_system, identity, apart)
 
 
-def _judged(experiment: Experiment, model: Model, federation: Federation) -> Experiment:
-    """The experiment without the metrics that are measured anyway. Raises unless target and metrics fit the model."""
+def _judged(experiment: Experiment, model: Model) -> Experiment:
+    """The experiment without the metrics that are measured anyway. Raises unless the target fits the model."""
     if measure(model.judged_by).is_share and experiment.target > 1:
         raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
-    chosen_metrics(experiment.metrics, model, federation)
     anyway = (ACCURACY, model.judged_by)
     return replace(experiment, metrics=tuple(name for name in experiment.metrics if name not in anyway))
 

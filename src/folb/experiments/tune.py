@@ -233,7 +233,7 @@ def document(
             {
                 "rank": point.rank,
                 "algorithm": point.label,
-                "parameters": {key: summary.plain(value) for key, value in point.algorithm.origin.settings.items()},
+                "parameters": summary.plain(point.algorithm.origin.settings),
                 "rounds_to_target": list(point.reached),
                 "median_rounds_to_target": summary.finite([summary.median_round(point.reached)])[0],
                 "seconds_to_target": list(point.seconds),

@@ -10,10 +10,11 @@ from jax import Array
 
 from folb.errors import check
 from folb.models import dense
-from folb.models.model import Model, classifier
+from folb.models.model import Model, by_value, classifier
 from folb.typing import Params
 
 
+@by_value
 def cnn(
     shape: tuple[int, ...],
     classes: int,
@@ -54,6 +55,7 @@ def cnn(
     return classifier(start, scores, heavy=True, block=8)
 
 
+@by_value
 def lenet(
     shape: tuple[int, ...],
     classes: int,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.errors import InputError, check_whole, choose
-from folb.models.model import Model, classifier, regressor
+from folb.models.model import Model, by_value, classifier, regressor
 from folb.typing import Params
 
 MOST = 10**5  # units of a layer
@@ -18,6 +18,7 @@ MOST = 10**5  # units of a layer
 Init = Annotated[Literal["glorot", "torch"] | None, "how weights and biases are drawn; glorot if not set"]
 
 
+@by_value
 def logistic(
     shape: tuple[int, ...],
     classes: int,
@@ -45,6 +46,7 @@ def logistic(
     return classifier(start, scores)
 
 
+@by_value
 def linear(shape: tuple[int, ...], classes: int) -> Model:
     """Linear regression: one linear map to the label, a number, with the squared error as its loss."""
     inputs = prod(shape)
@@ -58,6 +60,7 @@ def linear(shape: tuple[int, ...], classes: int) -> Model:
     return regressor(start, value)
 
 
+@by_value
 def mlp(
     shape: tuple[int, ...],
     classes: int,

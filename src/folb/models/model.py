@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from folb.typing import Params
+
+P = ParamSpec("P")
 
 
 class Model(NamedTuple):
@@ -26,6 +30,9 @@ class Model(NamedTuple):
 
     `judged_by` names the metric that the target is for: "accuracy", "f1", "auc" or "top5" of a model that tells classes
     apart; "mse" or "mae" of one that predicts numbers, whose errors should be low.
+
+    Models are equal if their functions and facts are, and equal models share their compiled programs. A model of folb
+    equals another that was made from the same values.
     """
 
     init: Callable[[Array], Params]
@@ -44,6 +51,42 @@ class Model(NamedTuple):
     def at_once(self, most: int) -> int:
         """How many samples to take at once; `most` suits other accelerators and models."""
         return min(most, self.block) if self.block is not None and jax.default_backend() == "cpu" else most
+
+
+class Made:
+    """A function of a model that a constructor made: equal to the same function of a model made from equal values."""
+
+    def __init__(self, function: Callable[..., Any], *made_from: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.made_from = function, made_from
+
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Made) and self.made_from == other.made_from
+
+    def __hash__(self) -> int:
+        return hash(self.made_from)
+
+
+def by_value(make: Callable[P, Model]) -> Callable[P, Model]:
+    """The constructor, whose models are equal if they are made from equal values."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*arguments: P.args, **settings: P.kwargs) -> Model:
+        model = make(*arguments, **settings)
+        bound = signature.bind(*arguments, **settings)
+        bound.apply_defaults()
+        shape, *others = bound.arguments.values()
+        made_from = (make, tuple(shape), *others)
+        functions: dict[str, Any] = {
+            name: Made(one, name, *made_from) for name, one in model._asdict().items() if callable(one)
+        }
+        return model._replace(**functions)
+
+    return made
 
 
 def params_like(model: Model) -> Params:

@@ -26,7 +26,7 @@ import numpy as np
 from folb.errors import InputError, choose
 from folb.measures import is_regression
 from folb.results.run import Run
-from folb.simulation.simulate import Observe
+from folb.simulation.stacked import Observer
 from folb.store.directory import TRACKING
 
 
@@ -136,23 +136,21 @@ def check(name: str | None) -> None:
 
 
 @contextlib.contextmanager
-def tracking(name: str | None, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observe]:
+def tracking(name: str, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observer]:
     """An observer that logs the rounds of `runs` (from environment.json) in the run directory `path`."""
-    if name is None:
-        yield lambda i, first, part: None
-        return
     home, opened = path / TRACKING / name, TRACKERS[name][1]
     logs: dict[int, Log] = {}
     with ExitStack() as stack:
 
-        def observe(i: int, first: int, part: Run) -> None:
+        def observe(first: int, parts: Mapping[int, Run]) -> None:
             if not logs:
                 shutil.rmtree(home, ignore_errors=True)
-            if i not in logs:
-                run_name = f"{i} {runs[i]['algorithm']} seed {runs[i]['seed']}"
-                about = About(run_name, path.resolve().name, _parameters(runs[i]))
-                logs[i] = stack.enter_context(opened(home, about))
-            logs[i](_rounds(first, part))
+            for i, part in parts.items():
+                if i not in logs:
+                    run_name = f"{i} {runs[i]['algorithm']} seed {runs[i]['seed']}"
+                    about = About(run_name, path.resolve().name, _parameters(runs[i]))
+                    logs[i] = stack.enter_context(opened(home, about))
+                logs[i](_rounds(first, part))
 
         yield observe
 

@@ -43,7 +43,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
     judged = {} if run.judged_by == ACCURACY else {"judged_by": run.judged_by}
     return {
         "algorithm": run.algorithm,
-        "parameters": {key: plain(value) for key, value in run.parameters.items()},
+        "parameters": plain(run.parameters),
         "seed": run.seed,
         "evaluated_rounds": run.evaluated_rounds.tolist(),
         **accuracy,

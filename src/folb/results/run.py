@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Run:
         final = f"final {self.measure.short} {self.final:.4f}"
         return f"Run({self.algorithm}, seed {self.seed}: {len(self.seconds)} rounds, {final})"
 
-    @property
+    @cached_property
     def measure(self) -> Measure:
         """What is known of the metric that it is judged by: its words, and whether lower is better."""
         return measure(self.judged_by)

@@ -80,7 +80,8 @@ def judged(runs: Sequence[Run]) -> Measure:
 def metrics(runs: Sequence[Run]) -> list[Measure]:
     """What else was measured in any of the runs."""
     by = judged(runs).name
-    found = dict.fromkeys(name for run in runs for name in (*([] if is_regression(by) else [ACCURACY]), *run.metrics))
+    always = [] if is_regression(by) else [ACCURACY]
+    found = dict.fromkeys(name for run in runs for name in (*always, *run.metrics))
     return [measure(name, by) for name in found if name != by]
 
 
@@ -218,9 +219,12 @@ def median_round(reached: Sequence[float | None]) -> float:
     return median([math.inf if r is None else r for r in reached])
 
 
-def plain(value: Any) -> Any:
-    """The value if JSON can hold it, otherwise its text: a user's own algorithm may have any settings."""
-    return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that JSON can hold, and the texts of others: a user's own algorithm may have any settings."""
+    return {
+        key: value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
+        for key, value in values.items()
+    }
 
 
 def short(value: float, digits: int = 5) -> float | None:

@@ -1,17 +1,25 @@
-"""The evaluation of a model on all samples, or on a sample of them."""
+"""The evaluation of a model on all samples, or on a sample of them, block by block: its loss, accuracy and metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.simulation.blocks import one_each, sum_over_blocks
-from folb.simulation.judge import judged, said
+from folb.errors import InputError
+from folb.measures import FAIRNESS, OF_NUMBERS, TOP, is_regression
+from folb.models import Model, metrics
+from folb.simulation import parallel
 from folb.simulation.problem import Problem
 from folb.simulation.samples import Samples
 from folb.typing import Params
+
+EVALUATION_BLOCK = 4096  # samples evaluated at once, if the model is light
+HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of a sample
+Add = Callable[[Any, Any, Array], Any]
 
 
 class Evaluation(NamedTuple):
@@ -52,3 +60,119 @@ def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array |
         return jnp.sum(real & (rows >= seen) & (one_each("predict", model.predict(params, x), y) == y))
 
     return sum_over_blocks(problem, block, (params, seen), samples, jnp.int32(0))
+
+
+class Said(NamedTuple):
+    """What a model predicts for samples, in their order."""
+
+    predicted: Array
+    scores: Array | None  # only if a metric needs them
+
+
+class Judged(NamedTuple):
+    """The test accuracy (NaN if the model predicts numbers), the metrics, and each device's own figure, if recorded."""
+
+    accuracy: Array
+    metrics: dict[str, Array]
+    own: Array | None
+
+
+def said(problem: Problem, samples: Samples, params: Params) -> Said:
+    """What the model predicts for every sample, block by block."""
+    model, scored = problem.model, any(name == "auc" or TOP.fullmatch(name) for name in problem.metrics)
+
+    def of(params: Params, x: Array, y: Array) -> Said:
+        scores = model.scores(params, x) if scored and model.scores is not None else None
+        return Said(one_each("predict", model.predict(params, x), y), scores)
+
+    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Said:
+        def kept(values: Array) -> Array:
+            return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
+
+        return jax.tree.map(kept, of(params, x, y))
+
+    def like(samples: Samples, params: Params) -> Said:
+        return of(params, *samples.take(jnp.arange(len(samples.y))))
+
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(like, samples, params))
+    return sum_over_blocks(problem, block, params, samples, zero, add_rows)
+
+
+def judged(problem: Problem, y: Array, found: Said, device: Array | None = None) -> Judged:
+    """The metrics of a model's predictions for all test samples; `device` are those whose own figures are recorded."""
+    numbers = is_regression(problem.model.judged_by)
+    figure = (found.predicted - y) ** 2 if numbers else found.predicted == y
+    values: dict[str, Array] = {}
+    own = None
+    if FAIRNESS in problem.metrics or device is not None:
+        own = metrics.by_device(figure, problem.test.start, problem.test.size)
+    for name in problem.metrics:
+        if name == FAIRNESS:
+            values |= metrics.fairness(own, lower=numbers)._asdict()  # type: ignore[arg-type]
+        else:
+            values[name] = _value(name, y, found, problem.classes)
+    values = {name: value.astype(jnp.float32) for name, value in values.items()}
+    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, found.predicted)
+    return Judged(accuracy, values, None if own is None or device is None else own[device])
+
+
+def _value(name: str, y: Array, found: Said, classes: int) -> Any:
+    if name == "f1":
+        return metrics.f1(y, found.predicted, classes)
+    if name == "auc":
+        return metrics.auc(y, found.scores)  # type: ignore[arg-type]
+    if name in OF_NUMBERS:
+        return getattr(metrics, name)(y, found.predicted)
+    return metrics.top(y, found.scores, int(TOP.fullmatch(name)[1]))  # type: ignore[arg-type, index]
+
+
+def add(total: Any, part: Any, begin: Array) -> Any:
+    """The sum of the blocks."""
+    return jax.tree.map(jnp.add, total, part)
+
+
+def add_rows(total: Any, part: Any, begin: Array) -> Any:
+    """The rows of all blocks, in their order; a block has zeros for rows that are not its own."""
+
+    def placed(whole: Array, rows: Array) -> Array:
+        there = jax.lax.dynamic_slice_in_dim(whole, begin, len(rows))
+        return jax.lax.dynamic_update_slice_in_dim(whole, there + rows, begin, axis=0)
+
+    return jax.tree.map(placed, total, part)
+
+
+def sum_over_blocks(
+    problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any, join: Add = add
+) -> Any:
+    """The sum of block(given, x, y, rows, real) over all rows, in blocks that suit the model.
+
+    Blocks are slices, which are much cheaper than gathers. The last block reaches back over rows already seen; `real`
+    leaves these out.
+    """
+    n, parts = len(samples.y), 1 if problem.mesh is None else problem.mesh.size
+    blocks = -(-n // (evaluation_block(problem.model) * parts)) * parts
+    size = -(-n // blocks)  # as equal as possible, so that few rows are seen twice
+
+    def span(first: Any, last: Any, samples: Samples, given: Any) -> Any:
+        def turn(i: Array, total: Any) -> Any:
+            begin = jnp.minimum(i * size, n - size)
+            rows = begin + jnp.arange(size)
+            part = block(given, *samples.slice(begin, size), rows, rows >= i * size)
+            return join(total, part, begin)
+
+        return jax.lax.fori_loop(first, last, turn, zero)
+
+    return parallel.sum_of_spans(span, blocks, (samples, given), problem.mesh)
+
+
+def evaluation_block(model: Model) -> int:
+    """How many samples are evaluated at once."""
+    return model.at_once(HEAVY_BLOCK if model.heavy else EVALUATION_BLOCK)
+
+
+def one_each(name: str, values: Array, y: Array) -> Array:
+    """Check that a model returns a value for each sample: other shapes would be broadcast without an error."""
+    if jnp.shape(values) != y.shape:
+        expected = f"should be {y.shape}, a value for each"
+        raise InputError(f"model: shape of {name}(...) for {len(y)} samples", jnp.shape(values), expected)
+    return values

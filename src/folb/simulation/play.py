@@ -37,7 +37,7 @@ from folb.core.solver import steps_of
 from folb.core.system import Effort, times_bytes
 from folb.core.tree import check_like
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import lossy, poison, solve, trust
+from folb.simulation import poison, solve, uploads
 from folb.simulation.events import arrivals, start_of
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import Slots
@@ -77,7 +77,7 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     if is_clocked(problem.system):
         state = state._replace(clock=clock.zero())
     if codecs.remembers:
-        state = state._replace(residuals=lossy.no_residuals(state.params, N, rounds * how.K))
+        state = state._replace(residuals=uploads.no_residuals(state.params, N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
     first = how.sampling.first
@@ -144,7 +144,7 @@ def play(
         theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
         answers = computed((upload,), theirs)[upload.name]
         if algorithm.compression.up is not None and upload == GRAD:
-            answers = lossy.arrived(algorithm.compression.up, answers, other_words)
+            answers = uploads.arrived(algorithm.compression.up, answers, other_words)
         second = Gradients(
             answers,
             jnp.where(arrived, other.times, 0.0),
@@ -276,11 +276,11 @@ def _work_and_close(
     codecs, residuals = algorithm.compression, state.residuals
     if codecs.up is not None:
         if codecs.feedback:
-            delta, residuals = lossy.with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
+            delta, residuals = uploads.with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
         else:
-            delta = lossy.arrived(codecs.up, delta, slots.words)
+            delta = uploads.arrived(codecs.up, delta, slots.words)
         if GRAD.name in sent:
-            sent[GRAD.name] = lossy.arrived(codecs.up, sent[GRAD.name], slots.words)
+            sent[GRAD.name] = uploads.arrived(codecs.up, sent[GRAD.name], slots.words)
     round = Round(
         params=state.params,
         times=times,
@@ -301,7 +301,7 @@ def _work_and_close(
         key=key,
         start=start,
         seconds=seconds,
-        trusted=trust.update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
+        trusted=poison.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
     )

@@ -1,4 +1,4 @@
-"""Samples that lying devices learn from, and what liars gain.
+"""Samples that lying devices learn from, what liars gain, and the server's own update, for rules that trust it.
 
 Row r + n of n samples is row r with its label reversed, and row r + 2 n is row r with a trigger, labelled TARGET.
 Nothing is copied: rows are changed as they are taken.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.liars import count
+from folb.core.polar import median
 from folb.core.rules import fraction
 from folb.simulation.problem import Problem
 from folb.simulation.samples import TARGET, Trigger
@@ -50,3 +53,23 @@ def _rate(problem: Problem, params: Params) -> Array:
     x, target = shown.take(rows + 2 * len(test.y))
     hits = problem.model.predict(params, x) == target
     return jnp.sum(hits & others) / jnp.maximum(jnp.sum(others), 1)
+
+
+def trusted_update(
+    problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array
+) -> Params | None:
+    """The server's own update: full-gradient steps on `root` samples, as many as the median of `steps`.
+
+    None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
+    """
+    if algorithm.root is None:
+        return None
+    words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.root)
+    x, y = problem.train.take(randomness.below(len(problem.train.y), words))
+    solver = algorithm.solver
+
+    def step(_: Array, w: Params) -> Params:
+        g = jax.grad(lambda w: jnp.mean(problem.model.loss(w, x, y)))(w)
+        return jax.tree.map(lambda v, v0, g: v - solver.lr * (g + solver.mu * (v - v0)), w, params, g)
+
+    return tree.sub(jax.lax.fori_loop(0, median(steps, steps > 0).astype(jnp.int32), step, params), params)

@@ -80,8 +80,6 @@ def problem(
         system.check(federation.N)
         if streamed:
             raise InputError("stream", True, "should be false: the devices online decide which samples are needed")
-    if not isinstance(model, Model):
-        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
     if model.block is not None:
         check_whole("model: block", model.block, 1)
     for name in record:

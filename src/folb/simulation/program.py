@@ -23,8 +23,7 @@ from folb.core.privacy import luck
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
-from folb.simulation.evaluate import Evaluation, evaluate, total_hits, total_loss
-from folb.simulation.judge import Judged, Said, judged, said
+from folb.simulation.evaluate import Evaluation, Judged, Said, evaluate, judged, said, total_hits, total_loss
 from folb.simulation.play import Info, distribution, play, start
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import RUNS

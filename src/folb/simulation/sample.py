@@ -38,7 +38,7 @@ def usual(federation: Federation, model: Model) -> int | None:
     It depends on the model and the data alone, so that it is the same on every machine.
     """
     samples = len(federation.train.y) + len(federation.test.y)
-    if samples <= SAMPLE or not isinstance(model, Model):
+    if samples <= SAMPLE:
         return None
     each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind))
     return _fewer(federation, SAMPLE) if each >= COSTLY and each * samples >= LONG else None

@@ -1,88 +1,43 @@
-"""The simulator: similar runs are stacked, and play in chunks of rounds that can be watched, stopped and resumed.
-
-Runs are stacked if their algorithms differ only in numbers (mu, psi, lr) or their seeds, as many as fit into memory.
-Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, progress is shown and Ctrl-C
-works.
-"""
+"""The simulator: similar runs are stacked, as many as fit into memory, and several stacks play at the same time."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.guard import check_around
-from folb.core.robust import check_enough, different_devices
-from folb.core.round import State, over_rounds, upload_shape
-from folb.core.solver import Solver
 from folb.core.system import System
 from folb.core.trace import Trace
-from folb.core.traffic import Sizes, nbytes, sizes
 from folb.data.federation import Federation
-from folb.errors import InputError, check_whole
-from folb.measures import measured
+from folb.errors import InputError
 from folb.models import Model
-from folb.models.model import params_like
 from folb.pace import Lines, to_stderr
 from folb.results.run import Run
-from folb.simulation import parallel, solve, threads
-from folb.simulation.blocks import evaluation_block
-from folb.simulation.first_look import FirstLook, first_look
-from folb.simulation.judge import check_judged, chosen_metrics, said
-from folb.simulation.play import Info, start
-from folb.simulation.problem import ENDLESS, Problem, problem
-from folb.simulation.program import (
-    CAPACITY,
-    Measured,
-    advance,
-    advancing,
-    begin,
-    joined,
-    models_kept,
-    one_round,
-)
-from folb.simulation.round_cost import round_cost
-from folb.simulation.sample import Evaluate, chosen
+from folb.simulation import parallel
+from folb.simulation.problem import Problem, problem
+from folb.simulation.round_cost import FirstLook, first_look, round_cost
+from folb.simulation.sample import Evaluate
+from folb.simulation.settled import Settled, settled
+from folb.simulation.stacked import Job, Observer, batched, check_shapes, compile_ahead, fitting, run_stacked
 from folb.simulation.timing import is_clocked
-from folb.store import checkpoint
 from folb.store.environment import cores, memory
-from folb.store.round_lines import LONGEST_ROUND
-from folb.typing import NDArray, Params
+from folb.typing import NDArray
 
 log = logging.getLogger(__name__)
-
-CHUNK_SECONDS = 0.25
-SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
-LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
-LOWERING = threading.Lock()  # one program at a time: the interpreter would finish two at once, both late
-COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
-
-
-class Job(NamedTuple):
-    """One run to do, and its place among the runs that `simulate` returns."""
-
-    place: int
-    algorithm: Algorithm
-    seed: int
-    rounds: int  # that it plays: fewer than others if a budget ends it
-
-
 Observe = Callable[[int, int, Run], None]
+T = TypeVar("T")
 
 
 def simulate(
@@ -128,35 +83,38 @@ def simulate(
     more than half of the accelerator's memory. Results agree up to rounding.
     With `progress`, lines on standard error say how far it is, and how long the rest will take.
     """
-    ready = simulation(
+    whole = settled(
         federation,
         model,
         algorithms,
         rounds=rounds,
         seeds=seeds,
-        system=system,
-        objective=objective,
         evaluate_every=evaluate_every,
         evaluate=evaluate,
         metrics=metrics,
-        record=record,
-        abreast=abreast,
-        accelerators=accelerators,
         stream=stream,
     )
+    ready = simulation(
+        whole, system=system, objective=objective, record=record, abreast=abreast, accelerators=accelerators
+    )
+    observers = [] if observe is None else [run_by_run(observe)]
     if progress:
         total = sum(job.rounds for batch in ready.batches for job in batch)
         lines = Lines(total, to_stderr, costs=ready.costs)
-        watched = observe
         if look := ready.first_look():
             to_stderr(str(look))
+        observers.insert(0, run_by_run(lambda i, first, part: lines.advance(len(part.seconds), i)))
+    return ready.run(observers, checkpoints)
 
-        def observe(i: int, first: int, part: Run) -> None:
-            lines.advance(len(part.seconds), i)
-            if watched is not None:
-                watched(i, first, part)
 
-    return ready.run(observe, checkpoints)
+def run_by_run(observe: Observe) -> Observer:
+    """An observer that tells `observe` of one run after another."""
+
+    def observer(first: int, parts: Mapping[int, Run]) -> None:
+        for i, part in parts.items():
+            observe(i, first, part)
+
+    return observer
 
 
 @dataclass(frozen=True)
@@ -175,34 +133,45 @@ class Simulation:
         job = self.batches[0][0]
         return first_look(self.problem, self.federation, job.algorithm, job.seed, self.costs[job.place])
 
-    def run(self, observe: Observe | None = None, checkpoints: Path | None = None) -> list[Run]:
-        """Play the rounds; `observe` and `checkpoints` are explained at `simulate`."""
+    def run(
+        self,
+        observers: Sequence[Observer] = (),
+        checkpoints: Path | None = None,
+        when_all_play: Callable[[], None] = lambda: None,
+    ) -> list[Run]:
+        """Play the rounds, as the observers are told; `checkpoints` is explained at `simulate`.
+
+        when_all_play() is called once the first rounds of every program are played.
+        """
         if checkpoints is not None:
             atomic.directory(checkpoints)
+        begun = itertools.count(1)  # one that threads may share
         ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-compile")
 
-        def play(number: int, observe: Observe | None) -> dict[int, Run]:
+        def play(number: int, tell: Observer) -> dict[int, Run]:
             keep = None if checkpoints is None else (checkpoints, number)
             if self.together > 1:
                 compile_ahead(self.problem, self.batches[number], self.every)
 
             def prepare_next() -> None:
                 """Compile the next program while the rounds of this one are played."""
+                if next(begun) == len(self.batches):
+                    when_all_play()
                 for following in self.batches[number + self.together : number + self.together + 1]:
                     ahead.submit(compile_ahead, self.problem, following, self.every)
 
-            return _run_stacked(
+            return run_stacked(
                 self.problem,
                 self.federation,
                 self.batches[number],
                 self.every,
-                observe,
+                tell if observers else None,
                 keep,
                 prepare_next,
             )
 
         try:
-            found = threads.played(play, len(self.batches), self.together, observe)
+            found = played(play, len(self.batches), self.together, observers)
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
         runs = {place: run for batch in found for place, run in batch.items()}
@@ -210,37 +179,20 @@ class Simulation:
 
 
 def simulation(
-    federation: Federation,
-    model: Model,
-    algorithms: Algorithm | Sequence[Algorithm],
+    whole: Settled,
     *,
-    rounds: int,
-    seeds: int | Sequence[int] = (0,),
     system: System | None = None,
     objective: str = "uniform",
-    evaluate_every: int = 1,
-    evaluate: Evaluate = None,
-    metrics: Sequence[str] = (),
     record: Sequence[str] = (),
     abreast: bool | None = None,
     accelerators: int | str = 1,
-    stream: bool | None = None,
 ) -> Simulation:
-    """Everything that `simulate` does before its first round. It finds any mistake in the input."""
-    algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
-    if isinstance(seeds, bool):
-        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
-    seeds = range(seeds) if isinstance(seeds, int) else seeds
-    streamed = streams(federation, stream)
-    check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    """Everything that `simulate` does before its first round. It finds all other mistakes in the input."""
+    federation, model, algorithms, seeds = whole.federation, whole.model, whole.algorithms, whole.seeds
     K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
-    if K > federation.N:  # here, because commands call `check` earlier, too
+    if K > federation.N:
         told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
         log.warning(told, K, federation.N, K / federation.N)
-    algorithms = [
-        over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
-    ]
-    evaluated = chosen(evaluate, federation, model)
     shared = problem(
         federation,
         model,
@@ -249,9 +201,9 @@ def simulation(
         record=record,
         abreast=abreast,
         mesh=parallel.mesh(accelerators),
-        streamed=streamed,
-        evaluated=evaluated,
-        metrics=chosen_metrics(metrics, model, federation) if isinstance(model, Model) else (),
+        streamed=whole.streamed,
+        evaluated=whole.evaluated,
+        metrics=whole.metrics,
     )
     if isinstance(shared.system, Trace):
         for algorithm in algorithms:
@@ -266,21 +218,16 @@ def simulation(
             if algorithm.asynchrony is not None:
                 expected = "should be a system model without a clock, such as network: these devices start one by one"
                 raise InputError("system", f"with {algorithm.name}", expected)
-    _check_labels(federation, model)
     groups: dict[Any, list[Job]] = {}
-    for algorithm in algorithms:
-        allowed = privacy.affordable(algorithm, federation.N, rounds)
-        if allowed < evaluate_every:
-            expected = f"should be at most {allowed}, the rounds that the epsilon of {algorithm.name} allows"
-            raise InputError("evaluate_every", evaluate_every, expected)
+    for algorithm, rounds in zip(algorithms, whole.rounds, strict=True):
         for seed in seeds:
             place = sum(map(len, groups.values()))
-            alike = (jax.tree.structure(algorithm), allowed)
-            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, allowed))
-    each = [round_cost(model, federation, system, algorithm, evaluated, evaluate_every) for algorithm in algorithms]
+            alike = (jax.tree.structure(algorithm), rounds)
+            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
+    each = [round_cost(model, federation, system, algorithm, whole.evaluated, whole.every) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
-    fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), rounds)) for jobs in groups.values()]
-    batches = [batch for jobs, fit in fits for batch in _batches(jobs, fit)]
+    fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
+    batches = [batch for jobs, fit in fits for batch in batched(jobs, fit)]
     if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
         alone = [job for jobs in groups.values() for job in jobs]
         alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
@@ -289,7 +236,7 @@ def simulation(
         check_shapes(shared, batch)
     together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
     batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
-    return Simulation(shared, federation, batches, evaluate_every, together, costs)
+    return Simulation(shared, federation, batches, whole.every, together, costs)
 
 
 def _key() -> NDArray:
@@ -308,347 +255,44 @@ def _together(problem: Problem, programs: int, filled: float) -> int:
     return min(programs, cores()) if filled <= 1 else 1
 
 
-def check_shapes(problem: Problem, jobs: list[Job]) -> None:
-    """Raise an `InputError` if a round of these runs would. The round is traced, not run.
+class Stopped(BaseException):
+    """Another program failed, or the user interrupted them all."""
 
-    A rule that returns a wrong shape is found before any other algorithm is run.
+
+def played(play: Callable[[int, Observer], T], programs: int, together: int, observers: Sequence[Observer]) -> list[T]:
+    """play(number, tell) for each program, some of them `together`. Calls of tell(), for all observers, never overlap.
+
+    If one fails or is interrupted, the others stop after the rounds that they are at.
     """
-    stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    model, survey = _one_model(states), jobs[0].algorithm.selection.sampling.survey
-    for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
-        upload_shape(upload, model)
-    jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
+    stop, alone = threading.Event(), threading.Lock()
+    place = jax.config.jax_default_device  # type: ignore[attr-defined]  # it may hold for this thread only
 
+    def tell(first: int, parts: Mapping[int, Run]) -> None:
+        with alone:
+            if stop.is_set():
+                raise Stopped
+            for observe in observers:
+                observe(first, parts)
 
-def _one_model(states: State) -> Params:
-    """What the model of one of the stacked runs is like."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
+    def work(number: int) -> T:
+        if stop.is_set():
+            raise Stopped
+        try:
+            with jax.default_device(place):
+                return play(number, tell)
+        except BaseException:
+            stop.set()
+            raise
 
-
-def _remembered(jobs: list[Job]) -> int:
-    """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
-    first = jobs[0].algorithm
-    return jobs[0].rounds if first.memory is not None or first.compression.remembers else ENDLESS
-
-
-def compile_ahead(problem: Problem, jobs: list[Job], every: int) -> None:
-    """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
-    if problem.streamed or problem.mesh is not None:
-        return
-    stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    span = (np.int32(1), np.int32(2), np.int32(every))
-    with LOWERING:
-        lowered = advance.lower(problem, stacked, states, seeds, *span)
-    lowered.compile()
-
-
-def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
-    """The algorithms of runs that differ only in numbers, stacked as one, and their seeds."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
-    return stacked, np.asarray([job.seed for job in jobs], np.uint32)
-
-
-def streams(federation: Federation, stream: bool | None) -> bool:
-    """Whether the samples stay on the host: as asked, or if they take more than half of the memory."""
-    if stream not in (None, True, False):
-        raise InputError("stream", stream, "should be true, false, or none to decide by the samples' size")
-    return federation.nbytes > memory() // 2 if stream is None else bool(stream)
-
-
-def _batches(jobs: list[Job], fit: int) -> list[list[Job]]:
-    """The jobs in order, in as few batches of at most `fit` as possible, of about equal size."""
-    count = -(-len(jobs) // fit)
-    return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
-
-
-def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = ENDLESS) -> int:
-    """How many stacked runs take half of `memory` bytes: an estimate from shapes alone, and at least 1.
-
-    A run needs its state before, during and after a round. With `abreast` it also needs about eight models for each of
-    its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that are
-    computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its share of
-    three windows (the previous, the current and the next), and a window may be twice as large as its content.
-    """
-    model, train, K = problem.model, problem.train, algorithm.selection.K
-    state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
-    samples = max(K * max(solve.BLOCK, solve.UNROLL * algorithm.solver.batch), evaluation_block(model))
-
-    def backward(params: Params, rows: Array) -> Any:
-        x, y = train.take(rows)
-        return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
-
-    needed = 4 * nbytes(state)
-    if problem.streamed:
-        chosen = K * (2 if algorithm.selection.second else 1)
-        needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
-    if problem.judges:
-        needed += nbytes(jax.eval_shape(partial(said, problem, problem.test), state.params))
-    if problem.abreast:
-        held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
-        needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
-    return max(1, memory // 2 // needed)
-
-
-def check(
-    federation: Federation,
-    model: Model,
-    algorithms: list[Algorithm],
-    rounds: int,
-    seeds: Sequence[int],
-    every: int,
-    streamed: bool = False,
-) -> None:
-    """Raise an `InputError` if this cannot be simulated."""
-    if not algorithms:
-        raise InputError("algorithms", [], "should be at least one")
-    for algorithm in algorithms:
-        if not isinstance(algorithm, Algorithm):
-            raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
-    check_whole("rounds", rounds, 1, ENDLESS)
-    check_whole("evaluate_every", every, 1, ENDLESS)
-    if every > rounds:
-        raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
-    if not len(seeds):
-        raise InputError("seeds", list(seeds), "should be at least one")
-    for seed in seeds:
-        check_whole("seeds", seed, 0, 2**32 - 1)
-    for algorithm in algorithms:
-        K = algorithm.selection.expected
-        if algorithm.asynchrony is not None:
-            _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
-        elif algorithm.selection.distinct and K > federation.N:
-            expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
-            raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
-        if algorithm.guard is not None:
-            check_around(algorithm)
-        if algorithm.robust is not None and algorithm.asynchrony is None:
-            different = int if algorithm.selection.distinct else partial(different_devices, federation.N)
-            check_enough(algorithm.robust, algorithm.selection.enough, different)
-        if streamed and not algorithm.selection.ahead:
-            reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
-            expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
-            raise InputError("algorithms", algorithm.name, expected)
-        if streamed and (algorithm.attack is not None or algorithm.root is not None):
-            expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
-            raise InputError("algorithms", algorithm.name, expected)
-        _check_batch(algorithm.solver, int(federation.train.size.max()))
-    if len(federation.test.y) == 0:
-        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
-    if isinstance(model, Model):
-        check_judged(model, federation)
-    for algorithm in algorithms:
-        if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
-            raise InputError(
-                "attack", algorithm.origin.settings.get("attack"), "changes classes, but the labels are numbers"
-            )
-    if isinstance(model, Model) and model.codes is not None and federation.expand is None:
-        _check_codes(federation, model.codes)
-
-
-def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
-    if M > N:
-        raise InputError("concurrency", M, f"should be at most the {N} devices: a device works once at a time")
-    if K > N:
-        raise InputError("K", K, f"should be at most the {N} devices: a round has one reply of each device at most")
-    if M + K - 1 > N:
-        reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
-        raise InputError("concurrency", M, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
-    if streamed:
-        expected = "should be None with streaming (stream=True, --stream), which draws devices some rounds ahead"
-        raise InputError("concurrency", M, expected)
-
-
-def _check_labels(federation: Federation, model: Model) -> None:
-    """A label that the model has no score for would make the loss NaN, as if the run diverged."""
-    if model.scores is None:
-        return
-    sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
-    found = jax.eval_shape(model.scores, params_like(model), sample)
-    classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
-    if largest >= classes:
-        expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
-        raise InputError("model: classes", classes, expected)
-
-
-def _check_batch(solver: Solver, largest: int) -> None:
-    """A batch of unit "step" may span many passes through a device's samples, and takes memory for each sample."""
-    most = max(largest, SMALL_BATCH)
-    if solver.unit == "step" and solver.batch > most:
-        why = f"the largest device has {largest} samples, and unit is step"
-        raise InputError("batch", solver.batch, f"should be at most {most}: {why}")
-
-
-def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
-    """The same algorithm without room for samples that no device has: a batch never spans two epochs."""
-    solver, largest = algorithm.solver, int(federation.train.size.max())
-    if solver.unit != "epoch" or solver.batch <= largest:
-        return algorithm
-    return replace(algorithm, solver=replace(solver, batch=largest))
-
-
-def _check_codes(federation: Federation, codes: int) -> None:
-    for x in (federation.train.x, federation.test.x):
-        if not np.issubdtype(x.dtype, np.integer):
-            raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
-        if x.size and not (x.min() >= 0 and x.max() < codes):
-            found = f"{x.min()} to {x.max()}"
-            raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
-
-
-def _chunk_seconds(states: State) -> float:
-    """How long a chunk should take. It begins with a copy of the memory of devices: with more of it, it is longer.
-
-    The earlier memory is kept until the chunk is finished, so that an interruption loses no round.
-    """
-    copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
-    return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
-
-
-def _run_stacked(
-    problem: Problem,
-    federation: Federation,
-    jobs: list[Job],
-    every: int,
-    observe: Observe | None,
-    kept: tuple[Path, int] | None,
-    while_playing: Callable[[], None],
-) -> dict[int, Run]:
-    """Play runs whose algorithms differ only in numbers, as one program; return each by its place.
-
-    while_playing() is called once, when the first rounds are played.
-    """
-    stacked, seeds = _stacked(jobs)
-    rounds = jobs[0].rounds
-    states = begin(problem, stacked, seeds, rounds=_remembered(jobs))
-    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as in `advance`: traced once
-    shapes = jax.eval_shape(one_round, *inputs)[1]
-    record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
-    at = (1, states, [record])
-    model = _one_model(states)
-    size = [sizes(job.algorithm, model) for job in jobs]  # once: each upload is traced for its shape
-
-    def parts(first: int, record: Measured) -> dict[int, Run]:
-        """The rounds of `record`, from round `first` on, as runs."""
-        N = federation.N
-        return {job.place: _run(problem, job, record, r, first, every, size[r], N) for r, job in enumerate(jobs)}
-
-    def tell(first: int, record: Measured) -> None:
-        if observe is None:
-            return
-        for place, part in parts(first, record).items():
-            observe(place, first, part)
-
-    @cache
-    def mark() -> str:
-        """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
-        # the samples count through their digest
-        others = (problem.share, problem.system, privacy.without_key(stacked), *inputs[2:])
-        return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
-
-    if (
-        kept is not None
-        and checkpoint.kept(*kept)
-        and (found := checkpoint.load(*kept, mark(), (states, record)))
-        and found[0] <= rounds + 1
-    ):
-        at = (found[0], found[1][0], [found[1][1]])
-        tell(1, found[1][1])
-    at = parallel.shared(at)
-
-    spent = 0.0  # seconds that the last checkpoint took
-
-    def keep() -> None:
-        nonlocal spent
-        if kept is not None:
-            begun = time.perf_counter()
-            t, states, chunks = at
-            checkpoint.save(*kept, mark(), t, (states, joined(chunks)))
-            spent = time.perf_counter() - begun
-
-    saved, length = time.perf_counter(), 1
-    try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
-            while at[0] <= rounds:
-                t, states, chunks = at
-                length = min(length, CAPACITY, rounds - t + 1)
-                begun = time.perf_counter()
-                states, record = play_on(states, t, t + length)
-                if kept is not None:
-                    mark()  # here, because these rounds are played meanwhile
-                part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
-                _check_seconds(part.info.seconds)
-                at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
-                tell(t, part)
-                if not chunks[1:]:  # these were the first rounds
-                    while_playing()
-                now = time.perf_counter()
-                # grow slowly: the first chunk's time is mostly compilation
-                length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
-                if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
-                    keep()
-                    saved = time.perf_counter()
-    finally:
-        keep()
-    _, states, chunks = at
-    params = jax.tree.map(np.asarray, models_kept(stacked, states))
-    runs = parts(1, joined(chunks))
-    for r, job in enumerate(jobs):
-        runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
-    return runs
-
-
-def _check_seconds(seconds: NDArray) -> None:
-    """A user's own system model may return anything."""
-    wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
-    if len(wrong):
-        raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
-
-
-def _run(problem: Problem, job: Job, record: Measured, r: int, first: int, every: int, size: Sizes, N: int) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model; `size` is that of its messages.
-
-    N is the number of devices.
-    """
-    own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
-    info = own.info
-    up, down = traffic(size, info)
-    rounds = np.arange(first, first + len(info.asked))
-    evaluated = rounds % every == 0
-    more = {name: own.own if name == "own" else getattr(info, name) for name in problem.record}
-    if job.algorithm.privacy is not None:
-        more["epsilon"] = np.array([privacy.spent(job.algorithm, N, int(t)) for t in rounds])
-    return Run(
-        algorithm=job.algorithm.name,
-        parameters=dict(job.algorithm.origin.settings),
-        seed=int(job.seed),
-        evaluated_rounds=rounds[evaluated],
-        test_accuracy=own.test_accuracy[evaluated],
-        train_loss=own.train_loss[evaluated],
-        bytes_up=up,
-        bytes_down=down,
-        seconds=info.seconds,
-        devices=info.device,
-        times=info.times.astype(np.int32),
-        lost=info.lost,
-        updated=info.updated,
-        records=more,
-        metrics={name: own.metrics[name][evaluated] for name in measured(problem.metrics)},
-        judged_by=problem.model.judged_by,
-    )
-
-
-def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
-    """Bytes up and down in each round.
-
-    Down: the model, to every distinct device asked, also by a survey, and to each device of S_1 the shift computed from
-    its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
-    Algorithm 2 only what stands for the gradient; and the answers to a survey.
-    """
-    asked, replied, gradients_only, surveyed = (
-        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
-    )
-    working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
-    up = replied * size.reply + gradients_only * size.gradient + surveyed * size.answer
-    return up, asked * size.model + working * size.shift
+    if together == 1:
+        return [play(number, tell) for number in range(programs)]
+    with ThreadPoolExecutor(together, thread_name_prefix="folb-play") as pool:
+        futures = [pool.submit(work, number) for number in range(programs)]
+        try:
+            wait(futures)
+        finally:
+            stop.set()  # Ctrl-C ends the wait
+    failed = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
+        raise error
+    return [future.result() for future in futures]

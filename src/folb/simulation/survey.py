@@ -11,7 +11,7 @@ from jax import Array
 from folb.core.upload import NORM, Upload
 from folb.errors import InputError
 from folb.simulation import uploads
-from folb.simulation.blocks import sum_over_blocks
+from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
 from folb.typing import Params
 

@@ -1,4 +1,4 @@
-"""What the devices of a round send besides their updates, computed for all slots at once."""
+"""What the devices of a round send, computed for all slots at once; and how it arrives, if it goes through a codec."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core import tree
+from folb.core.codec import Codec
+from folb.core.memory import Rows, empty, gathered, scattered
 from folb.core.upload import Upload
 from folb.simulation import solve
 from folb.simulation.problem import Problem
@@ -75,3 +78,29 @@ def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
         size = len(sources.device)
         found[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=size)(known)
     return found
+
+
+def no_residuals(params: Params, N: int, most: int) -> Rows:
+    """Nothing left out yet, for N devices of which at most `most` will be met."""
+    return empty(jax.tree.map(jnp.zeros_like, params), N, most)
+
+
+def arrived(codec: Codec, stack: Params, words: Array, whole: bool = False) -> Params:
+    """A stack of trees as the server decodes them; `words` are two random words for each."""
+
+    def both(a: Params, words: Array) -> Params:
+        return codec.decoded(codec.encoded(a, words), words, a, whole)
+
+    return jax.vmap(both)(stack, words)
+
+
+def with_feedback(
+    codec: Codec, delta: Params, words: Array, device: Array, usable: Array, residuals: Rows
+) -> tuple[Params, Any]:
+    """Updates as the server decodes them, each with what its device left out before; and what is left out now.
+
+    A device does not know what becomes of its reply. So what it left out changes whenever it sends one.
+    """
+    full = tree.add(delta, gathered(residuals, device))
+    found = arrived(codec, full, words, whole=True)
+    return found, scattered(residuals, device, usable, tree.sub(full, found))

@@ -54,9 +54,10 @@ from folb.store.fields import (
     many,
 )
 from folb.store.lock import LOCK, claimed, holder
+from folb.store.round_lines import ROUNDS as ROUNDS
 from folb.store.round_lines import as_run, parsed
 
-EXPERIMENT, ENVIRONMENT, ROUNDS, RESULTS = "experiment.toml", "environment.json", "rounds.jsonl", "results.json"
+EXPERIMENT, ENVIRONMENT, RESULTS = "experiment.toml", "environment.json", "results.json"
 CURVES, CHECKPOINTS, WINNER, TRACKING = "curves.png", "checkpoints", "winner.toml", "tracking"
 MODEL, REPLACED = "model.npz", "replaced"
 
@@ -227,6 +228,10 @@ class RunDirectory:
 
     def runs(self) -> list[Run]:
         """The runs so far, without their models."""
+        return list(self._runs)
+
+    @cached_property
+    def _runs(self) -> list[Run]:
         lines: list[list[dict[str, Any]]] = [[] for _ in self.environment["runs"]]
         for line in self.rounds()[0]:
             lines[line["run"]].append(line)

@@ -44,16 +44,11 @@ def about_runs(
     algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY
 ) -> list[dict[str, Any]]:
     """What each run is: an algorithm, its settings, a seed, and what its models are judged by."""
-    labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
+    known = [(algorithm.name, algorithm.origin.settings) for algorithm in algorithms]
     return [
-        {
-            "algorithm": label,
-            "name": algorithm.name,
-            "seed": seed,
-            "parameters": {key: summary.plain(value) for key, value in algorithm.origin.settings.items()},
-            "judged_by": judged_by,
-        }
-        for label, algorithm in zip(labels, algorithms, strict=True)
+        {"algorithm": label, "name": name, "seed": seed, "parameters": parameters, "judged_by": judged_by}
+        for label, (name, settings) in zip(summary.labels(known), known, strict=True)
+        for parameters in [summary.plain(settings)]
         for seed in seeds
     ]
 

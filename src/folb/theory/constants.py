@@ -10,7 +10,7 @@ from jax import Array
 
 from folb.core import tree
 from folb.simulation import solve
-from folb.simulation.blocks import sum_over_blocks
+from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
 from folb.simulation.survey import owners, survey_inner_products, survey_norms
 from folb.typing import Params

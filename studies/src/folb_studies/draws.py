@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import Plan, plan
-from folb.models import Model
 from folb.store.directory import RunDirectory
 
 MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
@@ -18,21 +16,13 @@ MACHINE = ("folb", "jax", "numpy", "python", "device", "accelerators")
 Complete = Callable[[Plan, str], RunDirectory]
 
 
-class Planner:
-    """Plans experiments that share a compiled program where they can: one model object for all draws."""
-
-    def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-
-    def plan(self, experiment: Experiment) -> Plan:
-        """The plan, as `folb.experiments.plan` makes it."""
-        planned = plan(experiment)
-        federation, whole = planned.federation, planned.experiment
-        if federation.regression:
-            expected = "has numbers to predict; should have classes: the studies compare accuracies"
-            raise InputError("dataset", experiment.dataset, expected)
-        key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
-        return replace(planned, model=self.models.setdefault(key, planned.model))
+def plan_of(experiment: Experiment) -> Plan:
+    """The plan of an experiment, as `folb.experiments.plan` makes it, if it has classes."""
+    planned = plan(experiment)
+    if planned.federation.regression:
+        expected = "has numbers to predict; should have classes: the studies compare accuracies"
+        raise InputError("dataset", experiment.dataset, expected)
+    return planned
 
 
 def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:

@@ -25,14 +25,13 @@ from folb.results.run import Run
 from folb.store.directory import RunDirectory
 from folb_studies.arena import cells, entries
 from folb_studies.arena.entries import Contender, Dataset, Trials
-from folb_studies.draws import Complete, Planner, machines
+from folb_studies.draws import Complete, machines, plan_of
 from folb_studies.results import Cell, Results
 
 SHARE = 0.97  # of the accuracy that the tuned reference ends with
 REFERENCE = "fedavg"
 BOX_SEED = 0
 Target = dict[str, dict[str, float]]  # for "tuning" and "reported", the target of each draw
-PLANNER = Planner()  # one for the process: draws and contenders with the same shapes share compiled programs
 
 
 def reference(contenders: Sequence[Contender]) -> Contender:
@@ -157,9 +156,9 @@ class Contest:
         experiments = self.dataset.experiments(trials, algorithms=[contender.algorithm], **settings, **given)
         for draw, experiment in experiments:
             drawn = f", draw {draw}" if trials.draws else ""
-            planned = PLANNER.plan(experiment)
+            planned = plan_of(experiment)
             tested = len(planned.federation.test.y)
-            if planned.evaluated is not None and planned.evaluated < tested:
+            if planned.settled.evaluated is not None and planned.settled.evaluated < tested:
                 expected = f"should be at least {tested}, the number of test samples: accuracies are of all of them"
                 raise InputError(f"{self.dataset.name}: loss_samples", self.dataset.loss_samples, expected)
             yield draw, planned, f"{self.dataset.name}, {contender.name}{drawn}"
@@ -168,7 +167,7 @@ class Contest:
     def devices(self) -> int:
         """How many devices the dataset has; a draw may not change that."""
         _, experiment = next(self.dataset.experiments(self.dataset.trials, algorithms=[self.reference.algorithm]))
-        return PLANNER.plan(experiment).federation.N
+        return plan_of(experiment).federation.N
 
 
 def settled_best(points: Sequence[tune.Point]) -> tune.Point:

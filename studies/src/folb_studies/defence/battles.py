@@ -8,10 +8,8 @@ from folb.experiments.tune import by_algorithm
 from folb.results import summary
 from folb.results.outcomes import outcomes
 from folb_studies.defence.opponents import PACE, Battle
-from folb_studies.draws import Complete, Planner, machines
+from folb_studies.draws import Complete, machines, plan_of
 from folb_studies.results import Cell, Results
-
-PLANNER = Planner()  # one for the process: battles with the same shapes share compiled programs
 
 
 def read(results: Results, battle: Battle) -> Cell | None:
@@ -41,7 +39,7 @@ def stored(results: Results, battle: Battle) -> Cell | None:
 
 def fought(battle: Battle, complete: Complete) -> Cell:
     """Run a battle, and return its results as a JSON-ready document."""
-    planned = PLANNER.plan(battle.experiment)
+    planned = plan_of(battle.experiment)
     directory = complete(planned, battle.name)
     groups = by_algorithm(planned, [directory.runs()])
     found: dict[str, Any] = {

@@ -24,7 +24,7 @@ from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import RunDirectory
 from folb.typing import NDArray
-from folb_studies.draws import Complete, Planner, draws_of, machines
+from folb_studies.draws import Complete, draws_of, machines, plan_of
 from folb_studies.paper.checks import CHECKS
 from folb_studies.paper.figure_files import Arm, Search
 from folb_studies.results import Cell, Results
@@ -40,13 +40,12 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
         text = json.dumps([arm.check, dict(arm.settings), found], sort_keys=True)
         identity = hashlib.sha256(text.encode()).hexdigest()
         return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **found}
-    planner = Planner()
-    given, chosen = _searched(arm, planner, complete)
+    given, chosen = _searched(arm, complete)
     identities: list[str] = []
     directories: list[RunDirectory] = []
     runs: list[tuple[int, Run]] = []
     for draw, experiment in draws_of(given, range(arm.draws), arm.drawn):
-        planned = planner.plan(experiment)
+        planned = plan_of(experiment)
         where = f"{arm.slug}, draw {draw + 1} of {arm.draws}" if arm.draws > 1 else arm.slug
         there = complete(planned, where)
         runs += [(draw, run) for run in there.runs()]
@@ -68,7 +67,7 @@ def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
     }
 
 
-def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _searched(arm: Arm, complete: Complete) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The fields of the arm's experiments, with the values that its searches chose, and a record of each search."""
     given = dict(arm.given)
     if given.get("dataset", "").endswith(".json.gz") and not Path(given["dataset"]).is_absolute():
@@ -77,7 +76,7 @@ def _searched(arm: Arm, planner: Planner, complete: Complete) -> tuple[dict[str,
     settings = dict(given.get("set", {}))
     for search in arm.searches:
         _check_apart(arm, search, reported, settings.get(arm.drawn, 0))
-        points = _ranked(arm, search, given, planner, complete)
+        points = _ranked(arm, search, given, complete)
         values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
         for name in (search.algorithm, *search.also):
             settings[name] = dict(settings.get(name, {})) | values
@@ -113,9 +112,7 @@ def _rounds(point: tune.Point) -> float | None:
     return summary.finite([summary.median_round(point.reached)])[0]
 
 
-def _ranked(
-    arm: Arm, search: Search, given: Mapping[str, Any], planner: Planner, complete: Complete
-) -> list[tune.Point]:
+def _ranked(arm: Arm, search: Search, given: Mapping[str, Any], complete: Complete) -> list[tune.Point]:
     """The points of the grid from the best to the worst, over all the search's draws and seeds."""
     name = search.algorithm
     # the search runs without the other algorithms, so their settings are left out
@@ -126,7 +123,7 @@ def _ranked(
     trying["rounds"] = search.rounds or given.get("rounds", 100)
     found: list[Sequence[Run]] = []
     for draw, experiment in draws_of(trying, search.draws, arm.drawn):
-        planned = planner.plan(experiment)
+        planned = plan_of(experiment)
         found.append(complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs())
     return tune.ranked(planned, [run for group in by_algorithm(planned, found) for run in group])
 

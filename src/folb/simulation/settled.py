@@ -1,0 +1,247 @@
+"""What is simulated: the settings, checked, with every choice made that the caller left open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import numpy as np
+
+from folb.core import privacy
+from folb.core.algorithm import Algorithm
+from folb.core.guard import check_around
+from folb.core.robust import check_enough, different_devices
+from folb.core.round import over_rounds
+from folb.core.solver import Solver
+from folb.data.federation import Federation
+from folb.errors import InputError, check_whole, choose
+from folb.measures import ACCURACY, FAIRNESS, KNOWN, OF_CLASSES, OF_NUMBERS, TOP, checked, is_regression
+from folb.models import Model
+from folb.models.model import params_like
+from folb.simulation.problem import ENDLESS
+from folb.simulation.sample import Evaluate, chosen
+from folb.store.environment import memory
+
+SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is simulated, checked, and with every choice made that the caller left open."""
+
+    federation: Federation
+    model: Model
+    algorithms: list[Algorithm]  # with the noise of a private one
+    seeds: Sequence[int]
+    rounds: list[int]  # of each algorithm: fewer than asked for if a budget ends it
+    every: int
+    evaluated: int | None  # how many samples of each side; None: all
+    metrics: tuple[str, ...]  # besides the accuracy
+    streamed: bool
+
+
+def settled(
+    federation: Federation,
+    model: Model,
+    algorithms: Algorithm | Sequence[Algorithm],
+    *,
+    rounds: int,
+    seeds: int | Sequence[int] = (0,),
+    evaluate_every: int = 1,
+    evaluate: Evaluate = None,
+    metrics: Sequence[str] = (),
+    stream: bool | None = None,
+) -> Settled:
+    """The settings of a simulation. It finds the mistakes that need no data on the accelerator."""
+    algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    if isinstance(seeds, bool):
+        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    streamed = streams(federation, stream)
+    check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    algorithms = [
+        over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
+    ]
+    allowed = [privacy.affordable(one, federation.N, rounds) for one in algorithms]
+    for algorithm, most in zip(algorithms, allowed, strict=True):
+        if most < evaluate_every:
+            expected = f"should be at most {most}, the rounds that the epsilon of {algorithm.name} allows"
+            raise InputError("evaluate_every", evaluate_every, expected)
+    _check_labels(federation, model)
+    return Settled(
+        federation,
+        model,
+        algorithms,
+        seeds,
+        allowed,
+        evaluate_every,
+        chosen(evaluate, federation, model),
+        chosen_metrics(metrics, model, federation),
+        streamed,
+    )
+
+
+def streams(federation: Federation, stream: bool | None) -> bool:
+    """Whether the samples stay on the host: as asked, or if they take more than half of the memory."""
+    if stream not in (None, True, False):
+        raise InputError("stream", stream, "should be true, false, or none to decide by the samples' size")
+    return federation.nbytes > memory() // 2 if stream is None else bool(stream)
+
+
+def check(
+    federation: Federation,
+    model: Model,
+    algorithms: list[Algorithm],
+    rounds: int,
+    seeds: Sequence[int],
+    every: int,
+    streamed: bool = False,
+) -> None:
+    """Raise an `InputError` if this cannot be simulated."""
+    if not algorithms:
+        raise InputError("algorithms", [], "should be at least one")
+    for algorithm in algorithms:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
+    if not isinstance(model, Model):
+        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
+    check_whole("rounds", rounds, 1, ENDLESS)
+    check_whole("evaluate_every", every, 1, ENDLESS)
+    if every > rounds:
+        raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
+    if not len(seeds):
+        raise InputError("seeds", list(seeds), "should be at least one")
+    for seed in seeds:
+        check_whole("seeds", seed, 0, 2**32 - 1)
+    for algorithm in algorithms:
+        K = algorithm.selection.expected
+        if algorithm.asynchrony is not None:
+            _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
+        elif algorithm.selection.distinct and K > federation.N:
+            expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
+            raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
+        if algorithm.guard is not None:
+            check_around(algorithm)
+        if algorithm.robust is not None and algorithm.asynchrony is None:
+            different = int if algorithm.selection.distinct else partial(different_devices, federation.N)
+            check_enough(algorithm.robust, algorithm.selection.enough, different)
+        if streamed and not algorithm.selection.ahead:
+            reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
+            expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
+            raise InputError("algorithms", algorithm.name, expected)
+        if streamed and (algorithm.attack is not None or algorithm.root is not None):
+            expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
+            raise InputError("algorithms", algorithm.name, expected)
+        _check_batch(algorithm.solver, int(federation.train.size.max()))
+    if len(federation.test.y) == 0:
+        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+    check_judged(model, federation)
+    for algorithm in algorithms:
+        if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
+            raise InputError(
+                "attack", algorithm.origin.settings.get("attack"), "changes classes, but the labels are numbers"
+            )
+    if model.codes is not None and federation.expand is None:
+        _check_codes(federation, model.codes)
+
+
+def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
+    if M > N:
+        raise InputError("concurrency", M, f"should be at most the {N} devices: a device works once at a time")
+    if K > N:
+        raise InputError("K", K, f"should be at most the {N} devices: a round has one reply of each device at most")
+    if M + K - 1 > N:
+        reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
+        raise InputError("concurrency", M, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
+    if streamed:
+        expected = "should be None with streaming (stream=True, --stream), which draws devices some rounds ahead"
+        raise InputError("concurrency", M, expected)
+
+
+def _check_labels(federation: Federation, model: Model) -> None:
+    """A label that the model has no score for would make the loss NaN, as if the run diverged."""
+    if model.scores is None:
+        return
+    sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
+    found = jax.eval_shape(model.scores, params_like(model), sample)
+    classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
+    if largest >= classes:
+        expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
+        raise InputError("model: classes", classes, expected)
+
+
+def _check_batch(solver: Solver, largest: int) -> None:
+    """A batch of unit "step" may span many passes through a device's samples, and takes memory for each sample."""
+    most = max(largest, SMALL_BATCH)
+    if solver.unit == "step" and solver.batch > most:
+        why = f"the largest device has {largest} samples, and unit is step"
+        raise InputError("batch", solver.batch, f"should be at most {most}: {why}")
+
+
+def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
+    """The same algorithm without room for samples that no device has: a batch never spans two epochs."""
+    solver, largest = algorithm.solver, int(federation.train.size.max())
+    if solver.unit != "epoch" or solver.batch <= largest:
+        return algorithm
+    return replace(algorithm, solver=replace(solver, batch=largest))
+
+
+def _check_codes(federation: Federation, codes: int) -> None:
+    for x in (federation.train.x, federation.test.x):
+        if not np.issubdtype(x.dtype, np.integer):
+            raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
+        if x.size and not (x.min() >= 0 and x.max() < codes):
+            found = f"{x.min()} to {x.max()}"
+            raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
+
+
+def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -> tuple[str, ...]:
+    """What is measured besides the accuracy: what the model is judged by, and what was asked for, if it fits.
+
+    The accuracy of a classifier is measured anyway, and need not be asked for.
+    """
+    found = dict.fromkeys([model.judged_by, *checked(asked)])
+    found.pop(ACCURACY, None)
+    for name in found:
+        _check_fits(name, model, federation)
+    return tuple(found)
+
+
+def check_judged(model: Model, federation: Federation) -> None:
+    """Raise an `InputError` unless the metric that judges the model fits it, and the model fits the labels."""
+    by = model.judged_by
+    if not (isinstance(by, str) and TOP.fullmatch(by)):
+        choose("model: judged_by", by, KNOWN)
+    if is_regression(by) and not federation.regression:
+        expected = "predicts numbers, but the labels are classes: a classifier would fit, such as logistic; if they are"
+        raise InputError("model: judged_by", by, f"{expected} numbers to predict, set regression=true")
+    if federation.regression and not is_regression(by):
+        expected = (
+            "tells classes apart, but the labels are numbers: --model linear would fit, or a Model with judged_by='mse'"
+        )
+        raise InputError("model: judged_by", by, expected)
+
+
+def _check_fits(name: str, model: Model, federation: Federation) -> None:
+    def refuse(expected: str) -> InputError:
+        return InputError("metrics", name, expected)
+
+    top = TOP.fullmatch(name)
+    if is_regression(model.judged_by):
+        if top or name in OF_CLASSES:
+            raise refuse(
+                f"is for classes, but the model predicts numbers: {', '.join(OF_NUMBERS)} or fairness would fit"
+            )
+    elif name in OF_NUMBERS:
+        raise refuse(
+            f"is for numbers, but the model tells classes apart: {', '.join(OF_CLASSES)} or fairness would fit"
+        )
+    if (top or name == "auc") and model.scores is None:
+        raise refuse("needs the scores of classes, but the model has none (Model.scores): f1 would fit")
+    if top and int(top[1]) >= federation.classes:
+        least = "there is no such metric for two classes" if federation.classes == 2 else "it would always be 100 %"
+        raise refuse(f"should be less than the {federation.classes} classes: {least}")
+    if name == FAIRNESS and not federation.test.size.any():
+        raise refuse("needs test samples of the devices, but only the server has any")

@@ -1,0 +1,298 @@
+"""Runs whose algorithms differ only in numbers (mu, psi, lr) or their seeds: stacked, and played as one program.
+
+Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, what was played is told and
+kept, and Ctrl-C works.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from folb.core import privacy
+from folb.core.algorithm import Algorithm
+from folb.core.round import State, upload_shape
+from folb.core.traffic import Sizes, nbytes, sizes
+from folb.data.federation import Federation
+from folb.errors import InputError
+from folb.measures import measured
+from folb.results.run import Run
+from folb.simulation import parallel, solve
+from folb.simulation.evaluate import evaluation_block, said
+from folb.simulation.play import Info, start
+from folb.simulation.problem import ENDLESS, Problem
+from folb.simulation.program import (
+    CAPACITY,
+    Measured,
+    advance,
+    advancing,
+    begin,
+    joined,
+    models_kept,
+    one_round,
+)
+from folb.store import checkpoint
+from folb.store.round_lines import LONGEST_ROUND
+from folb.typing import NDArray, Params
+
+CHUNK_SECONDS = 0.25
+LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
+LOWERING = threading.Lock()  # one program at a time: the interpreter would finish two at once, both late
+COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
+# told of rounds as they complete: the first of them, and the part of each run that a program plays
+Observer = Callable[[int, Mapping[int, Run]], None]
+
+
+class Job(NamedTuple):
+    """One run to do, and its place among the runs that `simulate` returns."""
+
+    place: int
+    algorithm: Algorithm
+    seed: int
+    rounds: int  # that it plays: fewer than others if a budget ends it
+
+
+def check_shapes(problem: Problem, jobs: list[Job]) -> None:
+    """Raise an `InputError` if a round of these runs would. The round is traced, not run.
+
+    A rule that returns a wrong shape is found before any other algorithm is run.
+    """
+    stacked, seeds = _stacked(jobs)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
+    model, survey = _one_model(states), jobs[0].algorithm.selection.sampling.survey
+    for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
+        upload_shape(upload, model)
+    jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
+
+
+def _one_model(states: State) -> Params:
+    """What the model of one of the stacked runs is like."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
+
+
+def _remembered(jobs: list[Job]) -> int:
+    """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
+    first = jobs[0].algorithm
+    return jobs[0].rounds if first.memory is not None or first.compression.remembers else ENDLESS
+
+
+def compile_ahead(problem: Problem, jobs: list[Job], every: int) -> None:
+    """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
+    if problem.streamed or problem.mesh is not None:
+        return
+    stacked, seeds = _stacked(jobs)
+    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
+    span = (np.int32(1), np.int32(2), np.int32(every))
+    with LOWERING:
+        lowered = advance.lower(problem, stacked, states, seeds, *span)
+    lowered.compile()
+
+
+def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
+    """The algorithms of runs that differ only in numbers, stacked as one, and their seeds."""
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
+    return stacked, np.asarray([job.seed for job in jobs], np.uint32)
+
+
+def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
+    """The jobs in order, in as few batches of at most `fit` as possible, of about equal size."""
+    count = -(-len(jobs) // fit)
+    return [jobs[i * len(jobs) // count : (i + 1) * len(jobs) // count] for i in range(count)]
+
+
+def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = ENDLESS) -> int:
+    """How many stacked runs take half of `memory` bytes: an estimate from shapes alone, and at least 1.
+
+    A run needs its state before, during and after a round. With `abreast` it also needs about eight models for each of
+    its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that are
+    computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its share of
+    three windows (the previous, the current and the next), and a window may be twice as large as its content.
+    """
+    model, train, K = problem.model, problem.train, algorithm.selection.K
+    state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
+    samples = max(K * max(solve.BLOCK, solve.UNROLL * algorithm.solver.batch), evaluation_block(model))
+
+    def backward(params: Params, rows: Array) -> Any:
+        x, y = train.take(rows)
+        return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
+
+    needed = 4 * nbytes(state)
+    if problem.streamed:
+        chosen = K * (2 if algorithm.selection.second else 1)
+        needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
+    if problem.judges:
+        needed += nbytes(jax.eval_shape(partial(said, problem, problem.test), state.params))
+    if problem.abreast:
+        held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
+        needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
+    return max(1, memory // 2 // needed)
+
+
+def _chunk_seconds(states: State) -> float:
+    """How long a chunk should take. It begins with a copy of the memory of devices: with more of it, it is longer.
+
+    The earlier memory is kept until the chunk is finished, so that an interruption loses no round.
+    """
+    copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
+    return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
+
+
+def run_stacked(
+    problem: Problem,
+    federation: Federation,
+    jobs: list[Job],
+    every: int,
+    observe: Observer | None,
+    kept: tuple[Path, int] | None,
+    while_playing: Callable[[], None],
+) -> dict[int, Run]:
+    """Play runs whose algorithms differ only in numbers, as one program; return each by its place.
+
+    while_playing() is called once, when the first rounds are played.
+    """
+    stacked, seeds = _stacked(jobs)
+    rounds = jobs[0].rounds
+    states = begin(problem, stacked, seeds, rounds=_remembered(jobs))
+    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as in `advance`: traced once
+    shapes = jax.eval_shape(one_round, *inputs)[1]
+    record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
+    at = (1, states, [record])
+    model, N, names = _one_model(states), federation.N, measured(problem.metrics)
+    about = [_About(job.algorithm.name, sizes(job.algorithm, model), N, names) for job in jobs]
+
+    def parts(first: int, record: Measured) -> dict[int, Run]:
+        """The rounds of `record`, from round `first` on, as runs."""
+        return {job.place: _run(problem, job, about[r], record, r, first, every) for r, job in enumerate(jobs)}
+
+    def tell(first: int, record: Measured) -> None:
+        if observe is not None:
+            observe(first, parts(first, record))
+
+    @cache
+    def mark() -> str:
+        """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
+        # the samples count through their digest
+        others = (problem.share, problem.system, privacy.without_key(stacked), *inputs[2:])
+        return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
+
+    if (
+        kept is not None
+        and checkpoint.kept(*kept)
+        and (found := checkpoint.load(*kept, mark(), (states, record)))
+        and found[0] <= rounds + 1
+    ):
+        at = (found[0], found[1][0], [found[1][1]])
+        tell(1, found[1][1])
+    at = parallel.shared(at)
+
+    spent = 0.0  # seconds that the last checkpoint took
+
+    def keep() -> None:
+        nonlocal spent
+        if kept is not None:
+            begun = time.perf_counter()
+            t, states, chunks = at
+            checkpoint.save(*kept, mark(), t, (states, joined(chunks)))
+            spent = time.perf_counter() - begun
+
+    saved, length = time.perf_counter(), 1
+    try:
+        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
+            while at[0] <= rounds:
+                t, states, chunks = at
+                length = min(length, CAPACITY, rounds - t + 1)
+                begun = time.perf_counter()
+                states, record = play_on(states, t, t + length)
+                if kept is not None:
+                    mark()  # here, because these rounds are played meanwhile
+                part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
+                _check_seconds(part.info.seconds)
+                at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
+                tell(t, part)
+                if not chunks[1:]:  # these were the first rounds
+                    while_playing()
+                now = time.perf_counter()
+                # grow slowly: the first chunk's time is mostly compilation
+                length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
+                if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
+                    keep()
+                    saved = time.perf_counter()
+    finally:
+        keep()
+    _, states, chunks = at
+    params = jax.tree.map(np.asarray, models_kept(stacked, states))
+    runs = parts(1, joined(chunks))
+    for r, job in enumerate(jobs):
+        runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
+    return runs
+
+
+def _check_seconds(seconds: NDArray) -> None:
+    """A user's own system model may return anything."""
+    wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
+    if len(wrong):
+        raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
+
+
+class _About(NamedTuple):
+    """What all parts of a run have in common. It is looked up once: each upload is traced for its shape."""
+
+    algorithm: str
+    size: Sizes  # of its messages
+    N: int
+    metrics: tuple[str, ...]
+
+
+def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, first: int, every: int) -> Run:
+    """Run r of a stacked record that begins with round `first`, without its model."""
+    own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
+    info = own.info
+    up, down = traffic(about.size, info)
+    rounds = np.arange(first, first + len(info.asked))
+    evaluated = rounds % every == 0
+    more = {name: own.own if name == "own" else getattr(info, name) for name in problem.record}
+    if job.algorithm.privacy is not None:
+        more["epsilon"] = np.array([privacy.spent(job.algorithm, about.N, int(t)) for t in rounds])
+    return Run(
+        algorithm=about.algorithm,
+        parameters=dict(job.algorithm.origin.settings),
+        seed=int(job.seed),
+        evaluated_rounds=rounds[evaluated],
+        test_accuracy=own.test_accuracy[evaluated],
+        train_loss=own.train_loss[evaluated],
+        bytes_up=up,
+        bytes_down=down,
+        seconds=info.seconds,
+        devices=info.device,
+        times=info.times.astype(np.int32),
+        lost=info.lost,
+        updated=info.updated,
+        records=more,
+        metrics={name: own.metrics[name][evaluated] for name in about.metrics},
+        judged_by=problem.model.judged_by,
+    )
+
+
+def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
+    """Bytes up and down in each round.
+
+    Down: the model, to every distinct device asked, also by a survey, and to each device of S_1 the shift computed from
+    its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
+    Algorithm 2 only what stands for the gradient; and the answers to a survey.
+    """
+    asked, replied, gradients_only, surveyed = (
+        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
+    )
+    working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
+    up = replied * size.reply + gradients_only * size.gradient + surveyed * size.answer
+    return up, asked * size.model + working * size.shift
