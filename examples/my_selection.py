@@ -13,14 +13,16 @@ import folb
 from folb import tree
 
 
-def start(params: object) -> tuple[tuple[()], Array]:
-    """Nothing for the server; for each device the norm of its last update, or -1 before the first."""
-    return (), jnp.float32(-1)
+class LastNorm(folb.DeviceMemory):
+    """Of each device, the norm of its last update; -1 before the first."""
 
+    def init(self, params: object) -> tuple[tuple[()], Array]:
+        """Nothing for the server, and -1."""
+        return (), jnp.float32(-1)
 
-def remember(round: folb.Round) -> tuple[tuple[()], Array]:
-    """The norms of this round's updates; for a lost device the server keeps the old norm."""
-    return (), tree.norms(round.delta)
+    def update(self, round: folb.Round) -> tuple[tuple[()], Array]:
+        """The norms of this round's updates; for a lost device the server keeps the old norm."""
+        return (), tree.norms(round.delta)
 
 
 def chances(known: folb.Known, explore: Array) -> Array:
@@ -34,4 +36,4 @@ def chances(known: folb.Known, explore: Array) -> Array:
 def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
     """FedAvg whose devices are drawn by the size of their last update."""
     sampling = folb.Sampling(Partial(chances, explore=explore), memory=True)
-    return folb.compose(folb.rules.mean, sampling=sampling, memory=folb.DeviceMemory(start, remember), **common)
+    return folb.compose(folb.rules.mean, sampling=sampling, memory=LastNorm(), **common)

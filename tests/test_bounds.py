@@ -211,7 +211,7 @@ CARRIED = [
     ("folb_hetero", {"server": "momentum"}),
 ]
 FEW = [(name, settings) for name, settings in EVERY if settings.get("server_lr") in (0.5, 1.0)]
-FEW += [("folb", {"memory": memory}) for memory in MEMORIES]
+FEW += [("folb", {"memory": memory}) for memory in MEMORIES.parts]
 
 
 @pytest.fixture(scope="module")

@@ -667,7 +667,7 @@ def test_candidates_of_a_sampling_of_one_s_own():
 
 def test_the_mean_of_what_is_remembered_follows_the_number_of_devices():
     """FedVARP with 4 devices, of which two are known, and then with 2."""
-    memory, one = drift.fedvarp(), {"w": np.ones((2, 1), np.float32)}
+    memory, one = drift.FedVARP(), {"w": np.ones((2, 1), np.float32)}
     step = rules.Update({"w": np.zeros(1)}, np.zeros(2))
 
     @jax.jit
@@ -702,7 +702,7 @@ MISTAKES = {
     ),
     "alpha of nobody": (
         lambda: algorithms.fedavg(memory_alpha=0.1),
-        "memory_alpha = 0.1: is for memory=feddyn, fedcm; memory is none",
+        "memory_alpha = 0.1: is for memory=feddyn, fedcm; memory is not set",
     ),
     "option 3": (lambda: algorithms.scaffold(option="3"), "option = '3'"),
     "two memories": (lambda: algorithms.scaffold(memory="fedvarp"), "memory = 'fedvarp': is fixed"),

@@ -536,10 +536,7 @@ WIDEST = folb.Upload("widest", widest)
 )
 def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
     """Devices are drawn by what they said before the first round."""
-    import jax.numpy as jnp
-
-    keeps = folb.DeviceMemory(lambda params: ((), jnp.float32(0)), lambda round: ((), round.own))
-    sampling = folb.Sampling(lambda known: known.memory**3, memory=True, keeps=keeps, first=folb.First(asked, remember))
+    sampling = folb.Sampling(lambda known: known.memory**3, memory=True, keeps=KEEPS, first=folb.First(asked, remember))
     algorithm = folb.compose(folb.rules.mean, sampling=sampling, K=2, lr=LR, batch=BATCH)
     run = simulated(algorithm, rounds=4)
     deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
@@ -668,7 +665,48 @@ def state_of_another_shape(g, state, lr):
     return g, (g,)
 
 
-KEEPS = folb.DeviceMemory(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
+def remembering(first, later, shifted=None):
+    """A memory that starts as `first`, and is later(round) after a round."""
+
+    class Mine(folb.DeviceMemory):
+        shifts = shifted is not None
+
+        def init(self, params):
+            return first(params)
+
+        def update(self, round):
+            return later(round)
+
+        def shift(self, shared, own, sent):
+            return shifted
+
+    return Mine()
+
+
+KEEPS = remembering(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
+
+
+class Sudden(folb.DeviceMemory):
+    def init(self, params):
+        return (), ()
+
+
+class Mistaken(folb.DeviceMemory):
+    of: str = "pace"
+
+    @property
+    def pace(self):
+        return "a" if self.of == "pace" else 1.0
+
+    @property
+    def uploads(self):
+        return "grad" if self.of == "uploads" else ()
+
+    def init(self, params):
+        return (), ()
+
+    def update(self, round):
+        return (), ()
 
 
 class Idle(folb.ServerStep):
@@ -741,17 +779,13 @@ MISTAKES = {
     ),
     "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
     "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
-    "a memory without an update": ({"memory": folb.DeviceMemory(len, None)}, "memory: update = None: should be a fun"),
-    "a shift that is a text": (
-        {"memory": folb.DeviceMemory(len, len, "x")},
-        "memory: shift = 'x': should be a function",
-    ),
+    "a memory without an update": ({"memory": Sudden()}, "memory = 'sudden': should have a method update"),
     "a pace that is a text": (
-        {"memory": folb.DeviceMemory(len, len, pace="a")},
+        {"memory": Mistaken(of="pace")},
         "memory: pace = 'a': should be at least",
     ),
     "uploads of a memory that are a text": (
-        {"memory": folb.DeviceMemory(len, len, uploads="grad")},
+        {"memory": Mistaken(of="uploads")},
         "memory: uploads = 'grad': should be a list",
     ),
     "uploads that are a number": ({"uploads": 3}, "uploads = 3: should be a list of uploads"),
@@ -759,7 +793,7 @@ MISTAKES = {
     "a function as a server step": ({"server": len}, "server = .*should be one of plain, .*or a folb.ServerStep"),
     "a step size without a factor": ({"step_size": folb.StepSize()}, "step_size = .*should have a method factor"),
     "an average without methods": ({"average": folb.Average()}, "average = .*should have a method init"),
-    "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
+    "a memory that is none": ({"memory": 3}, "memory = 3: should be one of scaffold, .*or a folb.DeviceMemory"),
     "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
 }
 
@@ -792,11 +826,11 @@ SHAPES = {
     "a state": ({"local_step": state_of_another_shape}, "local_step: the state after a step"),
     "no pair from a step": ({"local_step": lambda g, state, lr: g}, "local_step: what it returns = 'dict'"),
     "no pair from init": (
-        {"memory": folb.DeviceMemory(lambda w: w, lambda r: ((), r.own))},
+        {"memory": remembering(lambda w: w, lambda r: ((), r.own))},
         "memory: what init.*'dict': should be a pair",
     ),
     "no pair from update": (
-        {"memory": folb.DeviceMemory(lambda w: ((), 0.0), lambda r: None)},
+        {"memory": remembering(lambda w: ((), 0.0), lambda r: None)},
         "memory: what update.*'NoneType': should be a pair",
     ),
     "no pair from apply": (
@@ -815,11 +849,11 @@ SHAPES = {
     "complex chances": ({"sampling": lambda known: 1j * known.share}, "sampling: what it returns"),
     "chances": ({"sampling": lambda known: known.size[:2]}, r"sampling: shape = \(2,\): should be \(5,\)"),
     "a shift": (
-        {"memory": folb.DeviceMemory(lambda w: ((), ()), lambda r: ((), ()), lambda c, own: 0.0)},
+        {"memory": remembering(lambda w: ((), ()), lambda r: ((), ()), 0.0)},
         "memory: what shift",
     ),
     "a memory": (
-        {"memory": folb.DeviceMemory(lambda w: ((), 0.0), lambda r: ((), r.delta))},
+        {"memory": remembering(lambda w: ((), 0.0), lambda r: ((), r.delta))},
         "memory: what update",
     ),
     "a server's model": (
@@ -839,7 +873,7 @@ SHAPES = {
         "sampling: first: what `remember` returns",
     ),
     "a type": (
-        {"memory": folb.DeviceMemory(lambda w: ((), 0), lambda r: ((), r.times))},
+        {"memory": remembering(lambda w: ((), 0), lambda r: ((), r.times))},
         "memory: what update.*should be .*int32",
     ),
 }
@@ -870,7 +904,7 @@ def test_a_memory_of_devices_is_refused_where_draws_are_ahead_or_replies_unseen(
     with pytest.raises(InputError, match="neither a survey nor a memory"):
         simulate(FEDERATION, MODEL, algorithm, rounds=2, stream=True)
     with pytest.raises(InputError, match="memory = 'unnamed': should be None"):
-        memory = folb.DeviceMemory(lambda w: ((), 0.0), lambda r: ((), r.own))
+        memory = remembering(lambda w: ((), 0.0), lambda r: ((), r.own))
         folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.folb, uploads=("grad",), memory=memory, K=5))
 
 

@@ -14,14 +14,15 @@ from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_t
 
 import jax
 
-from folb.core import drift, samplings, selection, tree
 from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
+from folb.core import samplings, selection, tree
 from folb.core import staleness as staleness_of
 from folb.core.average import AVERAGES, Average, ServerModel
 from folb.core.codec import Compression, compression
+from folb.core.drift import MEMORIES
 from folb.core.gradient import Source
 from folb.core.guard import Guard
 from folb.core.liars import Attack
@@ -129,17 +130,6 @@ class Common(TypedDict, total=False):
     local_delta: Annotated[float | None, "delta of local_step=delta_sgd; by default 0.1"]
     candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
     exploration: Annotated[float | None, "of sampling=oort: the share of draws for devices not met yet; by default 0.1"]
-    memory: Annotated[
-        Literal["scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"] | None,
-        "what the server remembers of devices; by default nothing",
-    ]
-    option: Annotated[
-        Literal["1", "2"] | None, "how memory=scaffold renews c_k: 1, by a gradient; 2, the default, by the update"
-    ]
-    memory_alpha: Annotated[float | None, "alpha of memory=feddyn (by default 0.01) or fedcm (0.1)"]
-    memory_tau: Annotated[int | None, "how many rounds memory=ghbm looks back; by default 10, and best about N/K"]
-    memory_beta: Annotated[float | None, "beta of memory=mimelite, ghbm or adabest; by default 0.9"]
-    memory_mu: Annotated[float | None, "mu of memory=adabest: how much an update counts; by default 0.02"]
     concurrency: Annotated[
         int | None, "M: devices that work at any time, and a round takes the next K replies; by default rounds wait"
     ]
@@ -231,7 +221,7 @@ class Common(TypedDict, total=False):
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
-SLOTS: tuple[Slot[Any], ...] = (SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
 
 
 @functools.cache
@@ -288,11 +278,6 @@ def compose(
     uploads: Sequence[str | Upload] = (),
     gradient: Source | None = None,
     memory: str | DeviceMemory | None = None,
-    option: str | None = None,
-    memory_alpha: Any = None,
-    memory_tau: int | None = None,
-    memory_beta: Any = None,
-    memory_mu: Any = None,
     K: int = 10,
     over_selection: float | None = None,
     replacement: bool = True,
@@ -346,15 +331,8 @@ def compose(
     check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
     chosen = samplings.sampling(sampling, K, candidates, exploration)
-    remembers = drift.memory(
-        memory,
-        option=option,
-        memory_alpha=memory_alpha,
-        memory_tau=memory_tau,
-        memory_beta=memory_beta,
-        memory_mu=memory_mu,
-    )
-    kept = () if not isinstance(remembers, DeviceMemory) else remembers.uploads
+    remembers = MEMORIES.chosen(memory, numbers)
+    kept: Any = () if remembers is None else remembers.uploads
     if isinstance(kept, str) or not isinstance(kept, Sequence):
         raise InputError("memory: uploads", kept, "should be a list of uploads")
     asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
@@ -373,12 +351,12 @@ def compose(
     step = local_steps.local_step(
         local_step, beta=local_beta, beta2=local_beta2, eps=local_eps, gamma=local_gamma, delta=local_delta
     )
-    shifts = isinstance(remembers, DeviceMemory) and remembers.shift is not None
+    shifts = remembers is not None and remembers.shifts
     if not step.one_size:
         if gradient is not None and gradient.works:
             expected = f"should be exact or sketch: the steps of {step.name} differ in size"
             raise InputError("gradient", "proxy", expected)
-        if isinstance(remembers, DeviceMemory) and remembers.one_size:
+        if remembers is not None and remembers.one_size:
             expected = f"should be sgd or momentum: memory={memory} divides by the size of a step"
             raise InputError("local_step", step.name, expected)
     if second and gradient is not None and gradient.works and shifts:

@@ -80,7 +80,7 @@ def check_around(algorithm: Algorithm) -> None:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
         raise InputError("robust", which, f"{expected}; {OTHERWISE}")
-    if (memory := algorithm.memory) is not None and memory.correct is not None:
+    if (memory := algorithm.memory) is not None and memory.corrects:
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", settings.get("memory") or "your own", f"{expected}; {OTHERWISE}")
     gain, named = algorithm.server.gain, settings.get("server", "plain") in SERVERS.parts

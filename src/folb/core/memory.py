@@ -7,45 +7,80 @@ rejected, the memory of its device does not change.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.part import Part, check_part
 from folb.core.rules import Round
-from folb.core.tree import compiled, pair
-from folb.errors import InputError, check_number, choose
+from folb.core.tree import pair
+from folb.errors import check_number
 from folb.typing import Params
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DeviceMemory:
+class Sent(NamedTuple):
+    """What a shift may be computed from, besides the memory."""
+
+    params: Params  # the server's model
+    steps: Any  # the device's local steps
+    lr: Any
+    N: Any
+
+
+class DeviceMemory(Part):
     """A memory of devices: how it starts, how a round changes it, and what a device is sent.
 
-    init(params) -> (shared, own): the server's part, and the part of a device that was not met before.
-    update(round) -> (shared, own): both after the round. `round.own` and the result are stacked over the slots. Slots
-    without a usable reply (`round.times` is 0) keep their memory, whatever the result says. A round that does not
-    change the model (no usable reply, or all weights 0) changes no memory.
-    shift(shared, own) -> a tree of the model's shape, for one device; None sends nothing. It may have further
-    arguments, by name: `params` (the server's model), `steps` (the device's local steps), `lr` and `N`.
-    correct(round) -> the server's step, a tree, in place of the rule's, which is round.update.delta.
-    A device's steps are `pace` times as long, and its proximal weight is larger by `prox`.
+    One of your own is a class of this base with `init` and `update`.
     """
 
-    init: Callable[[Params], tuple[Any, Any]]
-    update: Callable[[Round], tuple[Any, Any]]
-    shift: Callable[..., Params] | None = None
-    correct: Callable[[Round], Params] | None = None
-    pace: Any = 1.0
-    prox: Any = 0.0
-    uploads: tuple[str, ...] = field(default=(), metadata={"static": True})  # what `update` needs of the devices
-    one_size: bool = field(default=False, metadata={"static": True})  # whether it divides by the size of a local step
-    sampling: DeviceMemory | None = None  # what a sampling remembers besides; then all memory is a pair
+    slot, needed = "memory", ("init", "update")
+    shifts: ClassVar[bool] = False  # whether devices are sent a shift
+    corrects: ClassVar[bool] = False  # whether it changes the server's step
+    sampling: Any = field(default=None, kw_only=True)  # what a sampling remembers besides; then all memory is a pair
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """What `update` needs of the devices."""
+        return ()
+
+    @property
+    def one_size(self) -> bool:
+        """Whether it divides by the size of a local step."""
+        return False
+
+    @property
+    def pace(self) -> Any:
+        """A device's steps are so many times as long."""
+        return 1.0
+
+    @property
+    def prox(self) -> Any:
+        """A device's proximal weight is larger by this."""
+        return 0.0
+
+    def init(self, params: Params) -> tuple[Any, Any]:
+        """(shared, own): the server's part, and the part of a device that was not met before."""
+        raise NotImplementedError
+
+    def update(self, round: Round) -> tuple[Any, Any]:
+        """(shared, own): both after the round.
+
+        `round.own` and the result are stacked over the slots. Slots without a usable reply (`round.times` is 0) keep
+        their memory, whatever the result says. A round that does not change the model (no usable reply, or all weights
+        0) changes no memory.
+        """
+        raise NotImplementedError
+
+    def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
+        """A tree of the model's shape, for one device, if it `shifts`."""
+        raise NotImplementedError
+
+    def correct(self, round: Round) -> Params:
+        """The server's step in place of the rule's, which is round.update.delta, if it `corrects`."""
+        raise NotImplementedError
 
     def algorithms(self, remembered: Any) -> Any:
         """Of what is remembered, shared or own, the algorithm's part."""
@@ -60,34 +95,29 @@ class DeviceMemory:
         return round._replace(shared=self.algorithms(round.shared), own=self.algorithms(round.own))
 
 
-SHIFTED_BY = ("params", "steps", "lr", "N")  # what a shift may be computed from, besides the memory
+class Nothing(DeviceMemory):
+    """The memory of an algorithm that has none, beside that of its sampling."""
+
+    def init(self, params: Params) -> tuple[Any, Any]:
+        """Nothing."""
+        return (), ()
+
+    def update(self, round: Round) -> tuple[Any, Any]:
+        """As it is."""
+        return round.shared, round.own
 
 
 def device_memory(wanted: DeviceMemory | None, sampling: DeviceMemory | None = None) -> DeviceMemory | None:
-    """The memory of an algorithm and of its sampling, checked, with functions that can be compiled."""
+    """The memory of an algorithm and of its sampling, checked."""
     for one in (wanted, sampling):
-        if one is not None and not isinstance(one, DeviceMemory):
-            raise InputError("memory", one, "should be a DeviceMemory(init, update, shift)")
-    if sampling is not None:
-        wanted = DeviceMemory(_nothing, _unchanged) if wanted is None else wanted
-    if wanted is None:
-        return None
-    for name in ("init", "update", "shift", "correct"):
-        function = getattr(wanted, name)
-        if not callable(function) and (function is not None or name in ("init", "update")):
-            raise InputError(f"memory: {name}", function, "should be a function")
-    for name in ("pace", "prox"):
-        check_number(f"memory: {name}", getattr(wanted, name), lambda number: number >= 0, "should be at least 0")
-    parts = {name: compiled(getattr(wanted, name)) for name in ("init", "update", "shift", "correct")}
-    return replace(wanted, **parts, sampling=device_memory(sampling))
-
-
-def _nothing(params: Params) -> tuple[Any, Any]:
-    return (), ()
-
-
-def _unchanged(round: Round) -> tuple[Any, Any]:
-    return round.shared, round.own
+        if one is None:
+            continue
+        check_part("memory", one, DeviceMemory)
+        for name in ("pace", "prox"):
+            check_number(f"memory: {name}", getattr(one, name), lambda number: number >= 0, "should be at least 0")
+    if sampling is None:
+        return wanted
+    return replace(Nothing() if wanted is None else wanted, sampling=sampling)
 
 
 def started(memory: DeviceMemory | None, params: Params) -> tuple[Any, Any]:
@@ -109,16 +139,6 @@ def updated(memory: DeviceMemory | None, round: Round) -> tuple[Any, Any]:
         return found
     other = round._replace(shared=memory.samplings(round.shared), own=memory.samplings(round.own))
     return tuple(zip(found, updated(memory.sampling, other), strict=True))  # type: ignore[return-value]
-
-
-def shifted_by(memory: DeviceMemory) -> tuple[str, ...]:
-    """What its shift needs besides the memory."""
-    shift: Any = memory.shift
-    names = list(inspect.signature(getattr(shift, "func", shift)).parameters.values())[2:]
-    wanted = tuple(p.name for p in names if p.kind is not p.KEYWORD_ONLY)
-    for name in wanted:
-        choose("what the shift of a memory needs", name, SHIFTED_BY)
-    return wanted
 
 
 class Rows(NamedTuple):

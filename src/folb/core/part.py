@@ -31,6 +31,7 @@ class Range(NamedTuple):
 
     holds: Callable[[Any], Any]
     words: str
+    number: bool = True
 
 
 def at_least(low: float) -> Range:
@@ -58,7 +59,21 @@ def up_to(high: float, low: float = 0.0) -> Range:
     return Range(lambda value: (value > low) & (value <= high), f"should be more than {low:g} and at most {high:g}")
 
 
-FLAG = Range(lambda value: isinstance(value, bool), "should be True or False")
+FLAG = Range(lambda value: isinstance(value, bool), "should be True or False", number=False)
+
+
+def whole(low: int, high: int) -> Range:
+    """A whole number from `low` to `high`."""
+    return Range(
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+        f"should be a whole number from {low} to {high}",
+        number=False,
+    )
+
+
+def one_of(*words: str) -> Range:
+    """One of these words."""
+    return Range(lambda value: value in words, f"should be one of {', '.join(words)}", number=False)
 
 
 def setting(meaning: str, within: Range | None = None, *, default: Any, static: bool = False) -> Any:
@@ -107,7 +122,7 @@ class Part:
         for one in fields(self):  # type: ignore[arg-type]
             within, value = one.metadata.get("within"), getattr(self, one.name)
             if within is not None and not (value is None and one.default is None):
-                (check if within is FLAG else check_number)(spelt(one.name), value, *within)
+                (check_number if within.number else check)(spelt(one.name), value, *within[:2])
 
 
 def named(kind: type) -> str:
@@ -199,9 +214,7 @@ class Slot(Generic[P]):
                 which = wanted if isinstance(wanted, str) else "your own"
                 raise InputError(name, value, f"is for {self.name}={self._owners(name)}; {self.name} is {which}")
         made = kind(**{chosen[name]: value for name, value in given.items()}) if isinstance(wanted, str) else wanted
-        for method in self.base.needed:
-            if getattr(type(made), method) is getattr(self.base, method):
-                raise InputError(self.name, made.name, f"should have a method {method}")
+        check_part(self.name, made, self.base)
         made.check(self.spelt)
         return made
 
@@ -209,3 +222,12 @@ class Slot(Generic[P]):
 def settings_of(kind: type[Part]) -> dict[str, Any]:
     """The fields of a class that users may set."""
     return {one.name: one for one in fields(kind) if "meaning" in one.metadata}  # type: ignore[arg-type]
+
+
+def check_part(field: str, made: Any, base: type[Part]) -> None:
+    """Raise an `InputError` unless it is a part of this base, with the methods that each has of its own."""
+    if not isinstance(made, base):
+        raise InputError(field, made, f"should be a folb.{base.__name__}")
+    for method in base.needed:
+        if getattr(type(made), method) is getattr(base, method):
+            raise InputError(field, made.name, f"should have a method {method}")

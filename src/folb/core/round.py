@@ -17,7 +17,7 @@ from folb.core import privacy, randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import empty_queue
 from folb.core.liars import told, told_gradients
-from folb.core.memory import shifted_by, started, updated
+from folb.core.memory import Sent, started, updated
 from folb.core.multiset import Multiset
 from folb.core.rules import Round, Update
 from folb.core.screening import shortened, update_of
@@ -125,11 +125,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     remembers = algorithm.memory
     start = model_sent(algorithm, state, round.key) if round.start is None else round.start
     round = round._replace(shared=state.shared, start=start)
-    if (
-        remembers is not None
-        and remembers.shift is not None
-        and (algorithm.gradient is not None or algorithm.sends("grad"))
-    ):
+    if remembers is not None and remembers.shifts and (algorithm.gradient is not None or algorithm.sends("grad")):
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
         round = told(algorithm.attack, round)
@@ -151,7 +147,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         update, seen, clip = privacy.release(algorithm, round)
         weighty = jnp.bool_(True)  # a round without replies adds its noise, too
     round = round._replace(update=update)
-    if remembers is not None and remembers.correct is not None:
+    if remembers is not None and remembers.corrects:
         corrected = remembers.correct(seen)
         tree.check_like("memory: what correct(round) returns", corrected, state.params)
         update = update._replace(delta=corrected)
@@ -202,14 +198,11 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     `steps` are the local steps of each device, and N is the number of devices.
     """
     memory = algorithm.memory
-    if memory is None or memory.shift is None:
+    if memory is None or not memory.shifts:
         return None
     shared, own = memory.algorithms(state.shared), memory.algorithms(own)
-    known = {"params": state.params, "steps": steps, "lr": algorithm.solver.lr, "N": N}
-    more = shifted_by(memory)
-    axes = (None, 0, *(0 if name == "steps" else None for name in more))
-    given = (shared, own, *(known[name] for name in more))
-    found = jax.vmap(memory.shift, in_axes=axes, axis_size=algorithm.selection.K)(*given)
+    K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
+    found = jax.vmap(memory.shift, in_axes=(None, 0, Sent(None, 0, None, None)), axis_size=K)(shared, own, sent)
     wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
     tree.check_like("memory: what shift(shared, own) returns, stacked", found, wanted)
     return found

@@ -148,13 +148,16 @@ def _largest_remembered(known: Known) -> Draw:
     return _largest(known, jnp.where(met, known.memory, jnp.where(jnp.any(met), middle, 0.0)))
 
 
-def _not_met(params: Params) -> tuple[tuple[()], Array]:
-    """A device that was not met has no loss yet."""
-    return (), jnp.float32(jnp.inf)
+class LastLoss(DeviceMemory):
+    """The loss of each device when it last worked; infinity for one that was not met."""
 
+    def init(self, params: Params) -> tuple[tuple[()], Array]:
+        """Not met."""
+        return (), jnp.float32(jnp.inf)
 
-def _last_loss(round: Round) -> tuple[tuple[()], Array]:
-    return (), round.sent["loss"]
+    def update(self, round: Round) -> tuple[tuple[()], Array]:
+        """The loss."""
+        return (), round.sent["loss"]
 
 
 SLOW = 2.0  # alpha of Oort: a device that takes r times the median seconds is r^-alpha times as useful
@@ -186,13 +189,17 @@ def _useful_and_fast(known: Known, *, exploration: Array | float) -> Array:
     return jnp.where(count > 0, mixed, 1.0 / len(loss))
 
 
-def _no_use_yet(params: Params) -> tuple[tuple[()], Array]:
-    return (), jnp.full(2, jnp.inf, jnp.float32)
+class LastUse(DeviceMemory):
+    """The loss and the seconds of each device when it last worked; infinity for one that was not met."""
 
+    def init(self, params: Params) -> tuple[tuple[()], Array]:
+        """Not met."""
+        return (), jnp.full(2, jnp.inf, jnp.float32)
 
-def _last_use(round: Round) -> tuple[tuple[()], Array]:
-    assert round.seconds is not None
-    return (), jnp.stack([round.sent["loss"], round.seconds.astype(jnp.float32)], axis=1)
+    def update(self, round: Round) -> tuple[tuple[()], Array]:
+        """Both."""
+        assert round.seconds is not None
+        return (), jnp.stack([round.sent["loss"], round.seconds.astype(jnp.float32)], axis=1)
 
 
 def _of_each_cluster(known: Known) -> Draw:
@@ -212,12 +219,16 @@ def _of_each_cluster(known: Known) -> Draw:
     return Draw(N, devices, lambda device: jnp.ones(jnp.shape(device)))
 
 
-def _no_cluster(params: Params) -> tuple[tuple[()], Array]:
-    return (), jnp.int32(-1)
+class OwnCluster(DeviceMemory):
+    """The cluster of each device; -1 for one that came later."""
 
+    def init(self, params: Params) -> tuple[tuple[()], Array]:
+        """None."""
+        return (), jnp.int32(-1)
 
-def _same_cluster(round: Round) -> tuple[tuple[()], Array]:
-    return (), round.own
+    def update(self, round: Round) -> tuple[tuple[()], Array]:
+        """As it is."""
+        return (), round.own
 
 
 CLUSTERING = 20  # steps of k-means
@@ -261,20 +272,20 @@ SAMPLINGS = {
     "remembered_loss": Sampling(
         Partial(_largest_remembered),
         memory=True,
-        keeps=DeviceMemory(_not_met, _last_loss),
+        keeps=LastLoss(),
         candidates=0,
         uploads=("loss",),
     ),
     "oort": Sampling(
         Partial(_useful_and_fast, exploration=0.1),
         memory=True,
-        keeps=DeviceMemory(_no_use_yet, _last_use),
+        keeps=LastUse(),
         uploads=("loss",),
     ),
     "clusters": Sampling(
         Partial(_of_each_cluster),
         memory=True,
-        keeps=DeviceMemory(_no_cluster, _same_cluster),
+        keeps=OwnCluster(),
         first=First(sketch(64), Partial(clustered)),
     ),
 }

@@ -31,7 +31,7 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     asks = how.survey if how.first is None else how.first.upload
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
-        shift=model if memory is not None and memory.shift is not None else 0,
+        shift=model if memory is not None and memory.shifts else 0,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
         gradient=upload_size(algorithm, algorithm.second_upload, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),

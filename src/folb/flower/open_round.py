@@ -116,7 +116,7 @@ def candidates(how: Selection, N: int, seed: Any, t: Any) -> Any:
 
 def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Any:
     """`round.shifts`; where nothing is sent, there is no program to compile."""
-    sent = algorithm.memory is not None and algorithm.memory.shift is not None
+    sent = algorithm.memory is not None and algorithm.memory.shifts
     return _shifts(algorithm, state, own, steps, N) if sent else None
 
 
