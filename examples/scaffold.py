@@ -6,7 +6,6 @@ folb compare synthetic_1_1 --algorithms fedavg,examples/scaffold.py:scaffold --s
 from typing import Annotated, Literal
 
 import jax
-import jax.numpy as jnp
 
 import folb
 from folb import tree
@@ -18,8 +17,7 @@ class ControlVariates(folb.DeviceMemory):
     shifts = True  # devices are sent a shift of their gradients
 
     def init(self, params: object) -> tuple[object, object]:
-        """Both are 0."""
-        zero = jax.tree.map(jnp.zeros_like, params)
+        zero = folb.vector.zeros(params)
         return zero, zero
 
     def update(self, round: folb.Round) -> tuple[object, object]:
@@ -33,7 +31,6 @@ class ControlVariates(folb.DeviceMemory):
         return tree.add(round.shared, tree.combine(came, tree.sub(new, round.own))), new
 
     def shift(self, shared: object, own: object, sent: object) -> object:
-        """c - c_k."""
         return tree.sub(shared, own)
 
 
