@@ -297,7 +297,7 @@ def test_a_lost_reply_takes_what_it_carried_with_it():
         strategy = FederatedStrategy(made, system=system.fixed(work=2), wait=0.0, deadline=0.05, seed=SEED)
         carrier = grid(tamper=tamper)
         strategy.start(carrier, arrays(begin()), num_rounds=1)
-        assert (2 in strategy.opened.usable) == (tamper is None)
+        assert (2 in strategy.opened.answers.usable) == (tamper is None)
         state = carrier.states[carrier.node(2)]
         left.append({name: value.numpy() for name, value in state.array_records[encoded.RESIDUAL].items()})
     assert all(np.array_equal(left[0][name], left[1][name]) and left[0][name].any() for name in left[0])
@@ -437,9 +437,9 @@ def check_refused(name, spoil):
     strategy = FederatedStrategy(made, system=system.fixed(work=2), wait=0.0, deadline=0.05)
     first = {key: np.full(shape, 0.1, np.float32) for key, shape in SHAPES.items()}
     result = strategy.start(InProcessGrid(apps, tamper=tamper), arrays(first), num_rounds=1)
-    assert set(strategy.opened.usable) == {0, 1, 3}
-    assert [identity for identity, _ in strategy.opened.noted] == [2]
-    assert "\n" not in strategy.opened.refused[2]
+    assert set(strategy.opened.answers.usable) == {0, 1, 3}
+    assert [identity for identity, _ in strategy.opened.notes.rejected] == [2]
+    assert "\n" not in strategy.opened.answers.refused[2]
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
 
 

@@ -73,6 +73,15 @@ def test_the_noise_of_a_round_is_as_the_accountant_assumes(place, replay):
     assert made.state.clip != 0.5 and 0.3 < made.state.clip < 0.7
 
 
+def test_a_device_counts_against_the_clip_of_its_round():
+    grid = grid_of()
+    played(algorithms.fedavg(**OWN, clip_quantile=0.5), grid, rounds=2, replay=True)
+    tasks = [message.content.config_records.get("task") for message in grid.sent]
+    told = [dict(zip(task["names"], task["values"], strict=True)) for task in tasks if task is not None]
+    assert len({numbers["privacy.clip"] for numbers in told}) == 2  # it adapts
+    assert all(numbers["within.clip"] == numbers["privacy.clip"] for numbers in told)
+
+
 def test_if_devices_do_not_answer_the_server_adds_their_share():
     def silent(partition, message, reply):
         return None if message.metadata.message_type == "train" else reply
