@@ -29,27 +29,18 @@ from folb.typing import NDArray
 
 @jax.jit
 def plan(
-    algorithm: Algorithm,
-    system: System,
-    who: Any,
-    size: Any,
-    share: Any,
-    survey: Any,
-    memory: Any,
-    some: Any,
-    luck: tuple[Any, Any],
-    seed: Any,
-    t: Any,
+    algorithm: Algorithm, system: System, there: Any, asked: Any, luck: tuple[Any, Any], seed: Any, t: Any
 ) -> Plan:
-    """The draw of round t from the devices `who`, in ascending order of identity. It is the simulator's own draw.
+    """The draw of round t, which is the simulator's own.
 
-    `some` are the candidates, if the sampling wants them; `survey` and `memory` are then theirs. `luck` are the two
-    words that only the draw depends on, by default the seed and t: devices learn words that depend on `seed`.
+    `there` are the identities of the present devices, in ascending order, their samples and their shares p_k. `asked`
+    are the answers to the survey, the memory of devices, and the candidates: if there are some, answers and memory are
+    theirs. `luck` are the two words that only the draw depends on, by default the seed and t: devices learn words that
+    depend on `seed`.
     """
-    how = algorithm.selection
+    how, (who, size, share) = algorithm.selection, there
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
-    known = Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, survey, memory, some)
-    draw = drawing(how, known)
+    draw = drawing(how, Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, *asked))
     first, second = core_round.sets(draw, how, *luck)
 
     def slots(chosen: Multiset) -> Slots:
@@ -58,11 +49,8 @@ def plan(
         steps = steps_of(algorithm.solver, effort.work, n)
         return Slots(chosen, words, effort.work, effort.lost, steps, draw.correction(chosen.device))
 
-    return Plan(
-        slots(first),
-        None if second is None else slots(second),
-        None if draw.inner is None else draw.inner[first.device],
-    )
+    inner = None if draw.inner is None else draw.inner[first.device]
+    return Plan(slots(first), None if second is None else slots(second), inner)
 
 
 _candidates = jax.jit(selection.candidates, static_argnums=1)
@@ -84,19 +72,10 @@ def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, 
     if opened.algorithm.privacy is not None and not settings.replay:
         luck = np.uint32(secrets.randbits(32)), np.uint32(secrets.randbits(32))
     who = np.array([member.identity for member in members], np.uint32)
-    drawn = plan(
-        opened.algorithm,
-        settings.system,
-        who,
-        np.array([member.size for member in members], np.int32),
-        _share(settings.objective, members),
-        survey,
-        _known(opened.algorithm, remembered, asked) if sampling.memory else None,
-        some,
-        luck,
-        seed,
-        t,
-    )
+    size = np.array([member.size for member in members], np.int32)
+    there = who, size, _share(settings.objective, members)
+    known = survey, _known(opened.algorithm, remembered, asked) if sampling.memory else None, some
+    drawn = plan(opened.algorithm, settings.system, there, known, luck, seed, t)
     opened.plan = jax.tree.map(np.asarray, drawn)
     opened.own = remembered.stacked(opened.who(opened.plan.first))
 

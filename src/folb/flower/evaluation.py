@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from folb.flower import protocol
-from folb.flower.mailbox import SLACK
+from folb.flower.mailbox import message
 from folb.flower.open_round import OpenRound
 from folb.flower.replies import MOST_SAMPLES, Form, Refused, alone, last_words, number, shown
 from folb.flower.roster import Member
@@ -29,23 +29,14 @@ def messages(opened: OpenRound, settings: StrategySettings, seconds: float, arra
     count = min(len(members), max(settings.min_evaluate_nodes, int(settings.fraction_evaluate * len(members))))
     order = np.random.default_rng([settings.seed, opened.t]).permutation(len(members))[:count]
     content = RecordDict({protocol.MODEL: arrays})
-    return [
-        Message(
-            content,
-            dst_node_id=members[i].node,
-            message_type="evaluate",
-            group_id=str(opened.t),
-            ttl=seconds + SLACK,
-        )
-        for i in sorted(order)
-    ]
+    return [message("evaluate", members[i].node, opened.t, content, seconds) for i in sorted(order)]
 
 
 def collected(opened: OpenRound, asked: Sequence[Message], replies: Iterable[Message]) -> MetricRecord | None:
     """The devices' metrics, weighted by `num-examples`, in the order in which the devices were asked."""
     found: dict[str, dict[str, float]] = {}
     members = {member.node: member for member in opened.members}
-    whose = {message.metadata.message_id: members[message.metadata.dst_node_id] for message in asked}
+    whose = {one.metadata.message_id: members[one.metadata.dst_node_id] for one in asked}
     for reply in replies:
         id, node = reply.metadata.reply_to_message_id, f"node {reply.metadata.src_node_id}: "
         if id not in whose or id in found:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from folb.core import gaussian, privacy
 from folb.core import round as core_round
@@ -188,7 +188,7 @@ class OpenRound:
 
     def _messages(self, tasks: Mapping[int, Task], more: Mapping[int, Mapping[str, ArrayRecord]]) -> Answers:
         members = {member.identity: member for member in self.members}
-        asked = {k: self.questions.message(members[k], task, more.get(k, {})) for k, task in tasks.items()}
+        asked = {k: self.questions.asked(members[k], task, more.get(k, {})) for k, task in tasks.items()}
         self.notes.down += sum(protocol.nbytes(message.content) for message, _ in asked.values())
         return Answers(self.t, self.notes, self.began, asked)
 
@@ -256,6 +256,21 @@ class OpenRound:
         # keep the order of the arrays: jax sorts names
         params = {name: closed.state.params[name] for name in self.state.params}
         return closed.state._replace(params=params)
+
+    def metrics(self) -> MetricRecord:
+        """The numbers of a closed round, for Flower's own result."""
+        changing = self.algorithm.step_size is not None
+        return MetricRecord(
+            {
+                **({"lr": float(self.algorithm.solver.lr)} if changing else {}),
+                **({} if self.notes.epsilon is None else {"epsilon": self.notes.epsilon}),
+                "asked": len(self.answers.asked),
+                "replied": len(self.answers.usable),
+                "refused": len(self.notes.rejected),
+                "lost": len(self.lost),
+                "abandoned": int(bool(self.abandoned)),
+            }
+        )
 
 
 def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) -> Any:

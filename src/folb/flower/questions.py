@@ -18,7 +18,7 @@ from folb.core.round import State
 from folb.core.upload import DELTA, ENCODED, GRAD, Upload
 from folb.errors import InputError
 from folb.flower import protocol
-from folb.flower.mailbox import SLACK
+from folb.flower.mailbox import message
 from folb.flower.protocol import Arrays, Task
 from folb.flower.replies import Encoded, Expected, Form, Shape
 from folb.flower.roster import Member
@@ -90,18 +90,12 @@ class Questions:
             told["replay"] = float(self.replay)
         return {f"privacy.{name}": value for name, value in told.items()}
 
-    def message(self, member: Member, task: Task, more: Mapping[str, ArrayRecord]) -> tuple[Message, Expected]:
+    def asked(self, member: Member, task: Task, more: Mapping[str, ArrayRecord]) -> tuple[Message, Expected]:
         """A task as a message to a device, with `more` records, and what is expected of its reply."""
-        message = Message(
-            RecordDict({protocol.MODEL: self.model, protocol.TASK: task.record(), **more}),
-            dst_node_id=member.node,
-            message_type="train",
-            group_id=str(self.t),
-            ttl=self.seconds + SLACK,
-        )
-        return message, Expected(
-            self.t, {name: self._form(task, name) for name in task.uploads}, member.size, member.node
-        )
+        content = RecordDict({protocol.MODEL: self.model, protocol.TASK: task.record(), **more})
+        forms = {name: self._form(task, name) for name in task.uploads}
+        asked = message("train", member.node, self.t, content, self.seconds)
+        return asked, Expected(self.t, forms, member.size, member.node)
 
     def _form(self, task: Task, upload: str) -> Form:
         """The form of an upload of a task, which may go through a codec."""
@@ -137,16 +131,18 @@ def _form(upload: Upload, params: Arrays) -> Form:
     return Form(one if shape.shape else None, upload.least, upload.most)
 
 
-def sent(algorithm: Algorithm, state: State, key: Any, arrays: ArrayRecord) -> tuple[ArrayRecord, Arrays | None]:
-    """The model as it is sent; and as devices decode it, if it has a codec. `arrays` is the server's."""
-    params, codec = state.params, algorithm.compression.down
-    if codec is not None:
-        encoded = {name: np.asarray(v) for name, v in core_round.model_encoded(algorithm, state, key).items()}
-        return protocol.packed(encoded), codec.decoded(encoded, key, params)
-    if algorithm.server.send is None:
-        return arrays, None
-    ahead = core_round.model_sent(algorithm, state)
-    return protocol.packed({name: np.asarray(ahead[name]) for name in params}), None
+def questions(
+    algorithm: Algorithm, state: State, t: int, arrays: ArrayRecord, forms: Mapping[str, Form], seed: Any, **more: Any
+) -> Questions:
+    """The questions of round t. `arrays` is the server's model: a server step or a codec may send another one."""
+    params, codec, key = state.params, algorithm.compression.down, np.asarray(core_round.shared_words(seed, t))
+    start = None
+    if codec is not None or algorithm.server.send is not None:
+        ahead = core_round.model_encoded(algorithm, state, key)
+        ahead = {name: np.asarray(ahead[name]) for name in (params if codec is None else ahead)}
+        start = None if codec is None else codec.decoded(ahead, key, params)
+        arrays = protocol.packed(ahead)
+    return Questions(t, algorithm, params, arrays, start, (int(key[0]), int(key[1])), forms, **more)
 
 
 def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:

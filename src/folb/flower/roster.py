@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -50,14 +49,15 @@ class Roster:
         """The present devices, once there are enough of them or the waiting time is over."""
         until = time.monotonic() + self.wait
         members = self.update(mailbox, self.wait)
-        while self._incomplete(members) and (left := until - time.monotonic()) > 0:
+
+        def missing() -> bool:
+            return len(members) < self.least or bool(self.awaited - {member.identity for member in members})
+
+        while missing() and (left := until - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
             members = self.update(mailbox, left)
         self.awaited = set()  # wait for them only once: a device may never come back
         return members
-
-    def _incomplete(self, members: Sequence[Member]) -> bool:
-        return len(members) < self.least or bool(self.awaited - {member.identity for member in members})
 
     def rejections(self, mailbox: Mailbox) -> list[tuple[int | None, str]]:
         """Rejections since the last round: of claims, and of replies to earlier rounds."""

@@ -26,20 +26,19 @@ from folb.core import privacy
 from folb.core import round as core_round
 from folb.core.algorithm import Algorithm
 from folb.core.average import is_server_model
-from folb.core.round import State, shared_words
+from folb.core.round import State
 from folb.core.upload import DELTA, Upload
 from folb.errors import check, check_whole
-from folb.flower import evaluation, protocol, round_record
-from folb.flower.admission import Admission
+from folb.flower import evaluation, protocol
 from folb.flower.device_draw import draw
 from folb.flower.mailbox import Mailbox
 from folb.flower.open_round import Notes, OpenRound, close, noisy, shifts
 from folb.flower.protocol import Arrays
-from folb.flower.questions import Questions, forms, sent
-from folb.flower.remembered import Remembered
+from folb.flower.questions import forms, questions
+from folb.flower.remembered import Admission, Remembered
 from folb.flower.replies import Form
 from folb.flower.roster import Roster
-from folb.flower.run_directory import Budget, RunRecord, RunSettings, recording
+from folb.flower.run_directory import Budget, RunRecord, RunSettings, recording, round_line
 from folb.flower.strategy_settings import StrategySettings, check_in
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
@@ -162,7 +161,7 @@ class FederatedStrategy(Strategy):
             told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
             log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
             if record is not None:
-                line = round_record.line(self._round, seconds, measured)
+                line = round_line(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
                 now = self.state._replace(params=protocol.unpacked(arrays), devices=self.remembered.packed())
                 record.add(line, now, identities)
@@ -221,24 +220,13 @@ class FederatedStrategy(Strategy):
         if self.state is None:
             self.state = self._begin(params)
         state = self.state._replace(params=params, devices=())
-        key = np.asarray(shared_words(np.uint32(self.settings.seed), np.uint32(t)))
-        model, start = sent(self.algorithm, state, key, arrays)
         members = self.roster.present(mailbox)
         notes, began = Notes(self.roster.rejections(mailbox), epsilon=self.budget.epsilon), time.monotonic()
         algorithm = core_round.with_step_size(self.settings.sized(self.algorithm, len(members)), state, t)
-        questions = Questions(
-            t,
-            algorithm,
-            params,
-            model,
-            start,
-            (int(key[0]), int(key[1])),
-            self._forms(algorithm, params),
-            self.seconds,
-            self.replay,
-        )
+        known, seed = self._forms(algorithm, params), np.uint32(self.settings.seed)
+        asked = questions(algorithm, state, t, arrays, known, seed, seconds=self.seconds, replay=self.replay)
         N = len({member.identity for member in members} | set(self.remembered.met))
-        return OpenRound(questions, state, members, self.uploads(algorithm), N, notes, began)
+        return OpenRound(asked, state, members, self.uploads(algorithm), N, notes, began)
 
     def _forms(self, algorithm: Algorithm, params: Arrays) -> dict[str, Form]:
         return forms(algorithm, (*self.further, *self.uploads(algorithm)), params)
@@ -257,17 +245,17 @@ class FederatedStrategy(Strategy):
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
-        drawn, questions, algorithm = opened.plan, opened.questions, opened.algorithm
+        drawn, asked, algorithm = opened.plan, opened.questions, opened.algorithm
         assert drawn is not None
         shift = shifts(algorithm, opened.state, opened.own, drawn.first.steps, np.int32(opened.N))
         tasks, more = {}, {}
         for identity, i in opened.at_work(drawn.first).items():
-            tasks[identity] = questions.work(drawn.first, i, *opened.uploads)
+            tasks[identity] = asked.work(drawn.first, i, *opened.uploads)
             if shift is not None:
                 own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                 more[identity] = {protocol.SHIFT: protocol.packed(own)}
         if drawn.second is not None:
-            ask, second = questions.work if algorithm.second_works else questions.through, algorithm.second_upload
+            ask, second = asked.work if algorithm.second_works else asked.through, algorithm.second_upload
             alone = {k: i for k, i in opened.at_work(drawn.second).items() if k not in tasks}
             tasks |= {k: ask(drawn.second, i, second) for k, i in alone.items()}
         return opened.ask(tasks, more)
@@ -311,7 +299,7 @@ class FederatedStrategy(Strategy):
             log.warning("round %d is abandoned and the model unchanged: %s", server_round, opened.abandoned)
         self.state = following
         changed = None if opened.weights is None else protocol.packed(following.params)
-        return changed, round_record.metrics(opened)
+        return changed, opened.metrics()
 
     def _closed(self, opened: OpenRound) -> State:
         """The state after the round's step. No update is much longer than a usual one."""

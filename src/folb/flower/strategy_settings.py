@@ -33,7 +33,7 @@ class StrategySettings:
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
     its devices if the rule is guarded or robust, and otherwise 1. After `max_abandoned` such rounds in a row the run
     ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
-    answered, or a little later: a device whose reply was just used waits for its turn (`folb.flower.admission`); by
+    answered, or a little later: a device whose reply was just used waits for its turn (`folb.flower.remembered`); by
     default it is the algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to
     that, and the record says so.
     A private algorithm is accounted for with N = `min_available_nodes`: no round draws from fewer. Its draws and its
@@ -70,7 +70,12 @@ class StrategySettings:
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
-        check("algorithm", algorithm, isinstance(algorithm, Algorithm), "should be an Algorithm: algorithms.folb()")
+        check(
+            "algorithm",
+            algorithm,
+            isinstance(algorithm, Algorithm),
+            "should be an Algorithm, such as algorithms.folb()",
+        )
         if algorithm.asynchrony is not None:
             expected = "should be None on Flower, where a round waits for its devices; the simulator has such rounds"
             raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
@@ -111,18 +116,10 @@ class StrategySettings:
         if self.fraction_train is not None:
             check_in("fraction_train", self.fraction_train, lambda value: 0 <= value <= 1, "from 0 to 1")
         check_in("fraction_evaluate", self.fraction_evaluate, lambda value: 0 <= value <= 1, "from 0 to 1")
-        named = [self.judged_by] if is_measure(self.judged_by) else KNOWN
-        choose("judged_by", self.judged_by, [ACCURACY, *named])
-        if measure(self.judged_by).is_share:
-            check_in("target", self.target, lambda value: 0 < value <= 1, "more than 0 and at most 1")
-        else:
-            check_in("target", self.target, lambda value: 0 < value <= SINGLE, "more than 0")
-        check(
-            "directory",
-            self.directory,
-            self.directory is None or isinstance(self.directory, str | Path),
-            "should be a path",
-        )
+        choose("judged_by", self.judged_by, [ACCURACY, *([self.judged_by] if is_measure(self.judged_by) else KNOWN)])
+        most, range = (1.0, " and at most 1") if measure(self.judged_by).is_share else (SINGLE, "")
+        check_in("target", self.target, lambda value: 0 < value <= most, f"more than 0{range}")
+        check("directory", self.directory, isinstance(self.directory, str | Path | None), "should be a path")
 
     def _check_counts(self, algorithm: Algorithm) -> None:
         """Raise an `InputError` for numbers of devices that do not go together."""

@@ -129,7 +129,8 @@ class TwoPhaseStrategy(FederatedStrategy):
         times, scale = drawn.chosen.times, drawn.chosen.times * drawn.correction
         tasks = {identity: questions.plain(_with(SCALED_GRAD, scale=scale[i])) for identity, i in slots.items()}
         found = opened.exchange(self.mailbox, tasks)
-        if self._too_few(opened, len(found)):
+        if len(found) < self.min_devices:
+            opened.abandoned = f"{len(found)} distinct devices answered, but a sum needs {self.min_devices}"
             return []
         there = sorted(found)
         total = self.add([found[identity].arrays[SCALED_GRAD.name] for identity in there])
@@ -146,16 +147,9 @@ class TwoPhaseStrategy(FederatedStrategy):
         """The fewest distinct devices for a round that counts."""
         return max(self.settings.min_replies or 1, self.min_devices)
 
-    def _too_few(self, opened: OpenRound, count: int) -> bool:
-        if count < self.min_devices:
-            opened.abandoned = f"{count} distinct devices answered, but a sum needs {self.min_devices}"
-        return bool(opened.abandoned)
-
     def _closed(self, opened: OpenRound) -> State:
         """One sum divided by the other, as the step of a round with one reply."""
         usable = opened.answers.usable
-        if self._too_few(opened, len(usable)):
-            return opened.state
         weighted, importance = opened.uploads
         step = self.add([usable[identity].arrays[weighted.name] for identity in sorted(usable)])
         shares = [{"": np.array(usable[identity].numbers[importance.name])} for identity in sorted(usable)]
