@@ -19,7 +19,7 @@ from folb.core.solver import steps_of
 from folb.core.system import System
 from folb.core.upload import GRAD
 from folb.flower.mailbox import Mailbox
-from folb.flower.open_round import OpenRound, Plan, stacked_upload
+from folb.flower.open_round import OpenRound, stacked_upload
 from folb.flower.questions import Slots
 from folb.flower.remembered import Remembered
 from folb.flower.roster import Member
@@ -28,10 +28,8 @@ from folb.typing import NDArray
 
 
 @jax.jit
-def plan(
-    algorithm: Algorithm, system: System, there: Any, asked: Any, luck: tuple[Any, Any], seed: Any, t: Any
-) -> Plan:
-    """The draw of round t, which is the simulator's own.
+def plan(algorithm: Algorithm, system: System, there: Any, asked: Any, luck: Any, seed: Any, t: Any) -> Any:
+    """S_1, S_2 and the inner products of round t: the simulator's own draw.
 
     `there` are the identities of the present devices, in ascending order, their samples and their shares p_k. `asked`
     are the answers to the survey, the memory of devices, and the candidates: if there are some, answers and memory are
@@ -50,7 +48,7 @@ def plan(
         return Slots(chosen, words, effort.work, effort.lost, steps, draw.correction(chosen.device))
 
     inner = None if draw.inner is None else draw.inner[first.device]
-    return Plan(slots(first), None if second is None else slots(second), inner)
+    return slots(first), None if second is None else slots(second), inner
 
 
 _candidates = jax.jit(selection.candidates, static_argnums=1)
@@ -74,16 +72,12 @@ def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, 
     who = np.array([member.identity for member in members], np.uint32)
     size = np.array([member.size for member in members], np.int32)
     there = who, size, _share(settings.objective, members)
-    known = survey, _known(opened.algorithm, remembered, asked) if sampling.memory else None, some
-    drawn = plan(opened.algorithm, settings.system, there, known, luck, seed, t)
-    opened.plan = jax.tree.map(np.asarray, drawn)
-    opened.own = remembered.stacked(opened.who(opened.plan.first))
-
-
-def _known(algorithm: Algorithm, remembered: Remembered, members: Sequence[Member]) -> Any:
-    """What the sampling sees of the memory of devices."""
-    found = remembered.stacked([member.identity for member in members])
-    return found if algorithm.memory is None else algorithm.memory.samplings(found)
+    memory = remembered.stacked([member.identity for member in asked]) if sampling.memory else None
+    if memory is not None and opened.algorithm.memory is not None:
+        memory = opened.algorithm.memory.samplings(memory)
+    drawn = plan(opened.algorithm, settings.system, there, (survey, memory, some), luck, seed, t)
+    first, opened.second, opened.inner = jax.tree.map(np.asarray, drawn)
+    opened.first, opened.own = first, remembered.stacked(opened.who(first))
 
 
 def _meet(opened: OpenRound, settings: StrategySettings, remembered: Remembered, mailbox: Mailbox) -> None:

@@ -43,8 +43,7 @@ def collected(opened: OpenRound, asked: Sequence[Message], replies: Iterable[Mes
             opened.answers.refuse(None, f"{node}an evaluation that was not asked for")
             continue
         try:
-            with alone():
-                found[id] = _checked(reply, whose[id])
+            found[id] = _checked(reply, whose[id])
         except Refused as error:
             opened.answers.refuse(None, f"{node}its evaluation: {error}")
     in_order = [found[id] for id in whose if id in found]
@@ -61,6 +60,7 @@ MEASURES = {
 }
 
 
+@alone()
 def _checked(reply: Message, member: Member) -> dict[str, float]:
     """A device's metrics, or `Refused`. They count for no more than the samples it declared."""
     if reply.metadata.src_node_id != member.node:

@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,14 +27,6 @@ from folb.flower.replies import Expected, Form, Refused, Reply, last_words
 from folb.flower.roster import Member
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
-
-
-class Plan(NamedTuple):
-    """The draw of a round: S_1, and S_2 of Algorithm 2."""
-
-    first: Slots
-    second: Slots | None
-    inner: Any | None  # [K] for S_1, if a survey gave it
 
 
 close = jax.jit(core_round.close)
@@ -117,11 +108,6 @@ class Answers:
                 self.refused[identity] = str(reason)
                 self.refuse(identity, str(reason))
 
-    def set_aside(self, identities: Sequence[int]) -> None:
-        """Do not use these replies."""
-        self.aside = list(identities)
-        self.usable = {k: reply for k, reply in self.usable.items() if k not in self.aside}
-
 
 @dataclass
 class OpenRound:
@@ -134,7 +120,9 @@ class OpenRound:
     N: int  # all devices met so far: the memory has each of them
     notes: Notes
     began: float = field(default_factory=time.monotonic)
-    plan: Plan | None = None
+    first: Slots | None = None  # S_1, once it is drawn
+    second: Slots | None = None  # S_2 of Algorithm 2
+    inner: Any = None  # <grad f, grad F_k> of each slot of S_1, if a survey gave it
     own: Any = ()  # the memory of the devices of S_1, stacked
     before: dict[int, str] = field(default_factory=dict)  # rejected before the round's own messages
     abandoned: str = ""
@@ -160,10 +148,10 @@ class OpenRound:
     @property
     def drawn(self) -> dict[int, int]:
         """The devices of S_1, and how many times each was drawn."""
-        if self.plan is None:
+        if self.first is None:
             return {}
-        first = zip(*self.plan.first.chosen, strict=True)
-        return {self.members[k].identity: int(times) for k, times in first if times > 0}
+        slots = zip(self.who(self.first), self.first.chosen.times, strict=True)
+        return {k: int(times) for k, times in slots if times > 0}
 
     @property
     def lost(self) -> list[int]:
@@ -192,9 +180,7 @@ class OpenRound:
         self.notes.down += sum(protocol.nbytes(message.content) for message, _ in asked.values())
         return Answers(self.t, self.notes, self.began, asked)
 
-    def ask(
-        self, tasks: Mapping[int, Task], more: Mapping[int, Mapping[str, ArrayRecord]] = MappingProxyType({})
-    ) -> list[Message]:
+    def ask(self, tasks: Mapping[int, Task], more: Mapping[int, Mapping[str, ArrayRecord]]) -> list[Message]:
         """The round's own messages: a task for each device, and `more` records for some."""
         self.answers = self._messages(tasks, more)
         return [message for message, _ in self.answers.asked.values()]
@@ -208,8 +194,8 @@ class OpenRound:
 
     def stacked(self) -> Round:
         """All replies of the round in ascending order of identity. A reply that did not come counts 0 times."""
-        drawn, usable, solver = self.plan, self.answers.usable, self.algorithm.solver
-        assert drawn is not None
+        first, second, usable = self.first, None, self.answers.usable
+        assert first is not None
 
         def stack(slots: Slots, upload: Upload) -> Any:
             return stacked_upload(upload, self.questions.forms[upload.name], [usable.get(k) for k in self.who(slots)])
@@ -217,11 +203,10 @@ class OpenRound:
         def counted(slots: Slots) -> Any:
             return np.where([k in usable for k in self.who(slots)], slots.chosen.times, np.float32(0))
 
-        first, second = drawn.first, None
-        if drawn.second is not None:
-            steps = drawn.second.steps if self.algorithm.second_works else None
-            alone = stack(drawn.second, self.algorithm.second_upload)
-            second = Gradients(alone, counted(drawn.second), drawn.second.correction, steps=steps)
+        if self.second is not None:
+            steps = self.second.steps if self.algorithm.second_works else None
+            alone = stack(self.second, self.algorithm.second_upload)
+            second = Gradients(alone, counted(self.second), self.second.correction, steps=steps)
         times, sent = counted(first), {upload.name: stack(first, upload) for upload in self.uploads}
         return Round(
             params=self.state.params,
@@ -231,13 +216,13 @@ class OpenRound:
             delta=sent.pop(DELTA.name),
             grad=sent.pop(GRAD.name, None),
             gamma=sent.pop(GAMMA.name, None),
-            inner=drawn.inner,
+            inner=self.inner,
             second=second,
             sent=sent,
             t=_array(self.t, np.int32),
             N=_array(self.N, np.int32),
             steps=np.where(times > 0, first.steps, np.zeros_like(first.steps)),
-            lr=_array(float(solver.lr)),
+            lr=_array(float(self.algorithm.solver.lr)),
             own=self.own,
             key=_array(self.questions.key, np.uint32),
             start=self.questions.start,
@@ -259,18 +244,11 @@ class OpenRound:
 
     def metrics(self) -> MetricRecord:
         """The numbers of a closed round, for Flower's own result."""
-        changing = self.algorithm.step_size is not None
-        return MetricRecord(
-            {
-                **({"lr": float(self.algorithm.solver.lr)} if changing else {}),
-                **({} if self.notes.epsilon is None else {"epsilon": self.notes.epsilon}),
-                "asked": len(self.answers.asked),
-                "replied": len(self.answers.usable),
-                "refused": len(self.notes.rejected),
-                "lost": len(self.lost),
-                "abandoned": int(bool(self.abandoned)),
-            }
-        )
+        notes, found = self.notes, self.answers
+        numbers: dict[str, float] = {} if self.algorithm.step_size is None else {"lr": float(self.algorithm.solver.lr)}
+        numbers |= {} if notes.epsilon is None else {"epsilon": notes.epsilon}
+        counts = {"asked": len(found.asked), "replied": len(found.usable), "refused": len(notes.rejected)}
+        return MetricRecord({**numbers, **counts, "lost": len(self.lost), "abandoned": int(bool(self.abandoned))})
 
 
 def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) -> Any:

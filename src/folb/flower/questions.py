@@ -146,8 +146,5 @@ def questions(
 
 
 def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:
-    return {
-        f"{upload.name}.{name}": float(value)
-        for upload in uploads
-        for name, value in {**upload.numbers, **dict(upload.sizes)}.items()
-    }
+    named = {upload.name: (*upload.numbers.items(), *upload.sizes) for upload in uploads}
+    return {f"{upload}.{name}": float(value) for upload, pairs in named.items() for name, value in pairs}

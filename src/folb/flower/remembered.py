@@ -20,7 +20,7 @@ log = logging.getLogger("flwr")
 
 
 class Remembered:
-    """The memory of devices, by identity: only those that the server has met have one. `first` is the memory of a device that it has not met."""
+    """The memory of devices, by identity. `first` is the memory of a device that the server has not met."""
 
     def __init__(self, first: Any) -> None:
         self.first = jax.tree.map(np.asarray, first)
@@ -65,16 +65,11 @@ class Admission:
         self.used: set[int] = set()  # devices whose reply was used the last time they were asked
         self.since: tuple[int, float] = 0, 0.0  # the round that has as many replies as it wants, and since when
         for line in lines:
-            there = [k for k, times in zip(line["devices"], line["times"], strict=True) if times]
-            self._add(line["devices"], there, line.get("length", 0.0))
+            self.add(dict(zip(line["devices"], line["times"], strict=True)), line.get("length", 0.0))
 
-    def close(self, opened: OpenRound) -> None:
-        """Remember a closed round."""
-        self._add(opened.drawn, opened.answers.usable, opened.notes.length)
-
-    def _add(self, drawn: Iterable[int], there: Iterable[int], length: float) -> None:
-        drawn = set(drawn)
-        self.used = (self.used - drawn) | (drawn & set(there))
+    def add(self, drawn: Mapping[int, float], length: float) -> None:
+        """Remember a round: how often it used each device that was drawn, and the length of a usual update."""
+        self.used = (self.used - set(drawn)) | {k for k, times in drawn.items() if times}
         self.lengths += [length] if length else []
 
     def enough(self, opened: OpenRound, fewest: int) -> bool:
@@ -97,7 +92,8 @@ class Admission:
         if opened.algorithm.selection.factor == 1 or not set(opened.drawn) & opened.silent:
             return
         if _suffice(opened, set(there) - self.used, fewest):
-            opened.answers.set_aside([k for k in opened.drawn if k in there and k in self.used])
+            opened.answers.aside = [k for k in opened.drawn if k in there and k in self.used]
+            opened.answers.usable = {k: reply for k, reply in there.items() if k not in opened.answers.aside}
 
     def shorten(self, opened: OpenRound, most: float) -> None:
         """Shorten updates to `most` times the usual length."""

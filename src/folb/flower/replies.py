@@ -81,12 +81,6 @@ class Reply(NamedTuple):
     numbers: dict[str, float]
 
 
-def checked(message: Message, expected: Expected) -> Reply:
-    """The content of a reply, or `Refused`."""
-    with alone():
-        return _checked(message, expected)
-
-
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Whatever a reply contains, it affects only its device: any error becomes `Refused`."""
@@ -98,7 +92,9 @@ def alone() -> Iterator[None]:
         raise Refused(one_line(f"it cannot be read: {type(error).__name__}: {error}")) from error
 
 
-def _checked(message: Message, expected: Expected) -> Reply:
+@alone()
+def checked(message: Message, expected: Expected) -> Reply:
+    """The content of a reply, or `Refused`."""
     if message.metadata.src_node_id != expected.node:
         raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
     content = message.content

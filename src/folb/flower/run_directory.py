@@ -247,12 +247,11 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
 
 def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
     """The weight of each device's update; unknown if the server sees only sums."""
-    if opened.weights is None or opened.plan is None or len(opened.weights) != len(opened.plan.first.work):
+    first = opened.first
+    if opened.weights is None or first is None or len(opened.weights) != len(first.work):
         return [None] * len(identities)
-    first, weight = opened.plan.first, dict.fromkeys(identities, 0.0)
-    for k, times, value in zip(opened.who(first), first.chosen.times, opened.weights, strict=True):
-        if times > 0:
-            weight[k] = float(str(value))  # with only the digits of 32 bits
+    slots = zip(opened.who(first), first.chosen.times, opened.weights, strict=True)
+    weight = {k: float(str(value)) for k, times, value in slots if times > 0}  # with only the digits of 32 bits
     return [weight[k] for k in identities]
 
 
@@ -276,8 +275,8 @@ class Budget:
         if self.algorithm.privacy is None:
             return True
         self.asked += 1
-        most, epsilon = self.algorithm.privacy.epsilon, self.epsilon
-        if most is not None and epsilon is not None and epsilon > float(most):
+        most = self.algorithm.privacy.epsilon
+        if most is not None and (self.epsilon or 0.0) > float(most):
             log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
             return False
         if self.record is not None:

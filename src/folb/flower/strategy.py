@@ -245,19 +245,19 @@ class FederatedStrategy(Strategy):
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
-        drawn, asked, algorithm = opened.plan, opened.questions, opened.algorithm
-        assert drawn is not None
-        shift = shifts(algorithm, opened.state, opened.own, drawn.first.steps, np.int32(opened.N))
+        first, asked, algorithm = opened.first, opened.questions, opened.algorithm
+        assert first is not None
+        shift = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
         tasks, more = {}, {}
-        for identity, i in opened.at_work(drawn.first).items():
-            tasks[identity] = asked.work(drawn.first, i, *opened.uploads)
+        for identity, i in opened.at_work(first).items():
+            tasks[identity] = asked.work(first, i, *opened.uploads)
             if shift is not None:
                 own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                 more[identity] = {protocol.SHIFT: protocol.packed(own)}
-        if drawn.second is not None:
+        if opened.second is not None:
             ask, second = asked.work if algorithm.second_works else asked.through, algorithm.second_upload
-            alone = {k: i for k, i in opened.at_work(drawn.second).items() if k not in tasks}
-            tasks |= {k: ask(drawn.second, i, second) for k, i in alone.items()}
+            alone = {k: i for k, i in opened.at_work(opened.second).items() if k not in tasks}
+            tasks |= {k: ask(opened.second, i, second) for k, i in alone.items()}
         return opened.ask(tasks, more)
 
     def _enough(self, received: Iterable[Message]) -> bool:
@@ -286,7 +286,7 @@ class FederatedStrategy(Strategy):
                 self.roster.forget(identity)
         self.admission.take_turns(opened, self.fewest)
         following = opened.state
-        if opened.plan is not None and not opened.abandoned:
+        if opened.first is not None and not opened.abandoned:
             count = len(set(opened.drawn) & set(opened.answers.usable))
             if count < self.fewest:
                 opened.abandoned = f"{count} usable replies, but {self.fewest} are needed"
@@ -294,7 +294,7 @@ class FederatedStrategy(Strategy):
                 opened.abandoned = f"{count} usable replies are too few for robust={how.name}: liars could decide"
             else:
                 following = self._closed(opened)
-        self.admission.close(opened)
+        self.admission.add({k: k in opened.answers.usable for k in opened.drawn}, opened.notes.length)
         if opened.abandoned:
             log.warning("round %d is abandoned and the model unchanged: %s", server_round, opened.abandoned)
         self.state = following
@@ -309,8 +309,8 @@ class FederatedStrategy(Strategy):
         closed = jax.tree.map(np.asarray, close(opened.algorithm, opened.state, round))
         following = opened.close(closed)
         if opened.weights is not None:
-            assert opened.plan is not None
-            self.remembered.update(opened.who(opened.plan.first), list(np.asarray(round.times) > 0), closed.own)
+            assert opened.first is not None
+            self.remembered.update(opened.who(opened.first), list(np.asarray(round.times) > 0), closed.own)
         return following
 
     # -- evaluation on the devices -------------------------------------------------------------------------------------

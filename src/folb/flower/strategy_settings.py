@@ -70,12 +70,8 @@ class StrategySettings:
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
-        check(
-            "algorithm",
-            algorithm,
-            isinstance(algorithm, Algorithm),
-            "should be an Algorithm, such as algorithms.folb()",
-        )
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
         if algorithm.asynchrony is not None:
             expected = "should be None on Flower, where a round waits for its devices; the simulator has such rounds"
             raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
@@ -124,13 +120,12 @@ class StrategySettings:
     def _check_counts(self, algorithm: Algorithm) -> None:
         """Raise an `InputError` for numbers of devices that do not go together."""
         how, share = algorithm.selection, self.fraction_train
-        if share is None and self.min_replies is not None and self.min_replies > how.enough:
-            raise InputError("min_replies", self.min_replies, f"should be at most K = {how.enough}")
-        if share is None and self.min_train_nodes != 1:
-            raise InputError(
-                "min_train_nodes", self.min_train_nodes, "needs fraction_train; without it K devices train"
-            )
-        if share is not None and how.sampling.expected is not None:
+        if share is None:
+            fits = (self.min_replies or 1) <= how.enough
+            check("min_replies", self.min_replies, fits, f"should be at most K = {how.enough}")
+            expected = "needs fraction_train; without it K devices train"
+            check("min_train_nodes", self.min_train_nodes, self.min_train_nodes == 1, expected)
+        elif how.sampling.expected is not None:
             expected = "should be None with sampling=poisson, whose K says how many join on average"
             raise InputError("fraction_train", share, expected)
 

@@ -123,8 +123,8 @@ class TwoPhaseStrategy(FederatedStrategy):
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """All of phase 1, and the messages of phase 2 to the devices that answered it."""
-        assert opened.plan is not None and self.mailbox is not None
-        drawn, questions = opened.plan.first, opened.questions
+        drawn, questions = opened.first, opened.questions
+        assert drawn is not None and self.mailbox is not None
         slots = opened.at_work(drawn)
         times, scale = drawn.chosen.times, drawn.chosen.times * drawn.correction
         tasks = {identity: questions.plain(_with(SCALED_GRAD, scale=scale[i])) for identity, i in slots.items()}
