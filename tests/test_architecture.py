@@ -171,3 +171,27 @@ def test_a_command_loads_its_own_module_alone():
     for words in OWN.values():
         for word in words:
             assert tuple(parser(word=word)._subparsers._group_actions[0].choices) == words
+
+
+MOST_METHODS = 20
+# classes with more methods, and the reason
+LARGE = {"store.directory.RunDirectory": "one short reader for each thing that a run directory may hold"}
+
+
+def methods(source: str) -> dict[str, int]:
+    """The classes of a file, and how many functions each defines."""
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    function = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name: sum(isinstance(part, function) for part in node.body) for node in classes}
+
+
+def test_the_strategy_is_a_carrier():
+    """It configures, collects and closes a round; what else a round needs is in the modules that it calls."""
+    assert len(sources()["flower.strategy"].splitlines()) < 350
+
+
+def test_no_class_does_everything():
+    counted = {f"{module}.{name}": n for module, text in sources().items() for name, n in methods(text).items()}
+    found = {name for name, count in counted.items() if count > MOST_METHODS}
+    assert found == set(LARGE)
+    assert methods("class A:\n    def f(self): ...\n    async def g(self): ...") == {"A": 2}

@@ -30,7 +30,8 @@ from folb.core.polar import polar
 from folb.core.randomness import ROUND
 from folb.core.shuffle import shuffled
 from folb.core.traffic import sizes
-from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, encoded
+from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app
+from folb.flower import sent as device_sent
 from folb.flower.protocol import Task
 from folb.simulation import problem as problems
 from folb.simulation.play import start
@@ -308,9 +309,9 @@ def test_a_lost_reply_takes_what_it_carried_with_it():
         strategy = FederatedStrategy(made, system=system.fixed(work=2), wait=0.0, deadline=0.05, seed=SEED)
         carrier = grid(tamper=tamper)
         strategy.start(carrier, arrays(begin()), num_rounds=1)
-        assert (2 in strategy.opened.usable) == (tamper is None)
+        assert (2 in strategy.opened.answers.usable) == (tamper is None)
         state = carrier.states[carrier.node(2)]
-        left.append({name: value.numpy() for name, value in state.array_records[encoded.RESIDUAL].items()})
+        left.append({name: value.numpy() for name, value in state.array_records[device_sent.RESIDUAL].items()})
     assert all(np.array_equal(left[0][name], left[1][name]) and left[0][name].any() for name in left[0])
 
 
@@ -319,12 +320,12 @@ def test_what_another_run_left_out_is_dropped():
     ones = {"delta": {"w": np.arange(1, 9, dtype=np.float32)}}
     task = Task(1, ("delta",), codec="top_k", numbers={"codec.keep": 0.25, "codec.feedback": 1.0})
     state = RecordDict()
-    first = encoded.encoded(task, ones, state)["delta"]
-    again = encoded.encoded(task, ones, state)["delta"]
-    later = encoded.encoded(replace(task, round=2), ones, state)["delta"]
+    first = device_sent.encoded(task, ones, state)["delta"]
+    again = device_sent.encoded(task, ones, state)["delta"]
+    later = device_sent.encoded(replace(task, round=2), ones, state)["delta"]
     assert first["values"].tolist() == again["values"].tolist() == [7, 8]
     assert later["values"].tolist() == [10, 12]  # 5 and 6 were left out before
-    assert encoded.encoded(replace(task, round=1), ones, state)["delta"]["values"].tolist() == [7, 8]
+    assert device_sent.encoded(replace(task, round=1), ones, state)["delta"]["values"].tolist() == [7, 8]
 
 
 def test_a_killed_run_ends_with_the_same_bits(tmp_path, monkeypatch):
@@ -448,9 +449,9 @@ def check_refused(name, spoil):
     strategy = FederatedStrategy(made, system=system.fixed(work=2), wait=0.0, deadline=0.05)
     first = {key: np.full(shape, 0.1, np.float32) for key, shape in SHAPES.items()}
     result = strategy.start(InProcessGrid(apps, tamper=tamper), arrays(first), num_rounds=1)
-    assert set(strategy.opened.usable) == {0, 1, 3}
-    assert [identity for identity, _ in strategy.opened.noted] == [2]
-    assert "\n" not in strategy.opened.refused[2]
+    assert set(strategy.opened.answers.usable) == {0, 1, 3}
+    assert [identity for identity, _ in strategy.opened.notes.rejected] == [2]
+    assert "\n" not in strategy.opened.answers.refused[2]
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
 
 

@@ -49,6 +49,7 @@ def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
 def test_on_flower_only_what_a_file_can_hold_is_told():
     pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
     from folb.flower.run_directory import RunSettings
+    from folb.flower.strategy_settings import StrategySettings
 
     made = algorithms.fedavg(K=3, sampling=SAMPLINGS["uniform"])  # its text would have an address
-    assert RunSettings(made, None, 0, "uniform", 5, "d", "m", 0.7).differs() == "algorithms=fedavg rounds=5 K=3"
+    assert RunSettings(StrategySettings(made), made, 5).differs() == "algorithms=fedavg rounds=5 K=3"

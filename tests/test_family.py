@@ -570,7 +570,7 @@ def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
     deployed, strategy = on_flower(made, rounds=3)
     # bits may round to another level, if the sums differ in the last digit
     assert furthest(deployed, run.params) < (1e-5 if settings["gradient"] == "proxy" else 1e-3)
-    assert not strategy.opened.refused
+    assert not strategy.opened.answers.refused
 
 
 @pytest.mark.parametrize("bits", sketch.BITS)

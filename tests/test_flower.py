@@ -463,7 +463,7 @@ def test_a_refused_reply_raises_nobody_s_bound(federation, model):
 
     strategy = quick(algorithms.folb(K=8, replacement=False))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
-    assert len(strategy.opened.refused) == 3
+    assert len(strategy.opened.answers.refused) == 3
     assert 0 < np.max(strategy.opened.weights) <= 2 / 8 + 1e-6
 
 
@@ -496,7 +496,7 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
     assert len(asked) == 6
     assert result.train_metrics_clientapp[1]["replied"] == 4
     # round 1 did not wait for these two: their replies come in round 2, and are rejected
-    assert [reason.split(": ")[1] for _, reason in strategy.opened.noted] == ["a late reply to round 1"] * 2
+    assert [reason.split(": ")[1] for _, reason in strategy.opened.notes.rejected] == ["a late reply to round 1"] * 2
 
 
 def test_a_timeout_is_for_one_start(federation, model):
@@ -523,7 +523,7 @@ def test_over_selection_closes_at_the_k_that_was_wanted(federation, model, K, mo
     strategy = quick(algorithms.fedavg(K=K, replacement=False), over_selection=more, deadline=20.0)
     strategy.start(grid, initial(model), num_rounds=1)
     assert len([m for m in grid.sent if m.metadata.group_id == "1"]) == asked
-    assert len(strategy.opened.usable) == closes
+    assert len(strategy.opened.answers.usable) == closes
 
 
 def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, model):
@@ -546,8 +546,8 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
 
     strategy = quick(algorithms.folb(K=30))
     result = strategy.start(Late(apps(federation), tamper=tamper), initial(model), num_rounds=2)
-    reasons = [reason for _, reason in strategy.opened.noted]
-    assert reasons.count("a repeated reply") == 2 * len(strategy.opened.usable) == 2 * federation.N
+    reasons = [reason for _, reason in strategy.opened.notes.rejected]
+    assert reasons.count("a repeated reply") == 2 * len(strategy.opened.answers.usable) == 2 * federation.N
     assert sum("a reply that answers no message of this round" in reason for reason in reasons) == 1
     once = quick(algorithms.folb(K=30))
     alone = once.start(
@@ -571,7 +571,8 @@ def test_the_order_of_arrival_changes_no_bit(federation, model):
     rng, ends = random.Random(0), set()
     for _ in range(300):
         rng.shuffle(received)
-        strategy.opened = dataclasses.replace(opened, usable={}, refused={}, looked_at=[], owners={})
+        strategy.opened = dataclasses.replace(opened)
+        strategy.opened.answers = dataclasses.replace(opened.answers, usable={}, refused={}, looked_at=[])
         strategy.state = state
         changed, _ = strategy.aggregate_train(1, received)
         ends.add(b"".join(array.data for array in changed.values()))
@@ -599,7 +600,7 @@ def test_devices_evaluate_the_model_if_asked(federation, model):
     strategy = quick(algorithms.fedavg(K=3), fraction_evaluate=1.0)
     result = strategy.start(InProcessGrid(counted, tamper=tamper), initial(model), num_rounds=2)
     assert result.evaluate_metrics_clientapp[2] == MetricRecord({"accuracy": 0.5, "loss": 2.0})
-    refused = [reason for _, reason in strategy.opened.noted]
+    refused = [reason for _, reason in strategy.opened.notes.rejected]
     assert len(refused) == 2 and any("accuracy is nan" in reason for reason in refused)
 
 
@@ -636,7 +637,7 @@ def test_two_phases_look_at_sums_alone(federation, model):
     assert len(sums) == 2 * 3  # gradients, updates and importances
     assert min(sums) >= 3
     assert not same(result.arrays, initial(model))
-    sent = strategy.opened.usable.values()
+    sent = strategy.opened.answers.usable.values()
     assert all(set(reply.arrays) == {"weighted"} and set(reply.numbers) == {"importance"} for reply in sent)
 
 

@@ -16,7 +16,7 @@ from test_flower import apps, initial, quick
 from folb import algorithms
 from folb.errors import InputError
 from folb.flower import protocol
-from folb.flower.open_round import usual_length
+from folb.flower.remembered import usual_length
 from folb.store import directory
 from folb.store.round_lines import trouble
 
@@ -125,7 +125,7 @@ def evaluated(lie, federation, model, rounds=1):
     honest = apps(federation, evaluate=lambda params: {"accuracy": 0.5, "loss": 2.0, "num-examples": 10})
     strategy = quick(algorithms.fedavg(K=3), fraction_evaluate=1.0)
     result = strategy.start(InProcessGrid(honest, tamper=tamper), initial(model), num_rounds=rounds)
-    return result.evaluate_metrics_clientapp[rounds], [reason for _, reason in strategy.opened.noted]
+    return result.evaluate_metrics_clientapp[rounds], [reason for _, reason in strategy.opened.notes.rejected]
 
 
 @pytest.mark.parametrize(("lie", "reason"), LIES.values(), ids=LIES)

@@ -18,7 +18,8 @@ from folb.core import privacy
 from folb.core.accountant import Rounds, noise_for
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
-from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, protocol, share
+from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app, protocol
+from folb.flower import sent as device_sent
 from folb.flower.protocol import Task
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -73,6 +74,15 @@ def test_the_noise_of_a_round_is_as_the_accountant_assumes(place, replay):
     assert made.state.clip != 0.5 and 0.3 < made.state.clip < 0.7
 
 
+def test_a_device_counts_against_the_clip_of_its_round():
+    grid = grid_of()
+    played(algorithms.fedavg(**OWN, clip_quantile=0.5), grid, rounds=2, replay=True)
+    tasks = [message.content.config_records.get("task") for message in grid.sent]
+    told = [dict(zip(task["names"], task["values"], strict=True)) for task in tasks if task is not None]
+    assert len({numbers["privacy.clip"] for numbers in told}) == 2  # it adapts
+    assert all(numbers["within.clip"] == numbers["privacy.clip"] for numbers in told)
+
+
 def test_if_devices_do_not_answer_the_server_adds_their_share():
     def silent(partition, message, reply):
         return None if message.metadata.message_type == "train" else reply
@@ -97,12 +107,12 @@ def test_a_device_s_share_of_the_noise_is_as_asked():
     delta = {"delta": {"w": np.full(WIDTH, 1.0, np.float32)}}
     for replay in (0.0, 1.0):
         task = Task(1, ("delta",), words=(3, 4), numbers=told | {"privacy.replay": replay})
-        sent, _ = share.private(task, delta, {"within": 0.0, "square": 1.0})
+        sent, _ = device_sent.private(task, delta, {"within": 0.0, "square": 1.0})
         assert np.std(sent["delta"]["w"]) == pytest.approx(0.3, rel=0.02)
         assert np.mean(sent["delta"]["w"]) == pytest.approx(0.5 / np.sqrt(WIDTH), abs=0.015)
     task = Task(1, ("delta",), numbers=told | {"privacy.replay": 0.0})
     short = {"delta": {"w": np.zeros(1, np.float32)}}
-    numbers = [share.private(task, short, {"within": 0.0, "square": 1.0})[1] for _ in range(20_000)]
+    numbers = [device_sent.private(task, short, {"within": 0.0, "square": 1.0})[1] for _ in range(20_000)]
     assert np.std([one["within"] for one in numbers]) == pytest.approx(0.7, rel=0.02)
     assert np.std([one["square"] for one in numbers]) == pytest.approx(0.2, rel=0.02)
     assert np.mean([one["square"] for one in numbers]) == pytest.approx(1.0, abs=0.02)
@@ -110,11 +120,11 @@ def test_a_device_s_share_of_the_noise_is_as_asked():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38, -1e20])
 def test_a_device_clips_whatever_it_has(bad):
-    found = share.clipped({"w": np.array([bad, 1.0], np.float32)}, 0.5)
+    found = device_sent.clipped({"w": np.array([bad, 1.0], np.float32)}, 0.5)
     assert np.linalg.norm(found["w"]) <= 0.5 * (1 + 1e-6)
-    short = share.clipped({"w": np.array([0.1, 0.2], np.float32)}, 0.5)
+    short = device_sent.clipped({"w": np.array([0.1, 0.2], np.float32)}, 0.5)
     assert np.array_equal(short["w"], np.array([0.1, 0.2], np.float32))
-    assert not share.clipped({"w": np.zeros(2, np.float32)}, 0.5)["w"].any()
+    assert not device_sent.clipped({"w": np.zeros(2, np.float32)}, 0.5)["w"].any()
 
 
 @pytest.mark.parametrize("place", ["central", "distributed"])

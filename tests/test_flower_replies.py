@@ -51,18 +51,18 @@ def round_with(spoil, **settings):
 
 def test_an_honest_round_uses_everybody():
     strategy, params = round_with(lambda content: None)
-    assert set(strategy.opened.usable) == set(range(N))
-    assert not strategy.opened.noted
+    assert set(strategy.opened.answers.usable) == set(range(N))
+    assert not strategy.opened.notes.rejected
     assert any((params[name] != START[name]).any() for name in START)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_malformed_reply_is_refused_alone(kind):
     strategy, params = round_with(KINDS[kind])
-    assert set(strategy.opened.usable) == set(range(N)) - {LIAR}
-    assert [identity for identity, _ in strategy.opened.noted] == [LIAR]
-    assert "\n" not in strategy.opened.refused[LIAR]
-    assert len(strategy.opened.refused[LIAR]) < 500
+    assert set(strategy.opened.answers.usable) == set(range(N)) - {LIAR}
+    assert [identity for identity, _ in strategy.opened.notes.rejected] == [LIAR]
+    assert "\n" not in strategy.opened.answers.refused[LIAR]
+    assert len(strategy.opened.answers.refused[LIAR]) < 500
     assert all(np.isfinite(value).all() for value in params.values())
     assert any((params[name] != START[name]).any() for name in START)
 
@@ -107,7 +107,7 @@ def test_a_survey_is_checked_as_well():
     strategy = FederatedStrategy(algorithms.fednu_norm(K=20), system=system.fixed(work=2), wait=0.0, deadline=0.05)
     strategy.start(InProcessGrid(APPS, tamper=tamper), arrays(START), num_rounds=1)
     assert LIAR not in strategy.opened.drawn
-    assert [identity for identity, _ in strategy.opened.noted] == [LIAR]
+    assert [identity for identity, _ in strategy.opened.notes.rejected] == [LIAR]
 
 
 def test_an_answer_from_another_node_is_refused():
@@ -208,8 +208,8 @@ def generated(algorithm, count, seed, guarded=False, repeated=False):
     liar.content["metrics"].setdefault("gamma", 0.5)
     others = [reply for reply in received if reply is not liar]
     opened, spoiler = strategy.opened, Spoiler(seed, liar.content)
-    opened.take(others)
-    honest, used, longest = dict(opened.usable), 0, 0.0
+    opened.answers.take(others)
+    honest, used, longest = dict(opened.answers.usable), 0, 0.0
     for _ in range(count):
         content = spoiler.content()
         if "gamma" not in asked and isinstance(content.get("metrics"), MetricRecord):
@@ -217,15 +217,16 @@ def generated(algorithm, count, seed, guarded=False, repeated=False):
         lies = [copy.copy(liar) for _ in range(1 + repeated)]
         for lie in lies:
             lie.__dict__["_content"] = content
-        opened.usable, opened.refused, opened.noted, opened.looked_at = dict(honest), {}, [], []
+        answers = opened.answers
+        answers.usable, answers.refused, answers.looked_at, opened.notes.rejected = dict(honest), {}, [], []
         opened.abandoned, opened.weights, strategy.memory = "", None, ()
         changed, numbers = strategy.aggregate_train(1, lies)
         if "too few for robust" in opened.abandoned:  # without the liar's reply
             assert changed is None
             continue
         assert numbers["abandoned"] == 0, opened.abandoned
-        assert numbers["replied"] >= N - 1 and len(opened.noted) == repeated + (numbers["replied"] < N)
-        assert all(reason.isprintable() and len(reason) < 500 for _, reason in opened.noted)
+        assert numbers["replied"] >= N - 1 and len(opened.notes.rejected) == repeated + (numbers["replied"] < N)
+        assert all(reason.isprintable() and len(reason) < 500 for _, reason in opened.notes.rejected)
         moved = {name: array.numpy() - START[name] for name, array in changed.items()}
         assert all(np.isfinite(value).all() for value in moved.values())
         longest = max(longest, np.sqrt(sum(float(np.square(value, dtype=float).sum()) for value in moved.values())))
@@ -254,7 +255,7 @@ def test_no_generated_reply_moves_a_robust_rule_far(name):
         algorithms.fedavg(K=N, lr=0.1, replacement=False), system=system.fixed(work=2), wait=0.0, deadline=0.05
     )
     strategy.start(InProcessGrid(APPS), arrays(START), num_rounds=1)
-    lengths = [length(reply.arrays["delta"]) for reply in strategy.opened.usable.values()]
+    lengths = [length(reply.arrays["delta"]) for reply in strategy.opened.answers.usable.values()]
     assert 0 < longest <= 2 * max(lengths)
 
 
@@ -274,6 +275,6 @@ def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():
             return reply
 
         result = strategy.start(InProcessGrid(APPS, tamper=inflate), arrays(START), num_rounds=1)
-        assert not strategy.opened.noted
+        assert not strategy.opened.notes.rejected
         assert not strategy.opened.abandoned
         assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())

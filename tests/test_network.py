@@ -360,7 +360,8 @@ def test_flower_takes_over_selection_from_the_algorithm():
     algorithm = algorithms.fedavg(K=10, over_selection=1.3)
 
     def sized(algorithm, N=100, **settings):
-        how = strategies.FederatedStrategy(algorithm, **settings)._sized(N).selection
+        made = strategies.FederatedStrategy(algorithm, **settings)
+        how = made.settings.sized(made.algorithm, N).selection
         return how.enough, how.K
 
     assert sized(algorithm) == (10, 13)
@@ -370,7 +371,8 @@ def test_flower_takes_over_selection_from_the_algorithm():
     assert sized(algorithms.fedavg(K=7, over_selection=1.3), 20, fraction_train=0.5) == (10, 13)
     assert sized(algorithms.fedavg(K=30, over_selection=1.3, replacement=False), 20) == (20, 20)
     chosen = algorithms.fedavg(K=7, over_selection=1.3, sampling="power_of_choice", candidates=14)
-    found = strategies.FederatedStrategy(chosen, fraction_train=0.5)._sized(100).selection
+    made = strategies.FederatedStrategy(chosen, fraction_train=0.5)
+    found = made.settings.sized(made.algorithm, 100).selection
     assert (found.enough, found.K, found.sampling.candidates) == (50, 65, 130)
 
 
@@ -383,8 +385,9 @@ def test_flower_takes_over_selection_from_the_algorithm():
 )
 def test_the_most_devices_of_a_round_are_as_many_on_flower(K, settings, N, field):
     strategies = pytest.importorskip("folb.flower.strategy")
+    algorithm = algorithms.fedavg(K=K)
     with pytest.raises(InputError, match=f"{field}: should be at most 10000 devices"):
-        strategies.FederatedStrategy(algorithms.fedavg(K=K), **settings)._sized(N)
+        strategies.FederatedStrategy(algorithm, **settings).settings.sized(algorithm, N)
 
 
 def test_over_selection_is_refused_where_any_number_may_join():

@@ -628,7 +628,7 @@ def test_the_command_tells_noise_and_epsilon(capsys):
 
 
 def test_a_device_loads_no_jax_for_its_noise():
-    code = "import folb.flower.share, sys; assert 'jax' not in sys.modules"
+    code = "import folb.flower.sent, sys; assert 'jax' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

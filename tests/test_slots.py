@@ -486,7 +486,7 @@ def test_an_upload_out_of_its_bounds_is_refused():
         return reply
 
     _, strategy = on_flower(folb.named(module)(K=20), [part], 1, tamper, system=system.fixed(work=2), seed=1)
-    refused = strategy.opened.refused
+    refused = strategy.opened.answers.refused
     assert refused[1] == "descent is 50.0, and should be a number from -1.001 to 1.001"
     assert list(refused) == [1]
 

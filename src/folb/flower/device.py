@@ -18,7 +18,7 @@ from folb.core.clipping import BOUNDED
 from folb.core.local_step import LOCAL_STEPS, LocalStep
 from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
-from folb.flower import encoded, local_work, protocol, share
+from folb.flower import local_work, protocol, sent
 from folb.flower.protocol import Arrays, Task
 from folb.flower.sums import SUMS
 from folb.typing import NDArray
@@ -199,9 +199,9 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
             for record in map(content.array_records.get, (protocol.SHIFT, protocol.MEAN))
         )
         task = protocol.task(content.config_records[protocol.TASK])
-        params = encoded.model(task, content.array_records[protocol.MODEL])
-        arrays, numbers = share.private(task, *make(context).answer(task, params, shift, mean))
-        return _reply(message, encoded.encoded(task, arrays, context.state), numbers)
+        params = sent.model(task, content.array_records[protocol.MODEL])
+        arrays, numbers = sent.private(task, *make(context).answer(task, params, shift, mean))
+        return _reply(message, sent.encoded(task, arrays, context.state), numbers)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

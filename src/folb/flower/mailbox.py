@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 SLACK = 60.0  # seconds after its round for which a late reply is still recorded
 PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds between two looks for replies; the last is repeated
+
+
+def message(kind: str, node: int, t: int, content: RecordDict, seconds: float) -> Message:
+    """A message of round t to a node, which has `seconds` to answer."""
+    return Message(content, dst_node_id=node, message_type=kind, group_id=str(t), ttl=seconds + SLACK)
 
 
 class Mailbox:

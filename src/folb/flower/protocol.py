@@ -1,7 +1,7 @@
 """The messages between the server and a device: a task, and its answer.
 
 A task has all that a device needs, including its random words. So devices draw the same batches as the simulator, and
-keep no state between messages, except what a codec with error feedback leaves out (`folb.flower.encoded`). Models are
+keep no state between messages, except what a codec with error feedback leaves out (`folb.flower.sent`). Models are
 flat: named arrays of float32, `first.weight` for a nested tree's leaf.
 """
 

@@ -9,8 +9,7 @@ import contextlib
 import io
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,9 +24,6 @@ from folb.flower.protocol import Arrays
 from folb.typing import NDArray
 
 MOST_SAMPLES = 2**24  # of one device: the shuffle cannot handle more
-MOST_METRICS = 20  # of one device's evaluation
-MOST_LOSS = 1e6
-NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")  # of a metric
 LONGEST = 160  # characters of a device's text in a log
 HEADER = 10_000  # the most bytes before the numbers in NumPy's format
 
@@ -85,12 +81,6 @@ class Reply(NamedTuple):
     numbers: dict[str, float]
 
 
-def checked(message: Message, expected: Expected) -> Reply:
-    """The content of a reply, or `Refused`."""
-    with alone():
-        return _checked(message, expected)
-
-
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Whatever a reply contains, it affects only its device: any error becomes `Refused`."""
@@ -102,7 +92,9 @@ def alone() -> Iterator[None]:
         raise Refused(one_line(f"it cannot be read: {type(error).__name__}: {error}")) from error
 
 
-def _checked(message: Message, expected: Expected) -> Reply:
+@alone()
+def checked(message: Message, expected: Expected) -> Reply:
+    """The content of a reply, or `Refused`."""
     if message.metadata.src_node_id != expected.node:
         raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
     content = message.content
@@ -115,7 +107,7 @@ def _checked(message: Message, expected: Expected) -> Reply:
 
 def _same(what: str, found: list[Any], wanted: list[str]) -> None:
     if sorted(map(str, found)) != sorted(wanted):
-        raise Refused(f"{what} are {_short(sorted(map(str, found)))}, and should be {_short(sorted(wanted))}")
+        raise Refused(f"{what} are {shown(sorted(map(str, found)))}, and should be {shown(sorted(wanted))}")
 
 
 def _numbers(record: Any, expected: Expected) -> dict[str, float]:
@@ -125,13 +117,14 @@ def _numbers(record: Any, expected: Expected) -> dict[str, float]:
     _same(protocol.METRICS, list(record), [protocol.ROUND, protocol.SIZE, *forms])
     for name, value in ((protocol.ROUND, expected.round), (protocol.SIZE, expected.size)):
         if type(record[name]) is not int or record[name] != value:
-            raise Refused(f"{name} is {_short(record[name])}, and should be {value}")
-    return {name: _number(name, record[name], form) for name, form in forms.items()}
+            raise Refused(f"{name} is {shown(record[name])}, and should be {value}")
+    return {name: number(name, record[name], form) for name, form in forms.items()}
 
 
-def _number(name: str, value: Any, form: Form) -> float:
+def number(name: str, value: Any, form: Form) -> float:
+    """A number of a reply, or `Refused`."""
     if type(value) not in (int, float) or not math.isfinite(value) or not form.least <= value <= form.most:
-        raise Refused(f"{name} is {_short(value)}, and should be a number from {form.least:g} to {form.most:g}")
+        raise Refused(f"{name} is {shown(value)}, and should be a number from {form.least:g} to {form.most:g}")
     return float(value)
 
 
@@ -157,7 +150,7 @@ def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArr
     """The numbers of an array. The format's own header is checked before anything is allocated."""
     if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != shape:
         found = f"{array.dtype} {tuple(array.shape)} of {array.stype}"
-        raise Refused(f"{name} is {_short(found)}, and should be {dtype} {shape} of numpy.ndarray")
+        raise Refused(f"{name} is {shown(found)}, and should be {dtype} {shape} of numpy.ndarray")
     room = np.dtype(dtype).itemsize * math.prod(shape)
     if not room < len(array.data) <= room + HEADER:
         raise Refused(f"{name} has {len(array.data)} bytes, and {room} and a header were expected")
@@ -168,7 +161,7 @@ def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArr
         raise Refused(f"{name} is in version {version} of NumPy's format")
     actual, fortran, kind = read(stream)
     if actual != shape or kind != np.dtype(dtype):
-        raise Refused(f"{name} holds {kind} {_short(actual)}, and should hold {dtype} {shape}")
+        raise Refused(f"{name} holds {kind} {shown(actual)}, and should hold {dtype} {shape}")
     numbers = np.frombuffer(array.data, dtype, offset=stream.tell())
     if numbers.size != math.prod(shape):
         raise Refused(f"{name} holds {numbers.size} numbers, and should hold {math.prod(shape)}")
@@ -177,54 +170,9 @@ def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArr
     return numbers.reshape(shape, order="F" if fortran else "C")
 
 
-# what the record keeps of an evaluation, and what it may be; any other metric is at most LARGEST
-MEASURES = {
-    protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1),
-    "accuracy": Form(None, 0.0, 1.0),
-    "test_accuracy": Form(None, 0.0, 1.0),
-    "loss": Form(None, 0.0, MOST_LOSS),
-    "train_loss": Form(None, 0.0, MOST_LOSS),
-}
-
-
-def evaluation(reply: Message, node: int, size: int) -> dict[str, float]:
-    """A device's metrics of a model, or `Refused`. They count for no more than the `size` samples it declared."""
-    with alone():
-        return _evaluation(reply, node, size)
-
-
-def _evaluation(reply: Message, node: int, size: int) -> dict[str, float]:
-    if reply.metadata.src_node_id != node:
-        raise Refused(f"it is from node {reply.metadata.src_node_id}, and {node} was asked")
-    if reply.has_error():
-        raise Refused(f"the device failed: {last_words(reply.error.reason)}")
-    record = reply.content.get(protocol.METRICS)
-    if not isinstance(record, MetricRecord) or protocol.SIZE not in record:
-        raise Refused(f"it has no {protocol.METRICS} with {protocol.SIZE}")
-    if len(record) > MOST_METRICS:
-        raise Refused(f"it has {len(record)} metrics, and should have at most {MOST_METRICS}")
-    found: dict[str, float] = {}
-    for name, value in record.items():
-        if not NAME.fullmatch(name):
-            raise Refused(f"the name of a metric is {_short(name)}, and should be at most 40 letters, digits, . _ or -")
-        found[name] = _number(name, value, MEASURES.get(name, Form(None)))
-    return found | {protocol.SIZE: min(found[protocol.SIZE], float(size))}
-
-
-def means(replies: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric that at least half of the replies have, weighted by their samples."""
-    counts = Counter(name for own in replies for name in own if name != protocol.SIZE)
-    found = {}
-    for name in sorted(name for name, count in counts.items() if 2 * count >= len(replies)):
-        those = [own for own in replies if name in own]
-        total = sum(own[protocol.SIZE] for own in those)
-        found[name] = sum(own[protocol.SIZE] * own[name] for own in those) / total
-    return found
-
-
 def one_line(text: object) -> str:
     """Foreign text made fit for a log: one line of bounded length."""
-    return _short(" ".join(str(text).split()))
+    return shown(" ".join(str(text).split()))
 
 
 def last_words(text: object) -> str:
@@ -236,7 +184,8 @@ def last_words(text: object) -> str:
     return one_line(next((line for line in reversed(lines) if line), plain))
 
 
-def _short(value: object) -> str:
-    shown = value if isinstance(value, str) else repr(value)
-    shown = "".join(c if c.isprintable() else "?" for c in shown)
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
+def shown(value: object) -> str:
+    """A foreign value made fit for a log."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

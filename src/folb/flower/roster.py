@@ -29,19 +29,44 @@ class Member(NamedTuple):
 class Roster:
     """The nodes that gave their identity. An identity belongs to one node at a time: a second claim is rejected.
 
-    `patience` is how many seconds a run waits in all for new nodes to give it. Once it is used up, a new node joins in
-    the round after its answer: a node that came back under a new id in each round, and never answered, would otherwise
-    delay every round.
+    `patience` is how many seconds a run still waits, in all, for new nodes to give it. Once it is used up, a new node
+    joins in the round after its answer: a node that came back under a new id in each round, and never answered, would
+    otherwise delay every round.
     """
 
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
+    def __init__(self, wait: float, least: int) -> None:
+        self.wait = self.patience = wait
+        self.least = least  # devices, before a round begins
+        self.awaited: set[int] = set()  # devices of the rounds before an interruption
         self.claims: dict[int, Member] = {}  # by node
         self.holders: dict[int, int] = {}  # by identity, its node
         self.queries: dict[str, tuple[int, float]] = {}  # queries without an answer, their nodes, and when they expire
         self.met: set[int] = set()  # nodes that were asked before: no round waits for them again
         self.refused: list[str] = []  # rejections since the last look
         self.told: set[str] = set()  # a claim is rejected in every round, but reported once
+
+    def present(self, mailbox: Mailbox) -> list[Member]:
+        """The present devices, once there are enough of them or the waiting time is over."""
+        until = time.monotonic() + self.wait
+        members = self.update(mailbox, self.wait)
+
+        def missing() -> bool:
+            return len(members) < self.least or bool(self.awaited - {member.identity for member in members})
+
+        while missing() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.5, left))
+            members = self.update(mailbox, left)
+        self.awaited = set()  # wait for them only once: a device may never come back
+        return members
+
+    def rejections(self, mailbox: Mailbox) -> list[tuple[int | None, str]]:
+        """Rejections since the last round: of claims, and of replies to earlier rounds."""
+        found, self.refused = self.refused, []
+        for reply in mailbox.late():
+            if reply.has_content():
+                found.append(f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}")
+                log.warning("rejected: %s", found[-1])
+        return [(None, reason) for reason in found]
 
     def update(self, mailbox: Mailbox, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.

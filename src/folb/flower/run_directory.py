@@ -21,13 +21,16 @@ import jax
 import numpy as np
 
 from folb import atomic
+from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.own_code import own_code
 from folb.core.round import State
-from folb.core.system import System
-from folb.errors import InputError
-from folb.measures import ACCURACY, measure
+from folb.core.upload import GAMMA
+from folb.errors import SINGLE, InputError
+from folb.flower.open_round import OpenRound
+from folb.flower.strategy_settings import MAX_NORM, StrategySettings
+from folb.measures import is_measure, measure
 from folb.regular import regular
 from folb.report import figures, words
 from folb.results import summary
@@ -47,35 +50,31 @@ log = logging.getLogger("flwr")
 class RunSettings(NamedTuple):
     """The settings of a run, for the record and to tell it from another run."""
 
-    algorithm: Algorithm
-    system: System
-    seed: int
-    objective: str
+    settings: StrategySettings
+    algorithm: Algorithm  # in a run of so many rounds
     rounds: int
-    dataset: str
-    model: str
-    target: float
-    judged_by: str = ACCURACY
+    strategy: str = ""  # its name
 
     def experiment(self) -> dict[str, Any]:
         """The keys of an experiment file, as the simulator writes them."""
-        function: Any = getattr(self.system, "func", self.system)
+        asked = self.settings
+        function: Any = getattr(asked.system, "func", asked.system)
         system = getattr(function, "__name__", "own").strip("_")
-        settings = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(self.system, "keywords", {})}
+        parts = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(asked.system, "keywords", {})}
         found = {
-            "dataset": self.dataset,
-            "model": self.model,
+            "dataset": asked.dataset,
+            "model": asked.model,
             "system": system,
-            "objective": self.objective,
+            "objective": asked.objective,
             "algorithms": [self.algorithm.name],
             "rounds": int(self.rounds),
-            "seeds": [self.seed],
-            "target": float(self.target),
+            "seeds": [asked.seed],
+            "target": float(asked.target),
             "evaluate_every": 1,
             "records": True,
-            "set": {name: known for name, given in settings.items() if (known := _written(given))},
+            "set": {name: known for name, given in parts.items() if (known := _written(given))},
         }
-        experiment_file.check(found, target=SHARE if measure(self.judged_by).is_share else POSITIVE_NUMBER)
+        experiment_file.check(found, target=SHARE if measure(asked.judged_by).is_share else POSITIVE_NUMBER)
         return found
 
     def differs(self) -> str:
@@ -84,26 +83,30 @@ class RunSettings(NamedTuple):
         settings = _written(self.algorithm.origin.settings)
         usual = _written(ALGORITHMS[name]().origin.settings) if name in ALGORITHMS else settings
         own = {key: value for key, value in settings.items() if value != usual.get(key)}
-        known = {"algorithms": name, "rounds": self.rounds} | ({"seed": self.seed} if self.seed else {}) | own
+        seed = {"seed": self.settings.seed} if self.settings.seed else {}
+        known = {"algorithms": name, "rounds": self.rounds} | seed | own
         return " ".join(f"{key}={summary.spelt(value)}" for key, value in known.items())
 
-    def mark(self, state: State, more: str) -> str:
+    def mark(self, state: State) -> str:
         """What tells this run from another. Not its first model: a resubmitted run may draw another one."""
         shapes = [(name, value.shape) for name, value in state.params.items()]
-        own = own_code((self.algorithm, self.system))
-        program = (
-            f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(self.system)} {self.objective} {shapes} {more}"
-            f"{own}"
-        )
-        return checkpoint.fingerprint(program, self.algorithm, self.system, np.uint32(self.seed))
+        asked, system = self.settings, self.settings.system
+        how = f"{self.strategy} {asked.fraction_train} {asked.min_train_nodes} {self.algorithm.selection.factor}"
+        how += "" if asked.max_norm == MAX_NORM else f" {asked.max_norm}"  # an earlier run has none in its identity
+        if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
+            how += f" {asked.min_available_nodes}"
+        own = own_code((self.algorithm, system))
+        trees = f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(system)}"
+        program = f"{trees} {asked.objective} {shapes} {how}{own}"
+        return checkpoint.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
 
 
 class RunRecord:
     """A claimed run directory: `lines` of the rounds so far, and the `state` and `devices` they led to."""
 
-    def __init__(self, path: Path, about: RunSettings, state: State, more: str = "") -> None:
+    def __init__(self, path: Path, about: RunSettings, state: State) -> None:
         self.path, self.about, self.state = path, about, state
-        self.identity = about.mark(state, more)
+        self.identity = about.mark(state)
         self.lines: list[dict[str, Any]] = []
         self.devices: list[int] = []
         self._prepare()
@@ -158,6 +161,7 @@ class RunRecord:
         atomic.replace(self.path / directory.EXPERIMENT, text.encode())
 
     def _environment(self) -> dict[str, Any]:
+        settings = self.about.settings
         return environment.program() | {
             "carrier": CARRIER,
             "keep_model": False,
@@ -166,7 +170,7 @@ class RunRecord:
             "devices": 0,
             "identity": self.identity,
             "differs": self.about.differs(),
-            "runs": environment.about_runs([self.about.algorithm], [self.about.seed], self.about.judged_by),
+            "runs": environment.about_runs([self.about.algorithm], [settings.seed], settings.judged_by),
         }
 
     def add(self, line: dict[str, Any], state: State, devices: Sequence[int]) -> None:
@@ -192,19 +196,101 @@ class RunRecord:
     def finish(self, model: Mapping[str, Any]) -> None:
         """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
         run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
-        runs, experiment = [replace(run, params=model)], self.about.experiment()
-        title = words.title(self.about.dataset, self.about.model)
-        picture = figures.curves(runs, target=self.about.target, title=title)
-        directory.leave(self.path, document(experiment, "", runs), picture)
+        runs, settings = [replace(run, params=model)], self.about.settings
+        picture = figures.curves(runs, target=settings.target, title=words.title(settings.dataset, settings.model))
+        directory.leave(self.path, document(self.about.experiment(), "", runs), picture)
+
+
+def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A round as a line of rounds.jsonl, with what each of its devices did in it."""
+    drawn, notes, usable = opened.drawn, opened.notes, opened.answers.usable
+    identities = sorted(drawn)
+    rejected = sorted({identity for identity, _ in notes.rejected if identity is not None})
+    lost = opened.lost
+    found: dict[str, Any] = {}
+    if measured is not None:
+        named = {name: _number(measured, name) for name in measured if is_measure(name)}
+        if measured.keys() & {"accuracy", "test_accuracy"} or not named:  # a regression has none
+            found["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
+        if measured.keys() & {"loss", "train_loss"}:  # null means not finite: a loss that was not measured is left out
+            found["train_loss"] = _number(measured, "loss", "train_loss")
+        if named:
+            found["metrics"] = named
+    found |= {
+        "bytes_up": notes.up,
+        "bytes_down": notes.down,
+        "seconds": round(seconds, 3),
+        "updated": opened.weights is not None,
+        "lost": len(lost),
+        "devices": identities,
+        "times": [drawn[k] if k in usable else 0 for k in identities],
+        "weights": _weights(opened, identities),
+        "lost_devices": lost,
+        "rejected_devices": [k for k in rejected if k in drawn],
+    }
+    if notes.epsilon is not None:
+        found["epsilon"] = summary.short(notes.epsilon, 6)
+    elif any(upload.name == GAMMA.name for upload in opened.uploads):  # of a private round, gammas have no noise
+        found["gamma"] = [usable[k].numbers[GAMMA.name] if k in usable else None for k in identities]
+    if notes.length:
+        found["length"] = notes.length
+    troubles: dict[str, Sequence[tuple[Any, str]]] = {
+        "refused": notes.rejected,
+        "failed": list(notes.failed.items()),
+        "shortened": notes.shortened,
+    }
+    for name, pairs in troubles.items():
+        if pairs:
+            found[name] = [list(pair) for pair in pairs]
+    return found | ({"abandoned": opened.abandoned} if opened.abandoned else {})
+
+
+def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
+    """The weight of each device's update; unknown if the server sees only sums."""
+    first = opened.first
+    if opened.weights is None or first is None or len(opened.weights) != len(first.work):
+        return [None] * len(identities)
+    slots = zip(opened.who(first), first.chosen.times, opened.weights, strict=True)
+    weight = {k: float(str(value)) for k, times, value in slots if times > 0}  # with only the digits of 32 bits
+    return [weight[k] for k in identities]
+
+
+class Budget:
+    """The epsilon of a private run, whose devices are drawn from `N` or more.
+
+    A round that was interrupted is repeated and counts twice: its devices answer twice.
+    """
+
+    def __init__(self, algorithm: Algorithm, N: int, record: RunRecord | None = None) -> None:
+        self.algorithm, self.N, self.record = algorithm, N, record
+        self.asked = 0 if record is None else record.asked  # the rounds that devices were asked for
+
+    @property
+    def epsilon(self) -> float | None:
+        """What all rounds so far have spent; None if the run is not private."""
+        return None if self.algorithm.privacy is None else privacy.spent(self.algorithm, self.N, self.asked)
+
+    def covers(self, t: int) -> bool:
+        """Whether the budget is enough for round t. If it is, the round counts from now on."""
+        if self.algorithm.privacy is None:
+            return True
+        self.asked += 1
+        most = self.algorithm.privacy.epsilon
+        if most is not None and (self.epsilon or 0.0) > float(most):
+            log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
+            return False
+        if self.record is not None:
+            self.record.ask(self.asked)
+        return True
 
 
 @contextlib.contextmanager
-def recording(path: Path, about: RunSettings, state: State, more: str = "") -> Iterator[RunRecord]:
+def recording(path: Path, about: RunSettings, state: State) -> Iterator[RunRecord]:
     """The run directory, claimed until the run ends."""
     atomic.directory(path)
     with lock.claimed(path):
         try:
-            record = RunRecord(path, about, state, more)
+            record = RunRecord(path, about, state)
         except OSError as error:
             raise InputError("directory", str(path), f"cannot be used: {error}") from error
         yield record
@@ -225,3 +311,9 @@ def _line(line: dict[str, Any]) -> bytes:
 
 def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _number(measured: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these that was measured, if it is a number that is finite in 32 bits."""
+    found = [measured[name] for name in names if name in measured]
+    return float(found[0]) if found and isinstance(found[0], int | float) and abs(found[0]) <= SINGLE else None

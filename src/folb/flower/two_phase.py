@@ -17,14 +17,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from jax.tree_util import Partial
 
 from folb.core import rules
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.round import State
-from folb.core.rules import Round, Update
+from folb.core.rules import Round
 from folb.core.server_step import SERVERS
 from folb.core.upload import GRAD, Upload
 from folb.errors import InputError, check_whole
@@ -69,7 +69,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("max_norm", settings["max_norm"], "is not possible with sums only: it bounds each update")
         super().__init__(algorithm, guarded=False, **settings)
         check_whole("min_devices", min_devices, 2)
-        if self.fraction_train is None and min_devices > algorithm.selection.enough:
+        if self.settings.fraction_train is None and min_devices > algorithm.selection.enough:
             raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.enough}")
         if algorithm.privacy is not None:
             expected = "should be None with sums only: a device would have to know the noisy mean before it clips"
@@ -106,65 +106,50 @@ class TwoPhaseStrategy(FederatedStrategy):
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
 
-    @property
-    def uploads(self) -> tuple[Upload, Upload]:
+    def uploads(self, algorithm: Algorithm) -> tuple[Upload, Upload]:
         """What a device sends in phase 2: its terms of the two sums."""
-        rule: Any = self.algorithm.rule
+        rule: Any = algorithm.rule
         if rule.func is rules.folb:
             return WEIGHTED, IMPORTANCE
         numbers = {
             "psi": float(rule.keywords["psi"]),
             "flip": float(rule.func is not rules.folb_never_flip),
-            "most": 1.0 if self.algorithm.clamp_gamma else math.inf,
+            "most": 1.0 if algorithm.clamp_gamma else math.inf,
         }
         return _with(HETERO_WEIGHTED, **numbers), _with(HETERO_IMPORTANCE, **numbers)
 
-    def _ask(self, opened: OpenRound, arrays: ArrayRecord) -> list[Message]:
+    def _ask(self, opened: OpenRound) -> list[Message]:
         """All of phase 1, and the messages of phase 2 to the devices that answered it."""
-        drawn = opened.plan
-        assert drawn is not None
-        slots = {
-            opened.members[k].identity: i
-            for i, k in enumerate(drawn.first.device)
-            if drawn.first.times[i] > 0 and not drawn.lost[i]
-        }
-        tasks = {
-            identity: self._plain(opened.t, _with(SCALED_GRAD, scale=drawn.first.times[i] * drawn.correction[i]))
-            for identity, i in slots.items()
-        }
-        found = self._exchange(opened, tasks, arrays)
-        if self._too_few(opened, len(found)):
+        drawn, questions = opened.first, opened.questions
+        assert drawn is not None and self.mailbox is not None
+        slots = opened.at_work(drawn)
+        times, scale = drawn.chosen.times, drawn.chosen.times * drawn.correction
+        tasks = {identity: questions.plain(_with(SCALED_GRAD, scale=scale[i])) for identity, i in slots.items()}
+        found = opened.exchange(self.mailbox, tasks)
+        if len(found) < self.min_devices:
+            opened.abandoned = f"{len(found)} distinct devices answered, but a sum needs {self.min_devices}"
             return []
         there = sorted(found)
         total = self.add([found[identity].arrays[SCALED_GRAD.name] for identity in there])
-        K = sum(float(drawn.first.times[slots[identity]]) for identity in there)
-        mean = protocol.packed({name: value / np.float32(K) for name, value in total.items()})
+        K = sum(float(times[slots[identity]]) for identity in there)
+        mean = {protocol.MEAN: protocol.packed({name: value / np.float32(K) for name, value in total.items()})}
         tasks = {}
         for identity in there:
-            times = drawn.first.times[slots[identity]]
-            uploads = [_with(upload, times=times) for upload in opened.uploads]
-            i = slots[identity]
-            tasks[identity] = self._work(drawn.work[i], drawn.words[i], opened.t, uploads)
-        return self._messages(opened, tasks, arrays, mean=mean)
+            uploads = [_with(upload, times=times[slots[identity]]) for upload in opened.uploads]
+            tasks[identity] = questions.work(drawn, slots[identity], *uploads)
+        return opened.ask(tasks, dict.fromkeys(there, mean))
 
     @property
     def fewest(self) -> int:
         """The fewest distinct devices for a round that counts."""
-        return max(self.min_replies or 1, self.min_devices)
+        return max(self.settings.min_replies or 1, self.min_devices)
 
-    def _too_few(self, opened: OpenRound, count: int) -> bool:
-        if count < self.min_devices:
-            opened.abandoned = f"{count} distinct devices answered, but a sum needs {self.min_devices}"
-        return bool(opened.abandoned)
-
-    def _closed(self, opened: OpenRound) -> tuple[State, Update | None]:
+    def _closed(self, opened: OpenRound) -> State:
         """One sum divided by the other, as the step of a round with one reply."""
-        there = sorted(opened.usable)
-        if self._too_few(opened, len(there)):
-            return opened.state, None
+        usable = opened.answers.usable
         weighted, importance = opened.uploads
-        step = self.add([opened.usable[identity].arrays[weighted.name] for identity in there])
-        shares = [{"": np.array(opened.usable[identity].numbers[importance.name])} for identity in there]
+        step = self.add([usable[identity].arrays[weighted.name] for identity in sorted(usable)])
+        shares = [{"": np.array(usable[identity].numbers[importance.name])} for identity in sorted(usable)]
         total = float(self.add(shares)[""])
         one: Any = np.ones(1, np.float32)
         round = Round(
@@ -176,7 +161,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         )
         how = replace(opened.algorithm.selection, K=1)
         alone = replace(opened.algorithm, selection=how, rule=Partial(rules.mean))
-        return self._finite(opened, jax.tree.map(np.asarray, close(alone, opened.state, round)))
+        return opened.close(jax.tree.map(np.asarray, close(alone, opened.state, round)))
 
 
 def _with(upload: Upload, **numbers: Any) -> Upload:

@@ -1,4 +1,4 @@
-"""A device's codec: the model as it came, and the arrays of a reply as they go.
+"""What a device sends: clipped and with its share of the noise in a private run, and through the codec.
 
 With error feedback, what the codec leaves out of an update stays on the device, in the state that Flower keeps for it
 (`Context.state`), and is added to its next update. It is never sent. A device does not know whether a reply is used:
@@ -10,13 +10,17 @@ This module imports only numpy and flwr, as `folb.flower.device` does.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
+from folb.core import gaussian
+from folb.core.clipping import BOUNDED
 from folb.core.codec import Codec
 from folb.core.upload import DELTA, ENCODED
+from folb.core.vector import each
 from folb.flower import protocol
 from folb.flower.protocol import Arrays, Task
 
@@ -56,3 +60,30 @@ def _left_out(task: Task, state: RecordDict) -> Arrays | None:
     if known is None or known[protocol.ROUND] >= task.round:
         return None
     return protocol.unpacked(state.array_records[RESIDUAL])
+
+
+def private(task: Task, arrays: dict[str, Arrays], numbers: dict[str, Any]) -> tuple[dict[str, Arrays], dict[str, Any]]:
+    """The answer to a task as a private run sends it."""
+    given = task.numbers_of("privacy")
+    if "clip" not in given or DELTA.name not in arrays:
+        return arrays, numbers
+    sent: dict[str, Any] = {DELTA.name: clipped(arrays[DELTA.name], given["clip"])}
+    sent |= {name: np.float32(numbers[name]) for name in BOUNDED if name in numbers}
+    if DELTA.name in given:  # the standard deviation of its share
+        luck = gaussian.like(sent, (*task.words, task.round) if given["replay"] else None)
+        sent = {name: _plus(value, luck[name], np.float32(given[name])) for name, value in sent.items()}
+    delta = sent.pop(DELTA.name)
+    return {**arrays, DELTA.name: delta}, numbers | {name: float(value) for name, value in sent.items()}
+
+
+def _plus(value: Any, noise: Any, deviation: Any) -> Any:
+    return each(lambda part, luck: part + deviation * luck, value, noise)
+
+
+def clipped(delta: Arrays, clip: float) -> Arrays:
+    """An update shortened to the norm `clip`; one that is not finite is 0."""
+    length = math.sqrt(sum(float(np.sum(np.square(part, dtype=np.float64))) for part in delta.values()))
+    if not math.isfinite(length):
+        return {name: np.zeros_like(part) for name, part in delta.items()}
+    factor = np.float32(min(1.0, clip / length) if length > 0 else 1.0)
+    return {name: part * factor for name, part in delta.items()}
