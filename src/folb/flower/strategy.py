@@ -322,8 +322,6 @@ class FederatedStrategy(Strategy):
         opened = self.opened
         given = (self.settings, self.round_seconds, arrays)
         self.evaluating = [] if opened is None else evaluation.messages(opened, *given)
-            [] if opened is None else evaluation.messages(opened, self.settings, self.round_seconds, arrays)
-        )
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
