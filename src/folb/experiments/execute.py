@@ -206,7 +206,8 @@ def carry_out(
         if on_start is not None:
             on_start(start)
         return store.read(path)
-    trackers.check(track)
+    if track is not None:
+        trackers.check(track)
     lock.check_free(path)
     parallel.shared(True)
     new = not path.exists()

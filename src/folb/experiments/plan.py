@@ -38,7 +38,7 @@ from folb.experiments.settings import (
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
-from folb.simulation.sample import usual, words
+from folb.simulation.sample import Evaluate, usual, words
 from folb.simulation.settled import Settled, settled
 from folb.store.environment import about_runs
 
@@ -171,25 +171,28 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             stream=stream,
         )
         known = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
-    experiment = _judged(experiment, built_model)
-    asked = replace(experiment, evaluate=None) if whole.evaluated == known else experiment
-    experiment = replace(experiment, evaluate=whole.evaluated or "all")
-    experiment = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
+    asked = _judged(experiment, built_model, None if whole.evaluated == known else experiment.evaluate)
+    parts = [dataset, model, system, *algorithms]
+    experiment = _spelt_out(asked, whole.evaluated or "all", parts, given, [{}, {}, {}, *drawn])
     identity = _identity(experiment, federation, built_system)
-    apart = differs(asked, _chosen(asked.dataset, [dataset, model, system, *algorithms], given, drawn))
-    return Plan(experiment, whole, built_system, identity, apart)
+    return Plan(experiment, whole, built_system, identity, differs(asked, _chosen(asked.dataset, parts, given, drawn)))
 
 
-def _judged(experiment: Experiment, model: Model) -> Experiment:
+def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experiment:
     """The experiment without the metrics that are measured anyway. Raises unless the target fits the model."""
     if measure(model.judged_by).is_share and experiment.target > 1:
         raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
     anyway = (ACCURACY, model.judged_by)
-    return replace(experiment, metrics=tuple(name for name in experiment.metrics if name not in anyway))
+    metrics = tuple(name for name in experiment.metrics if name not in anyway)
+    return replace(experiment, metrics=metrics, evaluate=evaluate)
 
 
 def _spelt_out(
-    experiment: Experiment, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
+    experiment: Experiment,
+    evaluate: Evaluate,
+    parts: list[Part],
+    given: list[dict[str, Any]],
+    drawn: list[dict[str, boxes.Choice]],
 ) -> Experiment:
     """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
@@ -202,6 +205,7 @@ def _spelt_out(
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(
         experiment,
+        evaluate=evaluate,
         set={name: table for name, table in tables.items() if table},
         box={part.name: _spelt_box(box) for part, box in zip(parts, drawn, strict=True) if box},
     )
