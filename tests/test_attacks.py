@@ -192,7 +192,7 @@ def test_a_liar_is_drawn_again_for_its_loss(small):
 
 def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
     """A thousandfold update makes c_k, and so the local steps of all, a thousand times too long."""
-    told = {"attack": "flipped_x1000", "attackers": 0.2, "K": 4}
+    told = {"attack": "flipped_x1000", "attackers": 0.2, "K": 4, "replacement": False}
     bare, safe = (
         simulate(*small, algorithms.scaffold(robust=robust, **told), rounds=6)[0] for robust in (None, "median")
     )

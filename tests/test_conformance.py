@@ -96,7 +96,7 @@ STALE = [
 ALPHA = [{"memory_alpha": 0.1, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.05}]
 MOMENTUM = [{"memory_beta": 0.5, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.2}]
 LOCAL = [{"local_beta": 0.5, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.05}]
-LIARS = [{"liars": 0.0, "lr": 0.1}, {"liars": 0.3, "lr": 0.1}, {"liars": 0.3, "lr": 0.05}]
+LIARS = [{"liars": 0.0, "lr": 0.1}, {"liars": 0.2, "lr": 0.1}, {"liars": 0.2, "lr": 0.05}]
 ATTACKERS = [{"attackers": 0.2, "lr": 0.1}, {"attackers": 0.5, "lr": 0.1}, {"attackers": 0.5, "lr": 0.05}]
 CAP = [{"cap": 1.5, "lr": 0.1}, {"cap": 3.0, "lr": 0.1}, {"cap": 2.0, "lr": 0.2}]
 

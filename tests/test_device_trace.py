@@ -321,9 +321,9 @@ def test_the_file_is_part_of_the_experiment(tmp_path, monkeypatch):
     assert plan(experiment).identity != first.identity
 
 
-def test_over_selection_is_swept_and_older_experiments_keep_their_names():
+def test_over_selection_is_swept_and_what_is_none_by_default_is_not_written():
     experiment = Experiment("synthetic_1_1", system="network", algorithms=["fedavg"])
     found = plan(Experiment("synthetic_1_1", algorithms=["fedavg"], set={"over_selection": ["none", 1.3, 2]}))
     assert [algorithm.selection.K for algorithm in found.algorithms] == [10, 13, 20]
     assert "over_selection" not in plan(experiment).experiment.set["fedavg"]
-    assert plan(experiment).experiment.set["network"]["tau"] == "none"
+    assert plan(experiment).experiment.set["network"].get("tau") is None

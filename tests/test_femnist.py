@@ -325,7 +325,7 @@ def test_damaged_parquet(folder):
 
 def test_without_pyarrow_the_error_says_what_to_install(folder, monkeypatch):
     def missing(name):
-        raise ImportError(name)
+        raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("folb.data.tabular.import_module", missing)
     (folder / "x.parquet").write_bytes(b"PAR1")

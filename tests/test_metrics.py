@@ -197,7 +197,7 @@ def test_metrics_change_nothing_else(whole, plain):
         np.testing.assert_array_equal(run.bytes_up, own.bytes_up)
     assert not any("metrics" in line for line in lines(plain))
     without = plan(folb.Experiment(**FIELDS | {"metrics": []}))
-    assert "metrics" not in folb.experiments.experiment.to_toml(without.experiment)
+    assert "metrics = []" in folb.experiments.experiment.to_toml(without.experiment)
     assert without.identity != whole.environment["identity"]
     asked = plan(folb.Experiment(**FIELDS | {"metrics": ["accuracy"]}))  # is measured anyway
     assert asked.identity == without.identity
