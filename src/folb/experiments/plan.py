@@ -86,29 +86,13 @@ def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Settled):
     """An experiment's live objects, and the experiment with every setting spelt out."""
 
     experiment: Experiment
-    settled: Settled
     system: Any
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     differs: str = ""  # the choices that are not the defaults
-
-    @property
-    def federation(self) -> Federation:
-        """The data."""
-        return self.settled.federation
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.settled.model
-
-    @property
-    def algorithms(self) -> list[Algorithm]:
-        """The algorithms, one for each combination of swept settings."""
-        return self.settled.algorithms
 
     @cached_property
     def runs(self) -> list[dict[str, Any]]:
@@ -118,7 +102,7 @@ class Plan:
     @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
-        return words(self.federation, self.settled.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
+        return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
 
     @property
     def note(self) -> str:
@@ -175,7 +159,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     parts = [dataset, model, system, *algorithms]
     experiment = _spelt_out(asked, whole.evaluated or "all", parts, given, [{}, {}, {}, *drawn])
     identity = _identity(experiment, federation, built_system)
-    return Plan(experiment, whole, built_system, identity, differs(asked, _chosen(asked.dataset, parts, given, drawn)))
+    apart = differs(asked, _chosen(asked.dataset, parts, given, drawn))
+    return Plan(**vars(whole), experiment=experiment, system=built_system, identity=identity, differs=apart)
 
 
 def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experiment:
