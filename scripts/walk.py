@@ -3,8 +3,8 @@
     python scripts/walk.py compare synthetic_1_1 --algorithms folb,fedprox,fedavg --rounds 100 --out walked
 
 A package is a folder of folb, and a change of package is a call of a function from a function of another package, also
-through another library. What jax traces counts, and what threads do; what is run by an import does not. Decorators and
-comprehensions are part of what they are around. The command's own output goes to standard error.
+through another library. What jax traces counts, and what threads do; what is run by an import does not. Each chunk of
+rounds adds a few changes, and a slow machine plays more chunks. The command's own output goes to standard error.
 """
 
 from __future__ import annotations

@@ -413,7 +413,7 @@ def test_mistakes_are_named(name, shape, classes, options, message):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_model_equals_another_made_from_the_same_values(name):
+def test_a_model_made_again_from_the_same_values_is_the_same(name):
     shape, classes, settings = TINY[name]
     make = models.MODELS[name]
     made = make(shape, classes, **settings)

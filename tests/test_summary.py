@@ -1,6 +1,5 @@
 """What is derived from a run's curves, and the table: when the target is reached, and from when on it is held."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 from scipy.special import stdtrit
 
 from folb.cli import tables
-from folb.cli.main import main
-from folb.results import document, effects, summary
+from folb.results import effects, summary
 from folb.results.run import Run
-from folb.store import directory
 
 TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--seeds", "1", "--algorithms", "fedavg"]
 
@@ -173,27 +170,6 @@ def printed(table, room):
     with console.capture() as capture:
         console.print(table, highlight=False)
     return [line.rstrip() for line in capture.get().splitlines()]
-
-
-def test_results_that_were_stored_without_it_are_shown_with_it(capsys):
-    command = ["compare", *TINY, "--rounds", "6", "--target", "0.01", "--json"]
-    assert main(command) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert whole["runs"][0]["held_from"] == 1
-    (path,) = directory.listed()
-    for run in whole["runs"]:
-        del run["held_from"]
-    (path / directory.RESULTS).write_text(json.dumps(whole))
-    assert main(command) == 0
-    shown = capsys.readouterr()
-    assert "finished already" in shown.err and json.loads(shown.out)["runs"][0]["held_from"] == 1
-    assert main(["show", "last"]) == 0 and "held from" in capsys.readouterr().out
-
-
-def test_stored_results_without_curves_are_left_as_they_are():
-    assert document.with_held_from({}) == {} and document.with_held_from([]) == []
-    diverged = {"target": 0.5, "runs": [{"evaluated_rounds": [1, 2, 3, 4, 5], "test_accuracy": [None, 1, 1, 1, 1]}]}
-    assert document.with_held_from(diverged)["runs"][0]["held_from"] is None
 
 
 def test_student_s_quantiles_are_those_of_scipy():

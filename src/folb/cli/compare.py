@@ -112,14 +112,13 @@ def _resume(options: argparse.Namespace) -> None:
 def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     """Show the results of a run. Of several processes, only the first shows them."""
     from folb.cli import tables
-    from folb.results.document import with_held_from
     from folb.results.summary import told_apart
     from folb.store import directory
 
     if start is None:
         return
     if as_json:
-        print(json.dumps(with_held_from(json.loads((stored.path / directory.RESULTS).read_bytes()))))
+        print(json.dumps(json.loads((stored.path / directory.RESULTS).read_bytes())))
         return
     runs, target = stored.runs(), start.plan.experiment.target
     tables.say(tables.summary(start.plan))

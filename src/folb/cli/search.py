@@ -51,7 +51,6 @@ def _tune(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.cli.running import completed, same_command
     from folb.experiments import execute, tune
-    from folb.results.document import with_held_from
     from folb.store import directory
 
     named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
@@ -91,7 +90,7 @@ def _tune(options: argparse.Namespace) -> None:
 
     found = tune.search(experiment, seeds, options.stream, complete, show, options.by)
     if options.json:
-        reported = with_held_from(json.loads((found.winner.path / directory.RESULTS).read_bytes()))
+        reported = json.loads((found.winner.path / directory.RESULTS).read_bytes())
         print(json.dumps(tune.document(found.planned, found.points, seeds, reported, options.by)))
         return
     tables.say("\n" + tune.verdict(found.planned, found.points, seeds, options.by) + "\n")

@@ -159,7 +159,7 @@ def summary(planned: Plan) -> str:
 
 def _private(planned: Plan) -> Iterator[str]:
     """What the private algorithms promise, a line for each kind."""
-    for algorithm, rounds in zip(planned.algorithms, planned.settled.rounds, strict=True):
+    for algorithm, rounds in zip(planned.algorithms, planned.rounds, strict=True):
         if (found := algorithm.privacy) is not None:
             epsilon = found.rounds(planned.federation.N).epsilon(rounds, found.delta)
             early = rounds < planned.experiment.rounds

@@ -55,7 +55,7 @@ class Start(NamedTuple):
     @property
     def rounds(self) -> int:
         """How many rounds all runs have together."""
-        return len(self.plan.experiment.seeds) * sum(self.plan.settled.rounds)
+        return len(self.plan.experiment.seeds) * sum(self.plan.rounds)
 
     @property
     def runs(self) -> int:
@@ -206,7 +206,8 @@ def carry_out(
         if on_start is not None:
             on_start(start)
         return store.read(path)
-    trackers.check(track)
+    if track is not None:
+        trackers.check(track)
     lock.check_free(path)
     parallel.shared(True)
     new = not path.exists()
@@ -238,7 +239,7 @@ def _perform(
     check_place(path, planned, again, accelerators)
     # this comes first: an experiment that cannot run must clear nothing, and a user's own file may change later
     simulation = ready(planned, accelerators)
-    about = about_model(planned, planned.runs) if start.keep_model else None
+    about = about_model(planned) if start.keep_model else None
     # matplotlib draws the picture at the end. It takes half a second to load, so it loads while rounds are played,
     # but only after every run has begun: before that, the interpreter is busy with lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
@@ -269,7 +270,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
     with _naming_own_files(experiment):
         return simulation(
-            planned.settled,
+            planned,
             system=planned.system,
             objective=experiment.objective,
             record=(*_of_devices(experiment), *(("attack",) if attacked else ())),
@@ -301,7 +302,7 @@ def finished(path: Path, planned: Plan) -> bool:
         return False
     with contextlib.suppress(OSError, ValueError, RecursionError):
         json.loads(regular(path / store.RESULTS).read_bytes())
-        wanted = [rounds for rounds in planned.settled.rounds for _ in planned.experiment.seeds]
+        wanted = [rounds for rounds in planned.rounds for _ in planned.experiment.seeds]
         return [len(run.seconds) for run in store.read(path).runs()] == wanted
     return False
 
@@ -358,7 +359,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
     """What a result may depend on besides the experiment, and a description of its runs."""
     mesh, federation = parallel.mesh(accelerators), planned.federation
     names = {"device_names": federation.device_names, "class_names": federation.class_names}
-    return program(1 if mesh is None else mesh.size, planned.settled.streamed) | {
+    return program(1 if mesh is None else mesh.size, planned.streamed) | {
         **{key: list(own) for key, own in names.items() if own is not None and sum(map(len, own)) <= NAMES},
         "carrier": "simulator",
         "note": planned.note,

@@ -95,8 +95,8 @@ class Experiment:
         self._check_box()
 
     def _check_box(self) -> None:
-        box = boxes.spelt({} if self.box is None else self.box)
-        if boxes.is_empty(box):
+        box = {} if self.box in (None, {}) else boxes.spelt(self.box)
+        if not box or boxes.is_empty(box):
             if box or (self.points, self.box_seed) != (None, None):
                 raise InputError("box", box, f"should have a range or values for a setting, {boxes.EXAMPLE}")
             object.__setattr__(self, "box", box)

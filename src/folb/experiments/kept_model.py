@@ -201,8 +201,8 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def about_model(planned: Plan, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What model.npz says about the models of an experiment, whose `runs` environment.json lists."""
+def about_model(planned: Plan) -> dict[str, Any]:
+    """What model.npz says about the models of an experiment."""
     name, federation = planned.experiment.model, planned.federation
     model_file.leaves(params_like(planned.model))  # before a round: raises if names collide
     own = {"sha256": _digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
@@ -212,7 +212,7 @@ def about_model(planned: Plan, runs: Sequence[Mapping[str, Any]]) -> dict[str, A
         "settings": dict(planned.experiment.set.get(name.rpartition(":")[2] if own else name, {})),
         "shape": list(federation.shape),
         "classes": federation.classes,
-        "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in runs],
+        "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in planned.runs],
         **names,
         **own,
     }

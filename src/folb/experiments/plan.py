@@ -38,7 +38,7 @@ from folb.experiments.settings import (
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
-from folb.simulation.sample import usual, words
+from folb.simulation.sample import Evaluate, usual, words
 from folb.simulation.settled import Settled, settled
 from folb.store.environment import about_runs
 
@@ -86,29 +86,13 @@ def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Settled):
     """An experiment's live objects, and the experiment with every setting spelt out."""
 
     experiment: Experiment
-    settled: Settled
     system: Any
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     differs: str = ""  # the choices that are not the defaults
-
-    @property
-    def federation(self) -> Federation:
-        """The data."""
-        return self.settled.federation
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.settled.model
-
-    @property
-    def algorithms(self) -> list[Algorithm]:
-        """The algorithms, one for each combination of swept settings."""
-        return self.settled.algorithms
 
     @cached_property
     def runs(self) -> list[dict[str, Any]]:
@@ -118,7 +102,7 @@ class Plan:
     @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
-        return words(self.federation, self.settled.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
+        return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
 
     @property
     def note(self) -> str:
@@ -171,25 +155,29 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             stream=stream,
         )
         known = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
-    experiment = _judged(experiment, built_model)
-    asked = replace(experiment, evaluate=None) if whole.evaluated == known else experiment
-    experiment = replace(experiment, evaluate=whole.evaluated or "all")
-    experiment = _spelt_out(experiment, [dataset, model, system, *algorithms], given, [{}, {}, {}, *drawn])
+    asked = _judged(experiment, built_model, None if whole.evaluated == known else experiment.evaluate)
+    parts = [dataset, model, system, *algorithms]
+    experiment = _spelt_out(asked, whole.evaluated or "all", parts, given, [{}, {}, {}, *drawn])
     identity = _identity(experiment, federation, built_system)
-    apart = differs(asked, _chosen(asked.dataset, [dataset, model, system, *algorithms], given, drawn))
-    return Plan(experiment, whole, built_system, identity, apart)
+    apart = differs(asked, _chosen(asked.dataset, parts, given, drawn))
+    return Plan(**vars(whole), experiment=experiment, system=built_system, identity=identity, differs=apart)
 
 
-def _judged(experiment: Experiment, model: Model) -> Experiment:
+def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experiment:
     """The experiment without the metrics that are measured anyway. Raises unless the target fits the model."""
     if measure(model.judged_by).is_share and experiment.target > 1:
         raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
     anyway = (ACCURACY, model.judged_by)
-    return replace(experiment, metrics=tuple(name for name in experiment.metrics if name not in anyway))
+    metrics = tuple(name for name in experiment.metrics if name not in anyway)
+    return replace(experiment, metrics=metrics, evaluate=evaluate)
 
 
 def _spelt_out(
-    experiment: Experiment, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
+    experiment: Experiment,
+    evaluate: Evaluate,
+    parts: list[Part],
+    given: list[dict[str, Any]],
+    drawn: list[dict[str, boxes.Choice]],
 ) -> Experiment:
     """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
@@ -202,6 +190,7 @@ def _spelt_out(
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(
         experiment,
+        evaluate=evaluate,
         set={name: table for name, table in tables.items() if table},
         box={part.name: _spelt_box(box) for part, box in zip(parts, drawn, strict=True) if box},
     )

@@ -38,7 +38,7 @@ def quick(experiment: Experiment, given: Container[str]) -> Experiment:
     planned = plan(tried)
     federation, model, every = planned.federation, planned.model, experiment.evaluate_every
     gradients = len(tried.seeds) * sum(
-        round_cost(model, federation, planned.system, algorithm, planned.settled.evaluated, every)
+        round_cost(model, federation, planned.system, algorithm, planned.evaluated, every)
         for algorithm in planned.algorithms
     )
     each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind), MOVED) / FORWARD

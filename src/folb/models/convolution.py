@@ -10,11 +10,11 @@ from jax import Array
 
 from folb.errors import check
 from folb.models import dense
-from folb.models.model import Model, by_value, classifier
+from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
 
-@by_value
+@made_once
 def cnn(
     shape: tuple[int, ...],
     classes: int,
@@ -55,7 +55,7 @@ def cnn(
     return classifier(start, scores, heavy=True, block=8)
 
 
-@by_value
+@made_once
 def lenet(
     shape: tuple[int, ...],
     classes: int,

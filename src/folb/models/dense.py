@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.errors import InputError, check_whole, choose
-from folb.models.model import Model, by_value, classifier, regressor
+from folb.models.model import Model, classifier, made_once, regressor
 from folb.typing import Params
 
 MOST = 10**5  # units of a layer
@@ -18,7 +18,7 @@ MOST = 10**5  # units of a layer
 Init = Annotated[Literal["glorot", "torch"] | None, "how weights and biases are drawn; glorot if not set"]
 
 
-@by_value
+@made_once
 def logistic(
     shape: tuple[int, ...],
     classes: int,
@@ -46,7 +46,7 @@ def logistic(
     return classifier(start, scores)
 
 
-@by_value
+@made_once
 def linear(shape: tuple[int, ...], classes: int) -> Model:
     """Linear regression: one linear map to the label, a number, with the squared error as its loss."""
     inputs = prod(shape)
@@ -60,7 +60,7 @@ def linear(shape: tuple[int, ...], classes: int) -> Model:
     return regressor(start, value)
 
 
-@by_value
+@made_once
 def mlp(
     shape: tuple[int, ...],
     classes: int,

@@ -32,7 +32,7 @@ class Model(NamedTuple):
     apart; "mse" or "mae" of one that predicts numbers, whose errors should be low.
 
     Models are equal if their functions and facts are, and equal models share their compiled programs. A model of folb
-    equals another that was made from the same values.
+    that is made again from the same values is the same.
     """
 
     init: Callable[[Array], Params]
@@ -53,25 +53,12 @@ class Model(NamedTuple):
         return min(most, self.block) if self.block is not None and jax.default_backend() == "cpu" else most
 
 
-class Made:
-    """A function of a model that a constructor made: equal to the same function of a model made from equal values."""
+def made_once(make: Callable[P, Model]) -> Callable[P, Model]:
+    """The constructor; it returns the same model again for the same values.
 
-    def __init__(self, function: Callable[..., Any], *made_from: Any) -> None:
-        functools.update_wrapper(self, function)
-        self.function, self.made_from = function, made_from
-
-    def __call__(self, *given: Any) -> Any:
-        return self.function(*given)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Made) and self.made_from == other.made_from
-
-    def __hash__(self) -> int:
-        return hash(self.made_from)
-
-
-def by_value(make: Callable[P, Model]) -> Callable[P, Model]:
-    """The constructor, whose models are equal if they are made from equal values."""
+    A compiled program is found again by the functions that it is made of.
+    """
+    known: dict[tuple[Any, ...], Model] = {}
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -80,11 +67,7 @@ def by_value(make: Callable[P, Model]) -> Callable[P, Model]:
         bound = signature.bind(*arguments, **settings)
         bound.apply_defaults()
         shape, *others = bound.arguments.values()
-        made_from = (make, tuple(shape), *others)
-        functions: dict[str, Any] = {
-            name: Made(one, name, *made_from) for name, one in model._asdict().items() if callable(one)
-        }
-        return model._replace(**functions)
+        return known.setdefault((tuple(shape), *others), model)
 
     return made
 

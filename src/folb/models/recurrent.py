@@ -10,11 +10,11 @@ from jax import Array
 
 from folb.errors import check
 from folb.models import dense
-from folb.models.model import Model, by_value, classifier
+from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
 
-@by_value
+@made_once
 def char_lstm(
     shape: tuple[int, ...],
     classes: int,
@@ -47,7 +47,7 @@ def char_lstm(
     return classifier(start, scores, heavy=True, codes=classes)
 
 
-@by_value
+@made_once
 def sentiment_lstm(
     shape: tuple[int, ...],
     classes: int,

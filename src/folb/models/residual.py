@@ -11,14 +11,14 @@ from jax import Array
 from folb.errors import check, check_whole
 from folb.models import dense
 from folb.models.convolution import convolved
-from folb.models.model import Model, by_value, classifier
+from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
 STAGES = 3
 EPS = 1e-5  # added to a variance, as PyTorch does
 
 
-@by_value
+@made_once
 def resnet(
     shape: tuple[int, ...],
     classes: int,

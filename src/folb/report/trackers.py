@@ -129,9 +129,9 @@ TRACKERS: dict[str, tuple[str, Callable[[Path, About], AbstractContextManager[Lo
 }
 
 
-def check(name: str | None) -> None:
+def check(name: str) -> None:
     """Raise an `InputError` unless it is a tracker with its package installed."""
-    if name is not None and find_spec(TRACKERS[choose("track", name, TRACKERS)][0]) is None:
+    if find_spec(TRACKERS[choose("track", name, TRACKERS)][0]) is None:
         raise InputError("track", name, f"needs a package that is not installed: pip install 'folb[{name}]'")
 
 

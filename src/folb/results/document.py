@@ -6,11 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from folb.core.accountant import DELTA
 from folb.measures import ACCURACY, is_regression
-from folb.results.run import Run, held_from
+from folb.results.run import Run
 from folb.results.summary import finite, plain, short
 
 SOMETIMES = (
@@ -77,16 +75,6 @@ def _spent(run: Run) -> dict[str, Any]:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else finite([round(seconds, 3)])[0]
-
-
-def with_held_from(results: Any) -> Any:
-    """Stored results, with `held_from` computed from the curves of runs that were stored without it."""
-    runs = results.get("runs", []) if isinstance(results, dict) else []
-    for run in runs:
-        if "held_from" not in run:
-            accuracy = np.array(run["test_accuracy"], float)  # None becomes NaN
-            run["held_from"] = held_from(np.array(run["evaluated_rounds"]), accuracy, results["target"])
-    return results
 
 
 def _digest(params: Any) -> str | None:

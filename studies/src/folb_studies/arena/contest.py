@@ -158,7 +158,7 @@ class Contest:
             drawn = f", draw {draw}" if trials.draws else ""
             planned = plan_of(experiment)
             tested = len(planned.federation.test.y)
-            if planned.settled.evaluated is not None and planned.settled.evaluated < tested:
+            if planned.evaluated is not None and planned.evaluated < tested:
                 expected = f"should be at least {tested}, the number of test samples: accuracies are of all of them"
                 raise InputError(f"{self.dataset.name}: loss_samples", self.dataset.loss_samples, expected)
             yield draw, planned, f"{self.dataset.name}, {contender.name}{drawn}"
