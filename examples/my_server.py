@@ -7,29 +7,32 @@ from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 import folb
 from folb import tree
 
 
-def start(params: object) -> tuple[Array, Array]:
-    """The sum of the lengths of the steps so far, and their number."""
-    return jnp.float32(0), jnp.float32(0)
+class Steady(folb.ServerStep):
+    """w + Delta, shortened to `most` times the mean length of the steps so far; the first step is not shortened."""
 
+    most: float = folb.setting("times the mean length of a step", default=1.5)
+    gain = 1.0  # it makes no update longer: the guard takes it
 
-def step(memory: tuple[Array, Array], round: folb.Round, update: folb.Update, most: Array) -> tuple[object, object]:
-    """w + Delta, shortened to `most` times the mean length; the first step is not shortened."""
-    total, count = memory
-    length = tree.norm(update.delta)
-    allowed = jnp.where(count > 0, most * total / jnp.maximum(count, 1), length)
-    taken = jnp.minimum(length, allowed)
-    scale = folb.rules.fraction(taken, length)
-    return tree.add(round.params, update.delta, scale), (total + taken, count + 1)
+    def init(self, params: object) -> tuple[Array, Array]:
+        """The sum of the lengths of the steps so far, and their number."""
+        return jnp.float32(0), jnp.float32(0)
+
+    def apply(self, memory: tuple[Array, Array], round: folb.Round, update: folb.Update) -> tuple[object, object]:
+        """The shortened step, and the memory with it."""
+        total, count = memory
+        length = tree.norm(update.delta)
+        allowed = jnp.where(count > 0, self.most * total / jnp.maximum(count, 1), length)
+        taken = jnp.minimum(length, allowed)
+        scale = folb.rules.fraction(taken, length)
+        return tree.add(round.params, update.delta, scale), (total + taken, count + 1)
 
 
 @folb.named
 def steady(*, most: Annotated[float, "times the mean length of a step"] = 1.5, **common: object) -> folb.Algorithm:
     """FedAvg with steps of bounded length."""
-    server = folb.ServerStep(start, Partial(step, most=most), gain=1.0)  # it makes no update longer
-    return folb.compose(folb.rules.mean, server=server, **common)
+    return folb.compose(folb.rules.mean, server=Steady(most=most), **common)

@@ -3,7 +3,6 @@
 The coefficients of the replies are solved for, from the step alone, and are the weights that are recorded.
 """
 
-import inspect
 import itertools
 from dataclasses import replace
 from functools import partial
@@ -40,7 +39,7 @@ def named(setting):
 
 def stepped(server):
     """A server step with each value of each of its settings."""
-    known = [name for name in inspect.signature(SERVERS[server]).parameters if name in VALUES]
+    known = [name for name in SERVERS.parts[server]().settings if name in VALUES]
     return [
         {"server": server} | {named(name): value for name, value in zip(known, values, strict=True)}
         for values in itertools.product(*(VALUES[name] for name in known))
@@ -51,7 +50,7 @@ EVERY = [
     (name, {"robust": robust} | step)
     for name in GUARDED
     for robust in (None, *CENTRES)
-    for server in SERVERS
+    for server in SERVERS.parts
     for step in stepped(server)
 ]
 

@@ -5,7 +5,7 @@ import threading
 import tomllib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -357,7 +357,7 @@ def test_a_list_fits_a_terminal_of_80_columns(what, monkeypatch, capsys):
 
 def test_the_names_that_a_setting_takes_are_those_that_there_are():
     """A new part is not known to the command line until its name is in the setting's annotation."""
-    from folb.core.algorithm import Common
+    from folb.core.algorithm import common_hints
     from folb.core.algorithms import Sampling
     from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
@@ -374,13 +374,13 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
             return set(get_args(hint))
         return set().union(*map(names, get_args(hint)))
 
-    common = get_type_hints(Common, include_extras=True)
+    common = common_hints()
     known = {
         "local_step": LOCAL_STEPS,
         "memory": MEMORIES,
-        "server": SERVERS,
-        "step_size": STEP_SIZES,
-        "staleness": STALENESS,
+        "server": SERVERS.parts,
+        "step_size": STEP_SIZES.parts,
+        "staleness": STALENESS.parts,
         "compress_up": CODECS,
         "robust": CENTRES,
         "attack": SAYS,

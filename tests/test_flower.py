@@ -690,7 +690,7 @@ def test_two_phases_may_say_that_they_are_not_guarded():
 def accepted():
     """All that two phases run: each algorithm of folb with each server step, if the strategy takes it."""
     for name, make in ALGORITHMS.items():
-        for server in SERVERS:
+        for server in SERVERS.parts:
             with contextlib.suppress(InputError):
                 TwoPhaseStrategy(make(K=6, server=server))
                 yield name, server

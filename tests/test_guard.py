@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from folb import ServerStep, algorithms, data, guard, models, rules, simulate
+from folb import ServerStep, algorithms, data, guard, models, rules, setting, simulate
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
@@ -491,20 +491,28 @@ def test_a_device_alone_in_a_round_never_vouches_for_itself():
     np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)
 
 
-def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
-    def plain(gain):
-        return ServerStep(lambda params: (), lambda memory, round, update: (round.params, memory), gain=gain)
+class OfGain(ServerStep):
+    most: float = setting("its gain", default=1.0)
 
+    @property
+    def gain(self):
+        return self.most
+
+    def apply(self, memory, round, update):
+        return round.params, memory
+
+
+def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
     for bad in (-1.0, "x", None, float("nan")):
         with pytest.raises(InputError, match="server: gain"):
-            algorithms.fedavg(server=plain(bad))
-    assert algorithms.folb(guarded=True, server=plain(1.0)).guard is not None
+            algorithms.fedavg(server=OfGain(bad))
+    assert algorithms.folb(guarded=True, server=OfGain(1.0)).guard is not None
     with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guarded=False"):
-        algorithms.folb(guarded=True, server=plain(2.0))
+        algorithms.folb(guarded=True, server=OfGain(2.0))
     with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guarded=False"):
         algorithms.folb(guarded=True, server_lr=5.0)
     with pytest.raises(InputError, match=r"declares its `gain`"):
-        algorithms.folb(guarded=True, server=plain(float("inf")))
+        algorithms.folb(guarded=True, server=OfGain(float("inf")))
 
 
 def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():

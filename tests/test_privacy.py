@@ -402,7 +402,7 @@ def test_the_agreement_of_rounds_is_seen_through_their_noise(rule, negative):
 
     def agreed(length, cosine, deviation):
         """The change of log lr by two updates of this length and cosine, with noise, if its goal is 0."""
-        step = step_sizes.step_size(rule, gain=gain, goal=0.0)
+        step = step_sizes.STEP_SIZES.parts[rule](gain=gain, goal=0.0)
         first, second = np.zeros(width, np.float32), np.zeros(width, np.float32)
         first[0], second[:2] = length, [length * cosine, length * np.sqrt(1 - cosine**2)]
         memory = step.init({"w": jnp.zeros(width)})

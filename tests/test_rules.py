@@ -363,9 +363,9 @@ def test_gradient_estimate_is_unbiased(objective, sampling):
 
 
 OPTAX = {
-    "momentum": (server_step.momentum(0.7, beta=0.8), optax.sgd(0.7, momentum=0.8)),
-    "adam": (server_step.adam(0.05), optax.adam(0.05, b1=0.9, b2=0.99, eps=1e-3)),
-    "yogi": (server_step.yogi(0.05), optax.yogi(0.05, b1=0.9, b2=0.99, eps=1e-3)),
+    "momentum": (server_step.Momentum(0.7, beta=0.8), optax.sgd(0.7, momentum=0.8)),
+    "adam": (server_step.Adam(0.05), optax.adam(0.05, b1=0.9, b2=0.99, eps=1e-3)),
+    "yogi": (server_step.Yogi(0.05), optax.yogi(0.05, b1=0.9, b2=0.99, eps=1e-3)),
 }
 
 
@@ -400,7 +400,7 @@ def test_a_server_step_is_optax_on_the_negative_update(name):
 def test_without_bias_correction_it_is_algorithm_2_of_reddi_et_al(name):
     """By hand, from m = 0 and v = eps^2."""
     m, v, b, b2, eps, lr = np.zeros(P), np.full(P, 0.01**2), 0.8, 0.95, 0.01, 0.05
-    make = getattr(server_step, name)
+    make = getattr(server_step, name.capitalize())
     for before, _, update, after in rounds_of(make(lr, b, b2, eps, bias_correction=False)):
         d = flat(update.delta)
         m = b * m + (1 - b) * d
@@ -411,14 +411,14 @@ def test_without_bias_correction_it_is_algorithm_2_of_reddi_et_al(name):
 def test_momentum_adds_up_past_updates():
     """Heavy ball by hand: m <- beta m + Delta, w <- w + lr m."""
     m = np.zeros(P)
-    for before, _, update, after in rounds_of(server_step.momentum(0.7, beta=0.8)):
+    for before, _, update, after in rounds_of(server_step.Momentum(0.7, beta=0.8)):
         m = 0.8 * m + flat(update.delta)
         np.testing.assert_allclose(flat(after), flat(before) + 0.7 * m, rtol=1e-5, atol=1e-6)
 
 
 def test_plain_adds_the_update():
     for lr in (1.0, 0.3):
-        for before, _, update, after in rounds_of(server_step.plain(lr)):
+        for before, _, update, after in rounds_of(server_step.Plain(lr)):
             np.testing.assert_allclose(flat(after), flat(before) + lr * flat(update.delta), rtol=1e-5, atol=1e-6)
 
 
@@ -430,7 +430,7 @@ def fedexp_by_hand(deltas, eps=1e-3):
 
 def test_fedexp_is_the_published_formula():
     steps = []
-    for before, round, _, after in rounds_of(server_step.fedexp()):
+    for before, round, _, after in rounds_of(server_step.FedExP()):
         deltas = flat(round.delta)[multiset([1, 2, 0, 1, 1, 1])]
         steps.append(fedexp_by_hand(deltas))
         np.testing.assert_allclose(flat(after), flat(before) + steps[-1] * deltas.mean(axis=0), rtol=1e-4, atol=1e-5)
@@ -442,13 +442,13 @@ def test_fedexp_never_steps_back():
     round = on_device(random_round(0, times=[1] * K))
     same = jax.tree.map(lambda d: jnp.broadcast_to(d[0], d.shape), round.delta)
     update = rules.mean(round._replace(delta=same))
-    after, _ = server_step.fedexp().apply((), round._replace(delta=same), update)
+    after, _ = server_step.FedExP().apply((), round._replace(delta=same), update)
     np.testing.assert_allclose(flat(after), flat(round.params) + flat(same)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_fedexp_ignores_what_a_lost_device_holds():
     round = on_device(random_round(0, times=[1, 1, 0, 1, 1, 1]))
-    after, _ = server_step.fedexp().apply((), round, rules.mean(round))
+    after, _ = server_step.FedExP().apply((), round, rules.mean(round))
     assert np.isfinite(flat(after)).all()
 
 

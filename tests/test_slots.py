@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.tree_util import Partial
@@ -22,6 +23,7 @@ import folb
 from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
+from folb.core.average import LastTwo
 from folb.core.local_step import LOCAL_STEPS
 from folb.core.own_code import own_code
 from folb.experiments.settings import from_file
@@ -607,14 +609,19 @@ def test_the_model_that_is_evaluated_and_kept(average, rate):
 
 
 def test_an_average_of_one_s_own():
-    """The mean of all models, as three plain functions."""
-    import jax.numpy as jnp
+    """The mean of all models."""
 
-    mean = folb.Average(
-        lambda params: (jax.tree.map(jnp.zeros_like, params), jnp.float32(0)),
-        lambda memory, params: (folb.tree.add(memory[0], params), memory[1] + 1),
-        lambda memory, params: jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0]),
-    )
+    class Mean(folb.Average):
+        def init(self, params):
+            return jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
+
+        def update(self, memory, params):
+            return folb.tree.add(memory[0], params), memory[1] + 1
+
+        def model(self, memory, params):
+            return jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0])
+
+    mean = Mean()
     plain = [simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH), rounds=t).params for t in (1, 2, 3)]
     run = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=mean), rounds=3)
     expected = {name: sum(params[name] for params in plain) / 3 for name in plain[0]}
@@ -663,6 +670,21 @@ def state_of_another_shape(g, state, lr):
 
 KEEPS = folb.DeviceMemory(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
 
+
+class Idle(folb.ServerStep):
+    pass
+
+
+class Nothing(folb.ServerStep):
+    def apply(self, memory, round, update):
+        return None
+
+
+class Bias(folb.ServerStep):
+    def apply(self, memory, round, update):
+        return update.delta["bias"], memory
+
+
 MISTAKES = {
     "a number of another step": (
         {"server": "plain", "beta": 0.5},
@@ -678,7 +700,7 @@ MISTAKES = {
         "bias_correction = 0: should be True or False",
     ),
     "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
-    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is only for average=ema"),
+    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is for average=ema"),
     "a rate of 1": ({"average": "ema", "average_rate": 1.0}, "average_rate = 1.0: should be at least 0"),
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
     "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
@@ -689,8 +711,8 @@ MISTAKES = {
     ),
     "an upload named as a record is": ({"uploads": (folb.Upload("round", lambda grad: grad),)}, "uploads = 'round'"),
     "a rate with an average of one's own": (
-        {"average": folb.Average(len, len, len), "average_rate": 0.5},
-        "average_rate = 0.5: is only for average=ema",
+        {"average": LastTwo(), "average_rate": 0.5},
+        "average_rate = 0.5: is for average=ema; average is your own",
     ),
     "a sampling without the memory it looks at": (
         {"sampling": folb.Sampling(lambda known: known.size, memory=True)},
@@ -733,9 +755,10 @@ MISTAKES = {
         "memory: uploads = 'grad': should be a list",
     ),
     "uploads that are a number": ({"uploads": 3}, "uploads = 3: should be a list of uploads"),
-    "a server step without init": ({"server": folb.ServerStep(None, len)}, "server: init = None: should be a function"),
-    "a step size of numbers": ({"step_size": folb.StepSize(1, 2, 3)}, "step_size: init = 1: should be a function"),
-    "an average of numbers": ({"average": folb.Average(len, 2, len)}, "average: update = 2: should be a function"),
+    "a server step without apply": ({"server": Idle()}, "server = 'idle': should have a method apply"),
+    "a function as a server step": ({"server": len}, "server = .*should be one of plain, .*or a folb.ServerStep"),
+    "a step size without a factor": ({"step_size": folb.StepSize()}, "step_size = .*should have a method factor"),
+    "an average without methods": ({"average": folb.Average()}, "average = .*should have a method init"),
     "a memory that is none": ({"memory": 3}, "memory = 3: should be a DeviceMemory"),
     "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
 }
@@ -777,7 +800,7 @@ SHAPES = {
         "memory: what update.*'NoneType': should be a pair",
     ),
     "no pair from apply": (
-        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: None)},
+        {"server": Nothing()},
         "server: what apply returns = 'NoneType'",
     ),
     "a whole number": ({"uploads": (folb.Upload("a", lambda grad: 1),)}, "upload a = 'int32': should be float32"),
@@ -800,7 +823,7 @@ SHAPES = {
         "memory: what update",
     ),
     "a server's model": (
-        {"server": folb.ServerStep(lambda w: (), lambda memory, round, update: (update.delta["bias"], memory))},
+        {"server": Bias()},
         "server: the model and the memory",
     ),
     "what is remembered of all devices": (
@@ -988,23 +1011,18 @@ def test_numbers_that_are_another_in_32_bits_are_refused():
         algorithms.fedavg(lr=1e-50)
 
 
-def half(params):
-    import jax.numpy as jnp
+class Half(folb.ServerStep):
+    def init(self, params):
+        return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.bfloat16), params)
 
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.bfloat16), params)
-
-
-def remembering_half(memory, round, update):
-    import jax.numpy as jnp
-
-    memory = jax.tree.map(lambda m, d: (0.9 * m + d).astype(jnp.bfloat16), memory, update.delta)
-    return folb.tree.add(round.params, memory), memory
+    def apply(self, memory, round, update):
+        memory = jax.tree.map(lambda m, d: (0.9 * m + d).astype(jnp.bfloat16), memory, update.delta)
+        return folb.tree.add(round.params, memory), memory
 
 
 def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
     """NumPy's format does not know bfloat16."""
-    server = folb.ServerStep(half, remembering_half)
-    algorithm = folb.compose(folb.rules.mean, server=server, K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.mean, server=Half(), K=K, lr=LR, batch=BATCH)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path / "simulated", monkeypatch, rounds=12)
     np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])
@@ -1016,10 +1034,18 @@ def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
 
 def test_a_step_size_that_counts_is_the_same_in_both_carriers():
     """A memory of a whole number: NumPy would make 64 bits of it."""
-    import jax.numpy as jnp
 
-    size = folb.StepSize(lambda params: jnp.int32(0), lambda m: 1 / (1 + m), lambda m, round: m + 1)
-    algorithm = folb.compose(folb.rules.mean, step_size=size, K=K, lr=LR, batch=BATCH)
+    class Counting(folb.StepSize):
+        def init(self, params):
+            return jnp.int32(0)
+
+        def factor(self, memory, t):
+            return 1 / (1 + memory)
+
+        def update(self, memory, round):
+            return memory + 1
+
+    algorithm = folb.compose(folb.rules.mean, step_size=Counting(), K=K, lr=LR, batch=BATCH)
     deployed, _ = on_flower(algorithm, rounds=4)
     assert furthest(deployed, simulated(algorithm, rounds=4).params) <= 1e-5
 

@@ -72,14 +72,14 @@ def test_accord_converges_on_quadratics_from_any_first_step(first, spread, K, ru
 
 def told(rule, updates, **numbers):
     """The factor after rounds with these updates of the devices."""
-    size, memory = step_sizes.step_size(rule, **numbers), None
+    size, memory = step_sizes.STEP_SIZES.parts[rule](**numbers), None
     for delta in np.asarray(updates, np.float32):
         mean = {"w": jnp.mean(delta, axis=0)}
         memory = size.init(mean) if memory is None else memory
         ones = jnp.ones(len(delta))
         round = Round(mean, ones, ones, ones, {"w": jnp.asarray(delta)})
         memory = size.update(memory, round._replace(update=Update(mean, ones / len(delta))))
-    return float(size.factor(memory))
+    return float(size.factor(memory, 1))
 
 
 ALIKE, APART = [[1, 0], [1, 0]], [[1, 1], [1, -1]]  # both have the mean (1, 0)
@@ -130,13 +130,20 @@ def test_agreement_with_a_larger_gain_does_not_converge_on_most_of_them():
     assert sum(not one < 1 for one in left) > len(cases) / 2
 
 
-def halved():
-    return folb.StepSize(lambda params: jnp.float32(1), lambda factor: factor, lambda factor, round: factor / 2)
+class Halved(folb.StepSize):
+    def init(self, params):
+        return jnp.float32(1)
+
+    def factor(self, memory, t):
+        return memory
+
+    def update(self, memory, round):
+        return memory / 2
 
 
 def test_a_step_size_of_one_s_own_in_both_carriers():
     usual = {"K": 6, "lr": 0.05, "batch": 5}
-    algorithm = algorithms.fedavg(step_size=halved(), **usual)
+    algorithm = algorithms.fedavg(step_size=Halved(), **usual)
     run = simulated(algorithm, rounds=4, record=("lr", "weights"))
     before = np.cumsum(np.append(0, run.updated[:-1]))  # a round without replies halves nothing
     np.testing.assert_allclose(run.records["lr"], 0.05 * 0.5**before, rtol=1e-6)
@@ -250,9 +257,12 @@ def test_sums_alone_are_enough_for_a_schedule():
 
 
 def test_a_step_size_of_the_wrong_shape_is_named():
-    wrong = folb.StepSize(lambda params: jnp.float32(1), lambda factor: jnp.ones(2), lambda factor, round: factor)
+    class Wrong(folb.StepSize):
+        def factor(self, memory, t):
+            return jnp.ones(2)
+
     with pytest.raises(InputError, match="step_size: what factor"):
-        simulated(algorithms.fedavg(step_size=wrong, K=6), rounds=1)
+        simulated(algorithms.fedavg(step_size=Wrong(), K=6), rounds=1)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("step_size", "agreement"), ("stretch", 0.5)])

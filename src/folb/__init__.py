@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from folb.core.average import Average as Average
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
+    from folb.core.part import setting as setting
     from folb.core.rules import Round as Round
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
@@ -76,6 +77,7 @@ _NAMES = {
     "plot": "report.figures",
     "read": "store.reading",
     "resume": "experiments.execute",
+    "setting": "core.part",
     "simulate": "simulation.simulate",
     "to_frame": "store.reading",
     "trace": "data.device_trace",

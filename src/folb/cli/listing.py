@@ -198,12 +198,12 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
         "robust: what replaces the mean of updates": {name: first_line(one.centre) for name, one in CENTRES.items()},
         "attack: what lying devices do, in the simulator": dict(SAYS),
-        "server: the server's step": {name: first_line(one) for name, one in SERVERS.items()},
+        "server: the server's step": {name: first_line(one) for name, one in SERVERS.parts.items()},
         "step_size: how the server changes lr from round to round": {
-            name: first_line(one) for name, one in STEP_SIZES.items()
+            name: first_line(one) for name, one in STEP_SIZES.parts.items()
         },
         "staleness: how much an old update counts, with concurrency": {
-            name: first_line(one) for name, one in STALENESS.items()
+            name: first_line(one) for name, one in STALENESS.parts.items()
         },
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
         "metrics: what --metrics measures besides the accuracy": dict(METRICS),

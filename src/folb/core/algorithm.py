@@ -10,33 +10,32 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 import jax
 
-from folb.core import average as averages
 from folb.core import drift, samplings, selection, tree
 from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
 from folb.core import staleness as staleness_of
-from folb.core import step_size as step_sizes
-from folb.core.average import Average, server_model
+from folb.core.average import AVERAGES, Average, ServerModel
 from folb.core.codec import Compression, compression
 from folb.core.gradient import Source
 from folb.core.guard import Guard
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
+from folb.core.part import Part, Slot
 from folb.core.privacy import Privacy
 from folb.core.robust import Robust
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
-from folb.core.server_step import AVERAGES, ServerStep, server_step
+from folb.core.server_step import SERVERS, ServerStep
 from folb.core.solver import Solver
-from folb.core.staleness import Asynchrony
-from folb.core.step_size import StepSize
+from folb.core.staleness import STALENESS, Asynchrony
+from folb.core.step_size import STEP_SIZES, StepSize
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, check_number, check_whole, choose
 
@@ -73,7 +72,7 @@ class Algorithm:
     gradient: Source | None = None  # where a rule that weighs by gradients gets them from
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
-    average: Average = field(default_factory=server_model)  # the model that is evaluated and kept
+    average: Average = field(default_factory=ServerModel)  # the model that is evaluated and kept
     compression: Compression = field(default=Compression(), metadata={"static": True})  # of what is sent
     guard: Guard | None = None  # how a rule's weights are bounded
     robust: Robust | None = None  # what is in place of the rule's mean
@@ -110,7 +109,7 @@ class Algorithm:
 
 
 class Common(TypedDict, total=False):
-    """The settings that every algorithm has; `compose` holds their defaults."""
+    """The settings that every algorithm has, besides those of `SLOTS`; `compose` holds their defaults."""
 
     K: Annotated[int, "devices per round"]
     over_selection: Annotated[
@@ -141,59 +140,9 @@ class Common(TypedDict, total=False):
     memory_tau: Annotated[int | None, "how many rounds memory=ghbm looks back; by default 10, and best about N/K"]
     memory_beta: Annotated[float | None, "beta of memory=mimelite, ghbm or adabest; by default 0.9"]
     memory_mu: Annotated[float | None, "mu of memory=adabest: how much an update counts; by default 0.02"]
-    server: Annotated[
-        Literal["plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi", "fedexp"], "the server's step"
-    ]
-    server_lr: Annotated[float | None, "step size of the server; by default 1; 0.01 for adam, yogi; 0.1 for adagrad"]
-    beta: Annotated[float | None, "momentum of the server, beta_1 of adam and yogi; by default 0.9; 0.85 for lookahead"]
-    stretch: Annotated[
-        float | None,
-        "with server=lookahead: how far the server's step is stretched; 0.5 makes it as long as a device's; by default "
-        "not at all",
-    ]
-    beta2: Annotated[float | None, "beta_2 of adam and yogi; by default 0.99"]
-    eps: Annotated[float | None, "eps of adam, yogi, adagrad and fedexp; by default 0.001"]
-    bias_correction: Annotated[
-        bool | None, "with server=adam or yogi: yes, as in optax, by default; no, as in the paper of Reddi et al."
-    ]
-    eps_decay: Annotated[float | None, "what fedexp multiplies eps by in each round; by default 0.996"]
-    step_size: Annotated[
-        Literal["consensus", "agreement", "cosine", "step", "inverse", "constant"] | None,
-        "how the server changes lr from round to round; by default it does not",
-    ]
-    step_gain: Annotated[
-        float | None, "with step_size=consensus (by default 1.5) or agreement (1.25): how fast lr changes"
-    ]
-    step_goal: Annotated[
-        float | None,
-        "with step_size=consensus: how much the disagreement of devices counts; with agreement: the cosine between "
-        "rounds at which lr stays; by default 0.2",
-    ]
-    step_rounds: Annotated[
-        float | None,
-        "T of step_size=cosine (by default all rounds), step (a third of them) and inverse (a tenth)",
-    ]
-    step_end: Annotated[float | None, "with step_size=cosine: the share of lr that is left at the end; by default 0"]
-    step_factor: Annotated[float | None, "with step_size=step: what lr is multiplied by every T rounds; by default 0.1"]
-    step_warmup: Annotated[
-        float | None,
-        "with step_size=cosine, step, inverse or constant: rounds in which lr rises to its value; by default 0",
-    ]
-    average: Annotated[
-        Literal["none", "ema", "last_two"] | None,
-        "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
-    ]
-    average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.7"]
     concurrency: Annotated[
         int | None, "M: devices that work at any time, and a round takes the next K replies; by default rounds wait"
     ]
-    staleness: Annotated[
-        Literal["constant", "polynomial", "hinge"] | None,
-        "with concurrency: s(tau), how much an update counts after tau steps of the server; by default polynomial",
-    ]
-    staleness_power: Annotated[float | None, "a of staleness=polynomial, (1 + tau)^-a; by default 0.5"]
-    staleness_slope: Annotated[float | None, "a of staleness=hinge, 1 / (1 + a (tau - b)); by default 10"]
-    staleness_bound: Annotated[float | None, "b of staleness=hinge: s(tau) is 1 up to it; by default 4"]
     compress_up: Annotated[
         Literal["int8", "int4", "top_k", "random_k", "sign"] | None,
         "the codec of updates, and of gradients sent with them; by default none",
@@ -282,6 +231,18 @@ class Common(TypedDict, total=False):
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
+SLOTS: tuple[Slot[Any], ...] = (SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+
+
+@functools.cache
+def common_hints() -> dict[str, Any]:
+    """The settings that every algorithm has, as types with a line of help: `Common`, and the parts of `SLOTS`."""
+    found = get_type_hints(Common, include_extras=True)
+    for slot in SLOTS:
+        found |= {slot.name: slot.choice, **slot.numbers}
+    return found
+
+
 Given = ParamSpec("Given")
 
 
@@ -291,7 +252,7 @@ def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
     @functools.wraps(make)
     def recorded(*parts: Given.args, **settings: Given.kwargs) -> Algorithm:
         made = make(*parts, **settings)
-        known = {name: settings[name] for name in Common.__annotations__ if name in settings}
+        known = {name: settings[name] for name in common_hints() if name in settings}
         known = {name: _written(value) for name, value in known.items() if not hasattr(value, "dtype")}
         return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
 
@@ -302,6 +263,8 @@ def _written(value: Any) -> Any:
     """A setting as a record can hold it: of a part, the name of its function."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Part):
+        return value.name
     function = getattr(value, "apply", getattr(value, "update", value))
     while isinstance(function, functools.partial):
         function = function.func
@@ -337,27 +300,10 @@ def compose(
     batch: int = 10,
     unit: str = "step",
     server: str | ServerStep = "plain",
-    server_lr: Any = None,
-    beta: Any = None,
-    stretch: Any = None,
-    beta2: Any = None,
-    eps: Any = None,
-    bias_correction: bool | None = None,
-    eps_decay: Any = None,
     step_size: str | StepSize | None = None,
-    step_gain: Any = None,
-    step_goal: Any = None,
-    step_rounds: Any = None,
-    step_end: Any = None,
-    step_factor: Any = None,
-    step_warmup: Any = None,
     average: str | Average | None = None,
-    average_rate: Any = None,
     concurrency: int | None = None,
     staleness: str | Callable[[Any], Any] | None = None,
-    staleness_power: Any = None,
-    staleness_slope: Any = None,
-    staleness_bound: Any = None,
     mixing: bool = False,
     compress_up: str | None = None,
     compress_down: str | None = None,
@@ -378,6 +324,7 @@ def compose(
     clip_gradient: Any = None,
     replay: bool | None = None,
     clamp_gamma: bool = True,
+    **numbers: Any,
 ) -> Algorithm:
     """Build an algorithm from its parts, and check every setting.
 
@@ -385,6 +332,8 @@ def compose(
     `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
     Algorithm 2, whose devices send only their gradients.
     """
+    for name in numbers:
+        choose("setting", name, common_hints())
     _check_rule(rule)
     if isinstance(uploads, str) or not isinstance(uploads, Sequence):
         raise InputError("uploads", uploads, "should be a list of uploads")
@@ -442,13 +391,12 @@ def compose(
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
-    asynchronous = staleness_of.asynchrony(
-        concurrency, staleness, mixing, power=staleness_power, slope=staleness_slope, bound=staleness_bound
-    )
+    asynchronous = staleness_of.asynchrony(concurrency, staleness, mixing, numbers)
     if asynchronous is not None:
         _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
-    if isinstance(server, str) and average is None:
-        average = AVERAGES.get(server)
+    stepping = SERVERS.part(server, numbers)
+    if average is None and isinstance(server, str):
+        average = stepping.average
     slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(
         selection=selection.over_selected(
@@ -456,30 +404,13 @@ def compose(
         ),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
-        server=server_step(
-            server,
-            lr=server_lr,
-            beta=beta,
-            stretch=stretch,
-            beta2=beta2,
-            eps=eps,
-            bias_correction=bias_correction,
-            eps_decay=eps_decay,
-        ),
+        server=stepping,
         uploads=sent,
         memory=joined,
         gradient=gradient,
-        step_size=step_sizes.step_size(
-            step_size,
-            gain=step_gain,
-            goal=step_goal,
-            rounds=step_rounds,
-            end=step_end,
-            factor=step_factor,
-            warmup=step_warmup,
-        ),
+        step_size=STEP_SIZES.chosen(step_size, numbers),
         asynchrony=asynchronous,
-        average=averages.average(average, average_rate),
+        average=AVERAGES.part("none" if average is None else average, numbers),
         compression=codecs,
         attack=attacks.attack(attack, attackers),
         robust=robust_rules.robust(robust, liars, bucket, K),
@@ -563,7 +494,7 @@ def named(constructor: Constructor) -> Constructor:
     known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         common = inspect.signature(compose).parameters
-        usual = {name: common[name].default for name in Common.__annotations__}
+        usual = {name: common[name].default if name in common else None for name in common_hints()}
         known = usual | known  # an algorithm may have defaults of its own
 
     @functools.wraps(constructor)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal
 
 from jax.tree_util import Partial
 
 from folb.core import rules
-from folb.core.algorithm import Algorithm, Common, Constructor, Origin, compose, named
+from folb.core.algorithm import Algorithm, Constructor, Origin, compose, named
 from folb.core.gradient import source
 from folb.core.guard import guard
 from folb.core.rules import Rule
@@ -71,7 +71,7 @@ def _average(averaging: str) -> Rule:
 
 
 @_listed
-def fedavg(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+def fedavg(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Any) -> Algorithm:
     """FedAvg (McMahan et al.): local SGD and the average (2)."""
     return compose(_average(averaging), sampling=sampling, **common)
 
@@ -82,7 +82,7 @@ def fedprox(
     mu: Mu = 1.0,
     averaging: Averaging = "simple",
     sampling: Sampling = "uniform",
-    **common: Unpack[Common],
+    **common: Any,
 ) -> Algorithm:
     """FedProx (Li et al.): the proximal local objective (3) and the average (2)."""
     return compose(_average(averaging), mu=mu, sampling=sampling, **common)
@@ -91,7 +91,7 @@ def fedprox(
 def _against_drift(memory: str, says: str) -> Callable[..., Algorithm]:
     """FedAvg with a memory against drift (`folb.core.drift`), under the memory's name."""
 
-    def make(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+    def make(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Any) -> Algorithm:
         other = common.get("memory")
         if other not in (None, memory):
             expected = f"is fixed: {memory} has a memory of its own; use fedavg with this memory"
@@ -123,7 +123,7 @@ adabest = _against_drift(
 
 
 @_listed
-def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Unpack[Common]) -> Algorithm:
+def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Any) -> Algorithm:
     """FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."""
     by = {"simple": rules.fednova, "samples": rules.fednova_by_samples}
     made = compose(by[choose("averaging", averaging, by)], sampling=sampling, **common)
@@ -138,7 +138,7 @@ def fedacg(
     mu: Mu = 0.01,
     averaging: Averaging = "simple",
     sampling: Sampling = "uniform",
-    **common: Unpack[Common],
+    **common: Any,
 ) -> Algorithm:
     """FedACG (Kim et al., 2024): devices start ahead, from w + beta m, and stay near it (mu)."""
     server = common.get("server", "plain")
@@ -164,7 +164,7 @@ def accord(
     ] = "consensus",
     average: Annotated[Literal["none", "ema", "last_two"], "the model that is evaluated and kept"] = "ema",
     average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.6"] = None,
-    **common: Any,  # those of `Common` that are not above
+    **common: Any,
 ) -> Algorithm:
     """Accord, which needs no tuning: the agreement of rounds and of devices sets the step size.
 
@@ -198,7 +198,7 @@ def fedbuff(
     mu: Mu = 0.0,
     averaging: Averaging = "simple",
     sampling: OneByOne = "uniform",
-    **common: Any,  # those of `Common` that are not above
+    **common: Any,
 ) -> Algorithm:
     """FedBuff (Nguyen et al., 2022): nobody waits; every K updates, weighed by their age, make a step."""
     M = common.get("K", 10) if concurrency is None else concurrency
@@ -215,7 +215,7 @@ def fedasync(
     server_lr: Annotated[float, "alpha: how much of a device's model is mixed into the server's"] = 0.6,
     averaging: Averaging = "simple",
     sampling: OneByOne = "uniform",
-    **common: Any,  # those of `Common` that are not above
+    **common: Any,
 ) -> Algorithm:
     """FedAsync (Xie et al., 2019): each model that comes back is mixed in, w <- (1 - alpha s) w + alpha s w_k."""
     if concurrency is None:
@@ -229,13 +229,13 @@ def _naive(rule: str) -> Rule:
 
 
 @_listed
-def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Common]) -> Algorithm:
+def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Algorithm:
     """FedNu with the LB-near-optimal selection (7), computed from the gradients of all N devices."""
     return compose(_naive(rule), mu=mu, sampling="direct", **common)
 
 
 @_listed
-def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Unpack[Common]) -> Algorithm:
+def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Algorithm:
     """FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D."""
     uploads = ("grad",) if rule == "signed" else ()
     return compose(_naive(rule), mu=mu, sampling="norm", uploads=uploads, **common)
@@ -251,7 +251,7 @@ def folb(
     bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
-    **common: Unpack[Common],
+    **common: Any,
 ) -> Algorithm:
     """FOLB with one set of devices (13): the version of the paper's experiments."""
     made = compose(rules.folb, mu=mu, sampling=sampling, gradient=source(gradient, sketch, bits), **common)
@@ -267,7 +267,7 @@ def folb_two_set(
     bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
-    **common: Unpack[Common],
+    **common: Any,
 ) -> Algorithm:
     """FOLB with two independent sets of devices (9), Algorithm 2."""
     made = compose(rules.folb_two_set, mu=mu, uploads=("second",), gradient=source(gradient, sketch, bits), **common)
@@ -285,7 +285,7 @@ def folb_hetero(
     bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
-    **common: Unpack[Common],
+    **common: Any,
 ) -> Algorithm:
     """FOLB, heterogeneity-aware (18), exactly as printed."""
     found = source(gradient, sketch, bits)
@@ -303,7 +303,7 @@ def folb_never_flip(
     bits: Bits = None,
     guarded: Guarded = False,
     cap: Cap = 2.0,
-    **common: Unpack[Common],
+    **common: Any,
 ) -> Algorithm:
     """(18) with a discount that shrinks a weight to zero at most, and never changes its sign."""
     found = source(gradient, sketch, bits)

@@ -83,7 +83,7 @@ def check_around(algorithm: Algorithm) -> None:
     if (memory := algorithm.memory) is not None and memory.correct is not None:
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", settings.get("memory") or "your own", f"{expected}; {OTHERWISE}")
-    gain, named = algorithm.server.gain, settings.get("server", "plain") in SERVERS
+    gain, named = algorithm.server.gain, settings.get("server", "plain") in SERVERS.parts
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
         expected += "others a device's weight has no bound; or your own that declares its `gain`"

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core import accountant, randomness, rules, server_step, step_size, tree
+from folb.core import accountant, randomness, rules, tree
 from folb.core.accountant import Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
@@ -232,11 +232,8 @@ def _scheme(algorithm: Algorithm, sampling: Any) -> str:
 
 def _looks_at_lengths(algorithm: Algorithm) -> bool:
     """Whether the server's step, or what sets the step size, needs the lengths of the updates."""
-    apply: Any = algorithm.server.apply
-    keywords = getattr(apply, "keywords", {})
-    stretched = getattr(apply, "func", None) in server_step.LENGTHS and keywords.get("stretch", 0.0) is not None
-    size: Any = algorithm.step_size
-    return stretched or (size is not None and getattr(size.update, "func", None) in step_size.LENGTHS)
+    size = algorithm.step_size
+    return bool(algorithm.server.by_lengths or (size is not None and size.by_lengths))
 
 
 def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:

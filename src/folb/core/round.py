@@ -23,7 +23,7 @@ from folb.core.rules import Round, Update
 from folb.core.screening import shortened, update_of
 from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
-from folb.core.step_size import factor_in, over
+from folb.core.step_size import over
 from folb.core.system import Effort, System, asked_for
 from folb.core.upload import Upload
 from folb.core.vector import zeros
@@ -72,7 +72,7 @@ def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
     if algorithm.step_size is None:
         return algorithm
     # on Flower the memory is in NumPy's arrays, whose arithmetic has other types
-    factor = factor_in(algorithm.step_size, jax.tree.map(jnp.asarray, state.step_size), t)
+    factor = algorithm.step_size.factor(jax.tree.map(jnp.asarray, state.step_size), t)
     tree.check_like("step_size: what factor(memory) returns", factor, jnp.float32(1))
     return replace(algorithm, solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
 
@@ -84,9 +84,9 @@ def kept(algorithm: Algorithm, state: State) -> Params:
 
 def _model(algorithm: Algorithm, state: State) -> Params:
     """The model that devices should start from, before any codec; with what the codec left out so far."""
-    send, found = algorithm.server.send, state.params
-    if send is not None:
-        found = send(state.memory, state.params)
+    found = state.params
+    if algorithm.server.starts_ahead:
+        found = algorithm.server.send(state.memory, state.params)
         tree.check_like("server: what send(memory, params) returns", found, state.params)
     return tree.add(found, state.residual) if jax.tree.leaves(state.residual) else found
 

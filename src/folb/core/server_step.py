@@ -6,81 +6,278 @@ A step is a pair of pure functions, as in optax: `init(params) -> memory` and
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 from folb.core import tree
+from folb.core.part import FLAG, Part, Slot, below, between, more_than, setting, up_to
 from folb.core.rules import Round, Update, fraction
-from folb.errors import InputError, check, check_number, choose
+from folb.errors import check
 from folb.typing import Params
 
+LR = "step size of the server"
 
-class ServerStep(NamedTuple):
-    """A server step; its functions are `Partial`s, so that their numbers can be swept.
 
-    send(memory, params) gives the model that devices start from, if that is not the server's own.
-    A step is at most `gain` times the round's update, plus what earlier rounds left; infinity says that it is another
-    function of the update, or that nobody knows. The guard needs to know, and weights are recorded times the gain.
+class ServerStep(Part):
+    """What the server does with the update of a round. A step of your own is a class of this base with `apply`."""
+
+    slot, needed = "server", ("apply",)
+    average: ClassVar[str] = "none"  # the model that its authors evaluate
+    starts_ahead: ClassVar[bool] = False  # whether devices start from another model than the server's
+    sum_alone: ClassVar[bool] = False  # whether it needs the update, and nothing of single replies unless `by_lengths`
+
+    @property
+    def gain(self) -> Any:
+        """A step is at most this many times the update, plus what earlier rounds left.
+
+        Infinity says that it is another function of the update, or that nobody knows. The guard needs to know, and
+        weights are recorded times the gain.
+        """
+        return math.inf
+
+    @property
+    def by_lengths(self) -> bool:
+        """Whether it looks at the lengths of single updates."""
+        return False
+
+    def init(self, params: Params) -> Any:
+        """The memory before the first round."""
+        return ()
+
+    def send(self, memory: Any, params: Params) -> Params:
+        """The model that devices start from, if the step `starts_ahead`."""
+        return params
+
+    def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
+        """The model and the memory after a round."""
+        raise NotImplementedError
+
+    def check(self, spelt: Any = str) -> None:
+        """Its settings, and its gain."""
+        super().check(spelt)
+        check("server: gain", self.gain, lambda gain: gain >= 0, "should be a number of at least 0, or infinity")
+
+
+class Plain(ServerStep):
+    """w^{t+1} = w^t + lr Delta: the paper's step at lr = 1."""
+
+    sum_alone = True
+    lr: float = setting(LR, more_than(0), default=1.0)
+
+    @property
+    def gain(self) -> Any:
+        """Each update once, times lr."""
+        return self.lr
+
+    def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
+        """The sum."""
+        return tree.add(round.params, update.delta, self.lr), memory
+
+
+class Momentum(ServerStep):
+    """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
+
+    sum_alone = True
+    lr: float = setting(LR, more_than(0), default=1.0)
+    beta: float = setting("momentum", below(1), default=0.9)
+
+    @property
+    def gain(self) -> Any:
+        """The update of this round is added once, times lr."""
+        return self.lr
+
+    def init(self, params: Params) -> Params:
+        """m = 0."""
+        return _zeros(params)
+
+    def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
+        """m <- beta m + Delta, and the step lr m."""
+        m = tree.add(update.delta, memory, self.beta)
+        return tree.add(round.params, m, self.lr), m
+
+
+class Nesterov(ServerStep):
+    """Nesterov momentum on Delta: m <- beta m + Delta, and the step Delta + beta m."""
+
+    sum_alone = True
+    lr: float = setting(LR, more_than(0), default=1.0)
+    beta: float = setting("momentum", below(1), default=0.9)
+
+    @property
+    def gain(self) -> Any:
+        """The update is in the step, and in m."""
+        return self.lr * (1 + self.beta)
+
+    def init(self, params: Params) -> Params:
+        """m = 0."""
+        return _zeros(params)
+
+    def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
+        """Both steps."""
+        m = tree.add(update.delta, memory, self.beta)
+        return tree.add(round.params, tree.add(update.delta, m, self.beta), self.lr), m
+
+
+class Lookahead(ServerStep):
+    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m.
+
+    The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
+    (sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2)^stretch, where p_k is |a_k| over their sum: with 1/2, it is as
+    long as a device's update.
     """
 
-    init: Callable[[Params], Any]
-    apply: Callable[[Any, Round, Update], tuple[Params, Any]]
-    send: Callable[[Any, Params], Params] | None = None
-    gain: Any = math.inf
+    starts_ahead, sum_alone = True, True
+    lr: float = setting(LR, more_than(0), default=1.0)
+    beta: float = setting("momentum", below(1), default=0.85)
+    stretch: float | None = setting(
+        "how far the update is stretched; 0.5: as long as a device's", between(0, 1), default=None
+    )
+
+    @property
+    def gain(self) -> Any:
+        """The update of this round is added once, times lr; stretched, it may be any number of times as long."""
+        return self.lr if self.stretch is None else math.inf
+
+    @property
+    def by_lengths(self) -> bool:
+        """To stretch."""
+        return self.stretch is not None
+
+    def init(self, params: Params) -> Params:
+        """m = 0."""
+        return _zeros(params)
+
+    def send(self, memory: Params, params: Params) -> Params:
+        """w + beta m."""
+        return tree.add(params, memory, self.beta)
+
+    def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
+        """m <- beta m + lr Delta, and w + m."""
+        lr = self.lr if self.stretch is None else self.lr * _shortening(round, update)[0] ** self.stretch
+        m = tree.add(jax.tree.map(lambda d: lr * d, update.delta), memory, self.beta)
+        return tree.add(round.params, m), m
 
 
-def _no_memory(params: Params) -> tuple[()]:
-    return ()
-
-
-def _add(memory: Any, round: Round, update: Update, *, lr: Array) -> tuple[Params, Any]:
-    return tree.add(round.params, update.delta, lr), memory
-
-
-def plain(lr: Any = 1.0) -> ServerStep:
-    """w^{t+1} = w^t + lr Delta: the paper's step at lr = 1."""
-    return ServerStep(Partial(_no_memory), Partial(_add, lr=lr), gain=lr)
-
-
-def _extrapolate(
-    memory: Any, round: Round, update: Update, *, lr: Array, eps: Array, eps_decay: Array
-) -> tuple[Params, Any]:
-    if round.mean_square is None:
-        squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
-    left = eps * eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
-    total = jnp.sum(jnp.abs(update.weights) * squares) if round.mean_square is None else round.mean_square
-    step = total / (2 * (tree.dot(update.delta, update.delta) + left))
-    return tree.add(round.params, update.delta, lr * jnp.maximum(1.0, step)), memory
-
-
-def fedexp(lr: Any = 1.0, eps: Any = 1e-3, eps_decay: Any = 0.998**2) -> ServerStep:
+class FedExP(ServerStep):
     """FedExP (Jhunjhunwala et al., 2023): step max(1, sum_k |a_k| ||Delta_k||^2 / (2 ||Delta||^2 + 2 eps)).
 
     a_k are the rule's weights; with a_k = 1/K this is the published formula. As in its authors' experiments, eps is
     multiplied by eps_decay after each round, and the mean of the last two models is evaluated.
     """
-    return ServerStep(Partial(_no_memory), Partial(_extrapolate, lr=lr, eps=eps, eps_decay=eps_decay))
+
+    average = "last_two"
+    lr: float = setting(LR, more_than(0), default=1.0)
+    eps: float = setting("eps", more_than(0), default=1e-3)
+    eps_decay: float = setting("what eps is multiplied by in each round", up_to(1), default=0.998**2)
+
+    @property
+    def by_lengths(self) -> bool:
+        """To extrapolate."""
+        return True
+
+    def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
+        """The step of the formula."""
+        if round.mean_square is None:
+            squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
+            total = jnp.sum(jnp.abs(update.weights) * squares)
+        else:
+            total = round.mean_square
+        left = self.eps * self.eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
+        step = total / (2 * (tree.dot(update.delta, update.delta) + left))
+        return tree.add(round.params, update.delta, self.lr * jnp.maximum(1.0, step)), memory
+
+
+class Adagrad(ServerStep):
+    """FedAdagrad (Reddi et al., 2021): v <- v + Delta^2 from v = eps^2, and the step Delta / (sqrt(v) + eps)."""
+
+    sum_alone = True
+    lr: float = setting(LR, more_than(0), default=0.1)
+    eps: float = setting("eps", more_than(0), default=1e-3)
+
+    def init(self, params: Params) -> Params:
+        """v = eps^2."""
+        return _squares(params, self.eps)
+
+    def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
+        """The step, and v."""
+        v = jax.tree.map(lambda v, d: v + d**2, memory, update.delta)
+        step = jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + self.eps), update.delta, v)
+        return tree.add(round.params, step, self.lr), v
+
+
+class Adam(ServerStep):
+    """FedAdam (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2.
+
+    Algorithm 2: m <- beta m + (1 - beta) Delta from 0, v <- beta_2 v + (1 - beta_2) Delta^2 from eps^2, and the step
+    m / (sqrt(v) + eps).
+    """
+
+    sum_alone = True
+    lr: float = setting(LR, more_than(0), default=0.01)
+    beta: float = setting("beta_1", below(1), default=0.9)
+    beta2: float = setting("beta_2", below(1), default=0.99)
+    eps: float = setting("eps", more_than(0), default=1e-3)
+    bias_correction: bool = setting(
+        "true: as in optax; false: as in the paper of Reddi et al.", FLAG, default=True, static=True
+    )
+
+    @property
+    def optimiser(self) -> Any:
+        """Optax's, fed with -Delta, the server's pseudo-gradient."""
+        import optax  # here, since it takes time to load and few algorithms need it
+
+        return optax.adam(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
+
+    def init(self, params: Params) -> Any:
+        """m and v."""
+        if self.bias_correction:
+            return self.optimiser.init(params)
+        return _zeros(params), _squares(params, self.eps)
+
+    def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
+        """The step."""
+        if self.bias_correction:
+            downhill = jax.tree.map(jnp.negative, update.delta)
+            step, memory = self.optimiser.update(downhill, memory, round.params)
+            return tree.add(round.params, step), memory
+        m = jax.tree.map(lambda m, d: self.beta * m + (1 - self.beta) * d, memory[0], update.delta)
+        v = jax.tree.map(lambda v, d: self.squares(v, d**2), memory[1], update.delta)
+        step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), m, v)
+        return tree.add(round.params, step, self.lr), (m, v)
+
+    def squares(self, v: Array, square: Array) -> Array:
+        """v <- beta_2 v + (1 - beta_2) Delta^2."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+class Yogi(Adam):
+    """FedYogi (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2.
+
+    It is FedAdam with v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
+    """
+
+    @property
+    def optimiser(self) -> Any:
+        """Optax's, fed with -Delta."""
+        import optax
+
+        return optax.yogi(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
+
+    def squares(self, v: Array, square: Array) -> Array:
+        """v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
+        return v - (1 - self.beta2) * square * jnp.sign(v - square)
 
 
 def _zeros(params: Params) -> Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 
-def _accelerate(
-    memory: Params, round: Round, update: Update, *, lr: Array, beta: Array, stretch: Array | None
-) -> tuple[Params, Params]:
-    if stretch is not None:
-        lr = lr * _shortening(round, update)[0] ** stretch
-    m = tree.add(jax.tree.map(lambda d: lr * d, update.delta), memory, beta)
-    return tree.add(round.params, m), m
+def _squares(params: Params, eps: Any) -> Params:
+    return jax.tree.map(lambda w: jnp.zeros_like(w) + eps**2, params)
 
 
 def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
@@ -124,169 +321,11 @@ def without_noise(square: Array, noise: Array, size: int) -> Array:
     return jnp.maximum(square - noise, noise / math.sqrt(size))
 
 
-def _ahead(memory: Params, params: Params, *, beta: Array) -> Params:
-    return tree.add(params, memory, beta)
-
-
-def lookahead(lr: Any = 1.0, beta: Any = 0.85, stretch: Any = None) -> ServerStep:
-    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m.
-
-    The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
-    (sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2)^stretch, where p_k is |a_k| over their sum: with 1/2, it is as
-    long as a device's update.
-    """
-    apply = Partial(_accelerate, lr=lr, beta=beta, stretch=stretch)
-    return ServerStep(Partial(_zeros), apply, Partial(_ahead, beta=beta), lr if stretch is None else math.inf)
-
-
-def _optax_init(params: Params, *, make: Callable[..., Any], **numbers: Any) -> Any:
-    return make(**numbers).init(params)
-
-
-def _optax_apply(
-    memory: Any, round: Round, update: Update, *, make: Callable[..., Any], **numbers: Any
-) -> tuple[Params, Any]:
-    downhill = jax.tree.map(jnp.negative, update.delta)
-    step, memory = make(**numbers).update(downhill, memory, round.params)
-    return tree.add(round.params, step), memory
-
-
-def _from_optax(name: str, **numbers: Any) -> ServerStep:
-    """An optax optimiser fed with -Delta, the server's pseudo-gradient."""
-    import optax  # here, since it takes time to load and few algorithms need it
-
-    make = Partial(
-        getattr(optax, name)
-    )  # a function inside a Partial must be a pytree: a Partial without arguments is one
-    return ServerStep(Partial(_optax_init, make=make, **numbers), Partial(_optax_apply, make=make, **numbers))
-
-
-def momentum(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
-    """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
-    return _from_optax("sgd", learning_rate=lr, momentum=beta)._replace(gain=lr)
-
-
-def nesterov(lr: Any = 1.0, beta: Any = 0.9) -> ServerStep:
-    """Nesterov momentum on Delta: m <- beta m + Delta, and the step Delta + beta m."""
-    return ServerStep(Partial(_zeros), Partial(_nesterov, lr=lr, beta=beta), gain=lr * (1 + beta))
-
-
-def _nesterov(memory: Params, round: Round, update: Update, *, lr: Array, beta: Array) -> tuple[Params, Params]:
-    m = tree.add(update.delta, memory, beta)
-    return tree.add(round.params, tree.add(update.delta, m, beta), lr), m
-
-
-def adagrad(lr: Any = 0.1, eps: Any = 1e-3) -> ServerStep:
-    """FedAdagrad (Reddi et al., 2021): v <- v + Delta^2 from v = eps^2, and the step Delta / (sqrt(v) + eps)."""
-    return ServerStep(Partial(_squares, eps=eps), Partial(_adagrad, lr=lr, eps=eps))
-
-
-def _squares(params: Params, *, eps: Any) -> Params:
-    return jax.tree.map(lambda w: jnp.zeros_like(w) + eps**2, params)
-
-
-def _adagrad(memory: Params, round: Round, update: Update, *, lr: Array, eps: Array) -> tuple[Params, Params]:
-    v = jax.tree.map(lambda v, d: v + d**2, memory, update.delta)
-    step = jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + eps), update.delta, v)
-    return tree.add(round.params, step, lr), v
-
-
-def adam(
-    lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3, bias_correction: bool = True
-) -> ServerStep:
-    """FedAdam (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2."""
-    if bias_correction:
-        return _from_optax("adam", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
-    return _algorithm_2(_recent, lr, beta, beta2, eps)
-
-
-def yogi(
-    lr: Any = 0.01, beta: Any = 0.9, beta2: Any = 0.99, eps: Any = 1e-3, bias_correction: bool = True
-) -> ServerStep:
-    """FedYogi (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2."""
-    if bias_correction:
-        return _from_optax("yogi", learning_rate=lr, b1=beta, b2=beta2, eps=eps)
-    return _algorithm_2(_towards, lr, beta, beta2, eps)
-
-
-def _algorithm_2(squares: Callable[..., Array], lr: Any, beta: Any, beta2: Any, eps: Any) -> ServerStep:
-    """Reddi et al.'s Algorithm 2: m <- beta m + (1 - beta) Delta from 0, v from eps^2, the step m / (sqrt(v) + eps)."""
-    numbers = {"lr": lr, "beta": beta, "beta2": beta2, "eps": eps}
-    return ServerStep(Partial(_moments, eps=eps), Partial(_adapt, squares=Partial(squares), **numbers))
-
-
-def _moments(params: Params, *, eps: Any) -> tuple[Params, Params]:
-    return _zeros(params), _squares(params, eps=eps)
-
-
-def _adapt(
-    memory: tuple[Params, Params],
-    round: Round,
-    update: Update,
-    *,
-    squares: Callable[..., Array],
-    lr: Array,
-    beta: Array,
-    beta2: Array,
-    eps: Array,
-) -> tuple[Params, tuple[Params, Params]]:
-    m = jax.tree.map(lambda m, d: beta * m + (1 - beta) * d, memory[0], update.delta)
-    v = jax.tree.map(lambda v, d: squares(v, d**2, beta2), memory[1], update.delta)
-    step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), m, v)
-    return tree.add(round.params, step, lr), (m, v)
-
-
-def _recent(v: Array, square: Array, beta2: Array) -> Array:
-    return beta2 * v + (1 - beta2) * square
-
-
-def _towards(v: Array, square: Array, beta2: Array) -> Array:
-    return v - (1 - beta2) * square * jnp.sign(v - square)
-
-
-LENGTHS = (_extrapolate, _accelerate)  # what looks at the lengths of single updates
-SERVERS: dict[str, Callable[..., ServerStep]] = {
-    "plain": plain,
-    "momentum": momentum,
-    "nesterov": nesterov,
-    "lookahead": lookahead,
-    "adagrad": adagrad,
-    "adam": adam,
-    "yogi": yogi,
-    "fedexp": fedexp,
-}
-SETTINGS = {"lr": "server_lr"}  # the name as a setting: `lr` is the devices' step size
-RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "lr": (lambda lr: lr > 0, "should be more than 0"),
-    "beta": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
-    "beta2": (lambda beta: (beta >= 0) & (beta < 1), "should be at least 0 and less than 1"),
-    "stretch": (lambda stretch: (stretch >= 0) & (stretch <= 1), "should be from 0 to 1"),
-    "eps": (lambda eps: eps > 0, "should be more than 0"),
-    "eps_decay": (lambda decay: (decay > 0) & (decay <= 1), "should be more than 0 and at most 1"),
-    "bias_correction": (lambda flag: isinstance(flag, bool), "should be True or False"),
-}
-
-
-AVERAGES = {"fedexp": "last_two"}  # the model that a step's authors evaluate, if it is not the last one
-
-
-def server_step(wanted: str | ServerStep, **numbers: Any) -> ServerStep:
-    """A step by its name, with the numbers that are not None; or your own, which already has its numbers."""
-    given = {name: value for name, value in numbers.items() if value is not None}
-    for name, value in given.items():
-        (check if name == "bias_correction" else check_number)(SETTINGS.get(name, name), value, *RANGES[name])
-    if isinstance(wanted, str):
-        make = SERVERS[choose("server", wanted, SERVERS)]
-        known = list(inspect.signature(make).parameters)
-    else:
-        if not isinstance(wanted, ServerStep):
-            expected = f"should be one of {', '.join(SERVERS)}, or a ServerStep(init, apply)"
-            raise InputError("server", wanted, expected)
-        check("server: gain", wanted.gain, lambda gain: gain >= 0, "should be a number of at least 0, or infinity")
-        make, known = functools.partial(tree.functions, "server", wanted, "gain"), []
-    for name, value in given.items():
-        if name not in known:
-            owners = [other for other, step in SERVERS.items() if name in inspect.signature(step).parameters]
-            which = wanted if isinstance(wanted, str) else "your own"
-            raise InputError(SETTINGS.get(name, name), value, f"is for server={', '.join(owners)}; server is {which}")
-    return make(**given)
+SERVERS = Slot(
+    "server",
+    ServerStep,
+    (Plain, Momentum, Nesterov, Lookahead, Adagrad, Adam, Yogi, FedExP),
+    "the server's step",
+    prefix="",
+    others={"lr": "server_lr"},  # `lr` is the devices' step size
+)

@@ -7,20 +7,77 @@ reply is the number of steps that the server took since its device started. Its 
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 from folb.core import tree
+from folb.core.part import Part, Slot, at_least, setting
 from folb.core.rules import Round
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check_whole
+
+
+class Staleness(Part):
+    """s(tau): how much an update counts after tau steps of the server. One of your own has `weigh`."""
+
+    slot, needed = "staleness", ("weigh",)
+
+    def weigh(self, tau: Any) -> Any:
+        """s(tau) of each reply."""
+        raise NotImplementedError
+
+
+class Constant(Staleness):
+    """s(tau) = 1: an old reply counts like a new one."""
+
+    def weigh(self, tau: Array) -> Array:
+        """1."""
+        return jnp.ones_like(tau)
+
+
+class Polynomial(Staleness):
+    """s(tau) = (1 + tau)^-power. FedBuff (Nguyen et al., 2022) has a power of 1/2."""
+
+    power: float = setting("a of (1 + tau)^-a", at_least(0), default=0.5)
+
+    def weigh(self, tau: Array) -> Array:
+        """The power."""
+        return (1 + tau) ** -self.power
+
+
+class Hinge(Staleness):
+    """s(tau) = 1 up to the bound, and 1 / (1 + slope (tau - bound)) beyond."""
+
+    slope: float = setting("a of 1 / (1 + a (tau - b))", at_least(0), default=10.0)
+    bound: float = setting("b: s(tau) is 1 up to it", at_least(0), default=4.0)
+
+    def weigh(self, tau: Array) -> Array:
+        """The hinge."""
+        return 1 / (1 + self.slope * jnp.maximum(tau - self.bound, 0.0))
+
+
+class Own(Staleness):
+    """A function of a user's own."""
+
+    function: Callable[[Any], Any]
+
+    def weigh(self, tau: Array) -> Any:
+        """What it returns."""
+        return self.function(tau)
+
+
+STALENESS = Slot(
+    "staleness",
+    Staleness,
+    (Constant, Polynomial, Hinge),
+    "with concurrency: s(tau), how much an update counts after tau steps of the server; by default polynomial",
+    prefix="staleness_",
+)
 
 
 @jax.tree_util.register_dataclass
@@ -29,13 +86,13 @@ class Asynchrony:
     """M devices at work; s(tau); and whether a device's model is mixed in, as FedAsync does, or its update added."""
 
     concurrency: int = field(metadata={"static": True})
-    weigh: Callable[[Array], Array]
+    staleness: Staleness
     mixing: bool = field(default=False, metadata={"static": True})
 
     def weights(self, staleness: Array) -> Array:
         """s(tau) of each reply."""
         tau = staleness.astype(jnp.float32)
-        found = self.weigh(tau)
+        found = self.staleness.weigh(tau)
         tree.check_like("staleness: what it returns", found, tau)
         return found
 
@@ -56,56 +113,19 @@ class Asynchrony:
         return round._replace(delta=jax.vmap(lambda d, s: jax.tree.map(lambda v: s * v, d))(delta, s))
 
 
-def constant() -> Callable[[Array], Array]:
-    """s(tau) = 1: an old reply counts like a new one."""
-    return Partial(jnp.ones_like)
-
-
-def polynomial(power: Any = 0.5) -> Callable[[Array], Array]:
-    """s(tau) = (1 + tau)^-power. FedBuff (Nguyen et al., 2022) has a power of 1/2."""
-    return Partial(_polynomial, power=power)
-
-
-def _polynomial(tau: Array, *, power: Any) -> Array:
-    return (1 + tau) ** -power
-
-
-def hinge(slope: Any = 10.0, bound: Any = 4.0) -> Callable[[Array], Array]:
-    """s(tau) = 1 up to the bound, and 1 / (1 + slope (tau - bound)) beyond."""
-    return Partial(_hinge, slope=slope, bound=bound)
-
-
-def _hinge(tau: Array, *, slope: Any, bound: Any) -> Array:
-    return 1 / (1 + slope * jnp.maximum(tau - bound, 0.0))
-
-
-STALENESS: dict[str, Callable[..., Callable[[Array], Array]]] = {
-    "constant": constant,
-    "polynomial": polynomial,
-    "hinge": hinge,
-}
-
-
 def asynchrony(
-    concurrency: int | None, wanted: str | Callable[[Array], Any] | None, mixing: bool = False, **numbers: Any
+    concurrency: int | None,
+    wanted: str | Staleness | Callable[[Any], Any] | None,
+    mixing: bool,
+    given: Mapping[str, Any],
 ) -> Asynchrony | None:
-    """How rounds do not wait, checked; None if they do. s(tau) is a name, or your own function."""
-    given = {name: value for name, value in numbers.items() if value is not None}
+    """How rounds do not wait, checked; None if they do. s(tau) is a name, a part, or a function."""
     if concurrency is None:
-        named = {"staleness": wanted} if wanted is not None else {}
-        for name, value in (named | {f"staleness_{name}": value for name, value in given.items()}).items():
-            raise InputError(name, value, "is for rounds that do not wait: set concurrency, too")
+        for name, value in {"staleness": wanted, **given}.items():
+            if value is not None and name in ("staleness", *STALENESS.numbers):
+                raise InputError(name, value, "is for rounds that do not wait: set concurrency, too")
         return None
     check_whole("concurrency", concurrency, 1, 10**5)
-    wanted = "polynomial" if wanted is None else wanted
-    make: Any = STALENESS[choose("staleness", wanted, STALENESS)] if isinstance(wanted, str) else None
-    known = inspect.signature(make).parameters if make is not None else {}
-    for name, value in given.items():
-        check(f"staleness_{name}", value, lambda value: (value >= 0) & (value < jnp.inf), "should be at least 0")
-        if name not in known:
-            owner = next(other for other, one in STALENESS.items() if name in inspect.signature(one).parameters)
-            which = wanted if isinstance(wanted, str) else "your own"
-            raise InputError(f"staleness_{name}", value, f"is for staleness={owner}; staleness is {which}")
-    if make is None and not callable(wanted):
-        raise InputError("staleness", wanted, f"should be one of {', '.join(STALENESS)}, or a function of tau")
-    return Asynchrony(int(concurrency), tree.compiled(wanted) if make is None else make(**given), mixing)
+    if callable(wanted) and not isinstance(wanted, Staleness):
+        wanted = Own(tree.compiled(wanted))
+    return Asynchrony(int(concurrency), STALENESS.part("polynomial" if wanted is None else wanted, given), mixing)

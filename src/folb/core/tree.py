@@ -9,9 +9,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
+from folb.core.part import register_with
 from folb.core.vector import size as size
 from folb.errors import InputError
 from folb.typing import Params
+
+register_with(jax.tree_util.register_dataclass)
 
 
 def add(a: Params, b: Params, scale: Any = 1.0) -> Params:

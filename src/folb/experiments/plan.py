@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from jax.tree_util import Partial
 
 from folb import data
-from folb.core.algorithm import Algorithm, Common, compose, named
+from folb.core.algorithm import Algorithm, common_hints, compose, named
 from folb.core.algorithms import ALGORITHMS
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
@@ -53,8 +53,8 @@ def common_settings() -> dict[str, Setting]:
     """The settings that every algorithm has."""
     described = settings(compose)
     return {
-        name: setting(name, hint, described[name].default)
-        for name, hint in get_type_hints(Common, include_extras=True).items()
+        name: setting(name, hint, described[name].default if name in described else None)
+        for name, hint in common_hints().items()
     }
 
 

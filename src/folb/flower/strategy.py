@@ -28,7 +28,7 @@ from folb.core import gaussian, privacy, selection, tree, vector
 from folb.core import round as core_round
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
-from folb.core.average import is_server_model
+from folb.core.average import ServerModel
 from folb.core.guard import check_around, guard
 from folb.core.privacy import Noise
 from folb.core.round import Closed, State, model_encoded, model_sent, shared_words
@@ -357,7 +357,7 @@ class FederatedStrategy(Strategy):
     def _kept(self, arrays: ArrayRecord) -> ArrayRecord:
         """The model to evaluate and keep: the server's, or the algorithm's average of its models."""
         assert self.state is not None
-        if is_server_model(self.algorithm.average):
+        if isinstance(self.algorithm.average, ServerModel):
             return arrays
         params = protocol.unpacked(arrays)
         found = core_round.kept(self.algorithm, self.state._replace(params=params))
@@ -444,7 +444,7 @@ class FederatedStrategy(Strategy):
         if codec is not None:
             encoded = {name: np.asarray(value) for name, value in model_encoded(self.algorithm, state, key).items()}
             return protocol.packed(encoded), codec.decoded(encoded, key, params)
-        if self.algorithm.server.send is None:
+        if not self.algorithm.server.starts_ahead:
             return arrays, None
         ahead = model_sent(self.algorithm, state)
         return protocol.packed({name: np.asarray(ahead[name]) for name in params}), None

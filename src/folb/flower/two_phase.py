@@ -20,12 +20,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from jax.tree_util import Partial
 
-from folb.core import rules, server_step
+from folb.core import rules
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.round import State
 from folb.core.rules import Round, Update
-from folb.core.step_size import is_schedule
+from folb.core.server_step import SERVERS
 from folb.core.upload import GRAD, Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
@@ -36,9 +36,6 @@ from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCA
 
 Sum = Callable[[Sequence[Arrays]], Arrays]
 
-# server steps that need the sum alone
-SUMS_ALONE = ("plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi")
-SERVER_STEPS = [server_step.SERVERS[name]().apply.func for name in SUMS_ALONE]  # type: ignore[attr-defined]
 RULES = (rules.folb, rules.folb_hetero, rules.folb_never_flip)
 
 
@@ -83,7 +80,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.memory is not None:
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
-        if algorithm.step_size is not None and not is_schedule(algorithm.step_size):
+        if algorithm.step_size is not None and not algorithm.step_size.scheduled:
             expected = "should be None: it may look at single updates, which the server never sees"
             raise InputError("step_size", algorithm.name, expected)
         if algorithm.compression != Compression():
@@ -100,11 +97,11 @@ class TwoPhaseStrategy(FederatedStrategy):
         if getattr(rule, "func", rule) not in RULES:
             names = ", ".join(known.__name__ for known in RULES)
             raise InputError("algorithm", algorithm.name, f"should be one of {names}: all others need more than sums")
-        apply: Any = algorithm.server.apply
-        if apply.func not in SERVER_STEPS:
-            expected = f"should be one of {', '.join(SUMS_ALONE)}: others may need each device's update"
-            raise InputError("server", getattr(apply.func, "__name__", apply.func), expected)
-        if apply.keywords.get("stretch") is not None:
+        server = algorithm.server
+        if not server.sum_alone:
+            known = ", ".join(name for name, step in SERVERS.parts.items() if step.sum_alone)
+            raise InputError("server", server.name, f"should be one of {known}: others may need each device's update")
+        if server.by_lengths:
             raise InputError("stretch", algorithm.name, "should be None: it needs the length of each device's update")
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from folb.core.algorithm import Algorithm
-from folb.core.average import is_server_model
+from folb.core.average import ServerModel
 from folb.core.privacy import luck
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
@@ -131,7 +131,7 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
 
 def models_kept(algorithms: Algorithm, states: State) -> Params:
     """The models of all runs, stacked, that are evaluated and kept."""
-    if is_server_model(algorithms.average):
+    if isinstance(algorithms.average, ServerModel):
         return states.params  # there is no program to compile
     return _averages(algorithms, states)
 

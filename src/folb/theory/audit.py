@@ -15,7 +15,7 @@ from folb.core import rules
 from folb.core.algorithm import Algorithm
 from folb.core.round import State
 from folb.core.rules import Round, Update
-from folb.core.server_step import plain
+from folb.core.server_step import Plain
 from folb.errors import InputError, check
 from folb.simulation.play import play
 from folb.simulation.problem import Problem
@@ -107,7 +107,7 @@ def audit(
     for seed in seeds:
         check("seeds", seed, 0 <= seed < 2**32, "should be between 0 and 2^32 - 1")
     constants = estimate(problem, params) if constants is None else constants
-    algorithm = replace(algorithm, server=plain())
+    algorithm = replace(algorithm, server=Plain())
     before, after, bound, guaranteed, gamma = _audit(
         problem, algorithm, params, constants, jnp.asarray(seeds, jnp.uint32), jnp.int32(t)
     )
