@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
+
 from inprocess import InProcessGrid
 from test_flower import apps, initial, quick
 
