@@ -330,7 +330,13 @@ def test_the_advice_follows_from_the_results(results):
     assert "needs more rounds than" in advice(Standings([A], [FEDAVG, default], results))
     made_up(results, A, default, [4, 12, 4, 14, 9])
     assert "needs about as many rounds as" in advice(Standings([A], [FEDAVG, default], results))
-    assert advice(Standings([A], [FEDAVG], results)) == ""
+    assert advice(Standings([A], [FEDAVG], results)) == "" and "stored winners" not in advice(
+        Standings([A], [FEDAVG, default], results)
+    )
+    cell = stored(results, "tiny-a", "fedavg")
+    results.keep("tiny-a-fedavg", {**cell, "tried": [*cell["tried"], {**cell["tried"][0], "held": [2]}]})
+    said = " ".join(advice(Standings([A], [FEDAVG, default], results)).split())
+    assert said.endswith("1 of the stored winners were chosen by an earlier measure and are to be run again.")
 
 
 def test_what_to_know_is_computed(results):
@@ -372,12 +378,13 @@ def test_the_advice_says_where_it_does_not_hold(results):
     made_up(results, A, default, [4, 3, 4, 3, 4])
     made_up(results, A, uniform, [8, 7, 9, 6, 8])
     said = " ".join(advice(Standings([A], [FEDAVG, default, uniform], results)).split())
-    assert "This advantage is gone with the uniform draw that 1 of the 1 have (1.00 times)" in said
+    assert "This advantage is gone with the uniform draw of devices that 1 of the 1 have (1.00 times)" in said
     assert "not certain" not in said
     made_up(results, A, uniform, [4, 3, 9, 3, 12])  # fewer rounds, with a wide interval
     said = " ".join(advice(Standings([A], [FEDAVG, default, uniform], results)).split())
     assert (
-        "It is not certain with the uniform draw that 1 of the 1 have (0.69 times)." in said and "gone at 99 %" in said
+        "It is not certain with the uniform draw of devices that 1 of the 1 have (0.69 times)." in said
+        and "gone at 99 %" in said
     )
 
 
@@ -392,7 +399,9 @@ def test_an_algorithm_with_a_mean_over_rounds_counts_once(results):
         made_up(results, dataset, default, 5 * [held])
     found = Standings(datasets, [FEDAVG, again, default], results)
     said, whole = " ".join(advice(found).split()), found.overall("mine", ["classic", "averaged"])
-    assert "best tuned of 1 published algorithms, 1 of them also with a mean over rounds: 0.36 times" in said
+    assert (
+        "best tuned of 1 published algorithms, 1 of them also with a mean of the model over rounds: 0.36 times" in said
+    )
     mean, single = ([f"{math.exp(value):.2f}" for value in one[1:3]] for one in (whole.elsewhere, whole.single))
     assert f"in the mean over 4 datasets. The mean over many others like them is probably {' to '.join(mean)}" in said
     assert f"on a single one it may be {' to '.join(single)} times." in said
