@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from folb.data.source_files import MissingError
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import Plan, plan
@@ -33,6 +36,20 @@ class Planner:
             raise InputError("dataset", experiment.dataset, expected)
         key = str((whole.model, federation.shape, federation.classes, whole.set.get(whole.model)))
         return replace(planned, model=self.models.setdefault(key, planned.model))
+
+
+@contextlib.contextmanager
+def planning(file: Path | None, dataset: str) -> Iterator[None]:
+    """Begin an error with the user's file and the dataset's name. Files of folb's own datasets may be missing."""
+    try:
+        yield
+    except MissingError:
+        pass
+    except InputError as error:
+        if file is None:
+            raise
+        field = error.field.removeprefix(f"{dataset}: ")
+        raise InputError(f"{file.name}: {dataset}: {field}", error.value, error.expected) from error
 
 
 def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:
