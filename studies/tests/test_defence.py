@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,14 @@ def test_pages_of_ones_own_data_are_not_replaced_by_pages_of_ours(tmp_path, monk
     page = Path("defence/study.md").read_text()
     assert f"folb defend --datasets {own[1]} --pages-only   # the page again, from the stored results\n" in page
     assert "`docs/attacks.md` of folb's repository says" in page and "make pages" not in page
+
+
+def test_the_guide_names_every_key_of_a_dataset(tmp_path):
+    page = (ROOT / "docs/attacks.md").read_text()
+    (tmp_path / "d.toml").write_text(re.search(r"```toml\n(.*?)```", page, flags=re.S)[1])
+    assert [one.shares for one in opponents.datasets(tmp_path / "d.toml")] == [[20]]
+    for key in fields(Dataset):
+        assert f"\n{key.name} = " in page or f"| `{key.name}` |" in page, key.name
 
 
 def test_every_dataset_is_planned_before_the_first_run(tmp_path, capsys):
