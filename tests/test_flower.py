@@ -1106,6 +1106,8 @@ def test_settings_are_checked(settings):
     ids=str,
 )
 def test_a_model_that_cannot_be_run_is_refused_at_once(bad):
+    with pytest.raises(InputError, match="needs arrays by name: a dict, a list or a torch module"):
+        arrays(object())
     with pytest.raises(InputError, match="initial_arrays"):
         quick(algorithms.folb()).start(InProcessGrid([]), arrays(bad), 1)
     with pytest.raises(InputError, match="algorithm"):

@@ -266,7 +266,9 @@ def test_a_cut_file_and_one_that_unpacks_to_much(copy, monkeypatch):
 
 def test_there_is_none(copy, tmp_path):
     (copy / "model.npz").unlink()
-    with pytest.raises(InputError, match=r"has no model.npz: run it again to save it"):
+    with pytest.raises(
+        InputError, match=r"has no model.npz: `folb compare --again` saves it, without --no-model; the studies"
+    ):
         folb.load_model(copy)
     (copy / "results.json").unlink()
     with pytest.raises(InputError, match="is interrupted: its model is saved when it finishes"):

@@ -181,7 +181,8 @@ def test_devices_and_classes_keep_their_names(tmp_path, capsys):
     assert "cat, cow, dog" in shown and "device 1 eve" in shown and "a random tenth of each device's" in shown
     assert main(["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "K=2"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "held out" in line]
-    assert said == [f"folb: {path} does not say what to test on: a random tenth of each device's samples is held out"]
+    held_out = "does not say what to test on: a random tenth of each device's samples is held out"
+    assert said == [f"folb: {path} {held_out}; a column or array `split` (0 train, 1 test) says it"]
     stored = folb.read("last")
     assert stored.environment["class_names"] == ["cat", "cow", "dog"]
     assert stored.environment["device_names"] == ["ann", "eve"]

@@ -25,7 +25,7 @@ class InputError(ValueError):
         if len(shown) > 80:
             shown = shown[:77] + "..."
         super().__init__(one_line(f"{field} = {shown}: {expected}"))
-        self.field, self.expected = field, expected
+        self.field, self.value, self.expected = field, value, expected
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

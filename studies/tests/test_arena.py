@@ -330,7 +330,13 @@ def test_the_advice_follows_from_the_results(results):
     assert "needs more rounds than" in advice(Standings([A], [FEDAVG, default], results))
     made_up(results, A, default, [4, 12, 4, 14, 9])
     assert "needs about as many rounds as" in advice(Standings([A], [FEDAVG, default], results))
-    assert advice(Standings([A], [FEDAVG], results)) == ""
+    assert advice(Standings([A], [FEDAVG], results)) == "" and "stored winners" not in advice(
+        Standings([A], [FEDAVG, default], results)
+    )
+    cell = stored(results, "tiny-a", "fedavg")
+    results.keep("tiny-a-fedavg", {**cell, "tried": [*cell["tried"], {**cell["tried"][0], "held": [2]}]})
+    said = " ".join(advice(Standings([A], [FEDAVG, default], results)).split())
+    assert said.endswith("1 of the stored winners were chosen by an earlier measure and are to be run again.")
 
 
 def test_what_to_know_is_computed(results):
@@ -372,12 +378,13 @@ def test_the_advice_says_where_it_does_not_hold(results):
     made_up(results, A, default, [4, 3, 4, 3, 4])
     made_up(results, A, uniform, [8, 7, 9, 6, 8])
     said = " ".join(advice(Standings([A], [FEDAVG, default, uniform], results)).split())
-    assert "This advantage is gone with the uniform draw that 1 of the 1 have (1.00 times)" in said
+    assert "This advantage is gone with the uniform draw of devices that 1 of the 1 have (1.00 times)" in said
     assert "not certain" not in said
     made_up(results, A, uniform, [4, 3, 9, 3, 12])  # fewer rounds, with a wide interval
     said = " ".join(advice(Standings([A], [FEDAVG, default, uniform], results)).split())
     assert (
-        "It is not certain with the uniform draw that 1 of the 1 have (0.69 times)." in said and "gone at 99 %" in said
+        "It is not certain with the uniform draw of devices that 1 of the 1 have (0.69 times)." in said
+        and "gone at 99 %" in said
     )
 
 
@@ -392,7 +399,9 @@ def test_an_algorithm_with_a_mean_over_rounds_counts_once(results):
         made_up(results, dataset, default, 5 * [held])
     found = Standings(datasets, [FEDAVG, again, default], results)
     said, whole = " ".join(advice(found).split()), found.overall("mine", ["classic", "averaged"])
-    assert "best tuned of 1 published algorithms, 1 of them also with a mean over rounds: 0.36 times" in said
+    assert (
+        "best tuned of 1 published algorithms, 1 of them also with a mean of the model over rounds: 0.36 times" in said
+    )
     mean, single = ([f"{math.exp(value):.2f}" for value in one[1:3]] for one in (whole.elsewhere, whole.single))
     assert f"in the mean over 4 datasets. The mean over many others like them is probably {' to '.join(mean)}" in said
     assert f"on a single one it may be {' to '.join(single)} times." in said
@@ -512,6 +521,9 @@ reported = { seeds = [0, 1] }
 """
 
 
+SECOND = DATASETS.replace('"tiny"', '"second"').replace("synthetic_1_1", "absent.csv")
+
+
 def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file.toml").write_text(DATASETS)
@@ -544,7 +556,8 @@ def test_the_guides_own_table_and_own_npz_with_seeds_alone(tmp_path, monkeypatch
     Path("my_datasets.toml").write_text(text.replace("rounds = 20", "rounds = 4"))
     command = ["arena", "--datasets", "my_datasets.toml", "--contenders", "fedavg", "--points", "2"]
     assert main(command) == 0
-    out = capsys.readouterr().out
+    out, said = capsys.readouterr()
+    assert said.count("hospitals.csv does not say what to test on") == 1  # of its three runs
     # only who was run is in the table, and a goal that nobody was run for is not told
     assert re.fullmatch(r"contender +hospitals +phones\nfedavg( +\S+.*)\n\nin arena: .*\n", out)
     found = Results(tmp_path / "arena" / FILE)
@@ -552,9 +565,17 @@ def test_the_guides_own_table_and_own_npz_with_seeds_alone(tmp_path, monkeypatch
     for cell in found.cells().values():
         assert (cell["runs"]["seed"], cell["runs"]["draw"], cell["devices"]) == ([0, 1, 2], [0, 0, 0], 8)
         assert set(cell["target"]["reported"]) == {"0"} and len(cell["tried"]) == 2
-    assert "seeds 0 to 2" in Path("arena/README.md").read_text()
+    page = Path("arena/README.md").read_text()
+    assert "seeds 0 to 2" in page and not re.search("## Goals|MNIST|make pages", page)
+    assert "folb arena --datasets my_datasets.toml --only hospitals --contenders fedavg,folb " in page
+    assert "folb arena --datasets my_datasets.toml --pages-only " in page
     before = found.path.read_bytes()
     assert main(command) == 0 and "phones, fedavg is done already (2 of 2)" in capsys.readouterr().err
+    assert main(["arena", "--pages-only"]) == 2 and Path("arena/README.md").read_text() == page
+    assert "2 stored cells are of hospitals, phones: add --datasets FILE" in capsys.readouterr().err
+    assert main([*command[:-1], "3"]) == 2  # a trial with another budget
+    error = capsys.readouterr().err
+    assert "points = 3: hospitals, fedavg is stored with 2: give another --out or --results, or --points 2" in error
     assert found.path.read_bytes() == before
 
 
@@ -568,8 +589,9 @@ def test_the_guides_own_table_and_own_npz_with_seeds_alone(tmp_path, monkeypatch
         ("tuning = ", "tunning = ", "file.toml: key of dataset = 'tunning': did you mean 'tuning'"),
         ("seeds = [7]", "seeds = 7", "tiny: tuning: seeds of trials = 7: should be a list of whole numbers"),
         ("seeds = [7]", "", "tiny: tuning: keys of trials = []: lacks seeds"),
-        ("seeds = [7]", "seeds = [1]", "tiny: tuning = [1]: should be none of the seeds that are reported"),
-        ('"synthetic_1_1"', '"absent.csv"', "dataset = 'absent.csv': no such file"),
+        ("seeds = [7]", "seeds = [1]", "file.toml: tiny: tuning = [1]: should be none of the seeds that are reported"),
+        ('"synthetic_1_1"', '"absent.csv"', "file.toml: tiny: dataset = 'absent.csv': no such file"),
+        (DATASETS, DATASETS + SECOND, "file.toml: second: dataset = 'absent.csv': no such file"),
         ("rounds = 8", "rounds = 0", "rounds = 0: should be at least 1"),
         ("K = 2", "kay = 2", "set = 'kay'"),
         ('"synthetic_1_1"', '"own.npz"', "sizes = [20, 30, 40]: is a setting of synthetic"),

@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,13 @@ def made_up(home, rule, settled, curve=None, dataset=TINY):
         battle = Battle(dataset, rule, share)
         seeds = len(dataset.seeds)
         one = {"settled": [0.5] * seeds, "backdoor": [0.25] * seeds, "weight": 0.1}
-        found = {"identity": battle.identity, "devices": 30, "seeds": list(dataset.seeds), "attacks": {"honest": one}}
+        found = {
+            "dataset": dataset.name,
+            "identity": battle.identity,
+            "devices": 30,
+            "seeds": list(dataset.seeds),
+            "attacks": {"honest": one},
+        }
         if share:
             found["attacks"] = {name: one | {"settled": list(values)} for name, values in settled.items()}
         elif curve is None:
@@ -238,9 +245,40 @@ def test_the_guards_page_quotes_the_worst_attacks():
     assert f"Six do most with `{worst[1]}`" in page
 
 
+def test_pages_of_ones_own_data_are_not_replaced_by_pages_of_ours(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own, home = ["--datasets", written(tmp_path / "d.toml")], Results(tmp_path / "defence" / FILE)
+    made_up(home, MEAN, {"honest": [0.9], "alie": [0.5]}, UP, Dataset("t", "T", "synthetic_1_1", 2, [0], [20]))
+    assert main(["defend", "--pages-only"]) == 2 and not Path("defence/study.md").exists()
+    assert "2 stored cells are of t: add --datasets FILE" in capsys.readouterr().err
+    assert main(["defend", "--pages-only", *own]) == 0
+    page = Path("defence/study.md").read_text()
+    assert f"folb defend --datasets {own[1]} --pages-only   # the page again, from the stored results\n" in page
+    assert "`docs/attacks.md` of folb's repository says" in page and "make pages" not in page
+
+
+def test_the_guide_names_every_key_of_a_dataset(tmp_path):
+    page = (ROOT / "docs/attacks.md").read_text()
+    (tmp_path / "d.toml").write_text(re.search(r"```toml\n(.*?)```", page, flags=re.S)[1])
+    assert [one.shares for one in opponents.datasets(tmp_path / "d.toml")] == [[20]]
+    for key in fields(Dataset):
+        assert f"\n{key.name} = " in page or f"| `{key.name}` |" in page, key.name
+
+
+def test_every_dataset_is_planned_before_the_first_run(tmp_path, capsys):
+    path = Path(written(tmp_path / "d.toml"))
+    path.write_text(
+        path.read_text() + "\n" + path.read_text().replace('"t"', '"u"').replace("synthetic_1_1", "absent.csv")
+    )
+    assert main(["defend", "--datasets", str(path), "--out", str(tmp_path / "o")]) == 2
+    error = capsys.readouterr().err
+    assert "d.toml: u: dataset = 'absent.csv': no such file" in error and error.count("\n") == 1
+
+
 def test_the_committed_page_is_that_of_the_stored_results(tmp_path, capsys):
     committed, results = ROOT / "docs" / "attacks", ROOT / "studies" / "results" / "defence.jsonl.gz"
-    assert main(["defend", "--pages-only", "--out", str(tmp_path), "--results", str(results)]) == 0
-    assert (tmp_path / "study.md").read_text() == (committed / "study.md").read_text(), "make pages"
+    (tmp_path / "attacks.md").touch()  # which the page has a link to, if it is there
+    assert main(["defend", "--pages-only", "--out", str(tmp_path / "attacks"), "--results", str(results)]) == 0
+    assert (tmp_path / "attacks" / "study.md").read_text() == (committed / "study.md").read_text(), "make pages"
     shown = capsys.readouterr().out
     assert all(rule.name in shown for rule in opponents.rules()) and "MNIST" in shown

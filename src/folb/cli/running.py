@@ -51,7 +51,7 @@ def completed(
             started.append(start)
             if not start.finished:
                 options.going = command or _resuming(options, start)
-                _announce(start)
+                _announce(start, vars(options).setdefault("announced", set()))
                 begin(start.rounds, start.costs)
                 _look(start)
 
@@ -67,11 +67,16 @@ def completed(
     return stored, started[0]
 
 
-def _announce(start: Start) -> None:
-    """Say what a user should know before the first round."""
+def _announce(start: Start, announced: set[str]) -> None:
+    """Say what a user should know before the first round; of a dataset once, if a command has many runs."""
     federation = start.plan.federation
-    if federation.held_out and os.path.isabs(start.plan.experiment.dataset):  # the user's own
-        tell(f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out")
+    own = os.path.isabs(start.plan.experiment.dataset)
+    if federation.held_out and own and federation.name not in announced:
+        announced.add(federation.name)
+        tell(
+            f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out; "
+            "a column or array `split` (0 train, 1 test) says it"
+        )
     if start.model_bytes > LARGE:
         size = f"{start.model_bytes / 1e6:,.0f} MB"
         tell(f"{start.path / 'model.npz'} will take {size}; --no-model leaves it out")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from folb.experiments.plan import Plan
 
 BLOCK = 256  # samples predicted at once
-AGAIN = "run it again to save it (--again, without --no-model)"
+SAVED = "`folb compare --again` saves it, without --no-model; the studies save none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
         return path
     if stored.state != "finished":
         raise InputError("run", stored.name, f"is {stored.state}: its model is saved when it finishes")
-    raise InputError("run", stored.name, f"has no {directory.MODEL}: {AGAIN}")
+    raise InputError("run", stored.name, f"has no {directory.MODEL}: {SAVED}")
 
 
 def _chosen(path: Path, runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:

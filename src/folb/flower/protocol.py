@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from folb.errors import InputError
 from folb.typing import NDArray
 
 Arrays = dict[str, NDArray]
@@ -88,6 +89,8 @@ def arrays(params: Any) -> ArrayRecord:
         params = dict(params.named_parameters())
     if isinstance(params, list | tuple):
         params = {str(i): value for i, value in enumerate(params)}
+    if not isinstance(params, Mapping):
+        raise InputError("initial_arrays", params, "needs arrays by name: a dict, a list or a torch module")
     return packed(flat(params))
 
 

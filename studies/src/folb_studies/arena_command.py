@@ -35,9 +35,7 @@ def add(commands: Any) -> None:
     )
     common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
     arena.add_argument("--points", type=int, metavar="N", help="points that each contender may try on a dataset (12)")
-    arena.add_argument(
-        "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
-    )
+    command.add_datasets(arena, "arena/datasets.toml")
     arena.set_defaults(handle=_arena)
 
 
@@ -63,17 +61,23 @@ def _arena(options: argparse.Namespace) -> None:
     contenders = entries.chosen(everyone, others.split(","), "contenders")
     if options.contender is not None and everyone[-1] not in contenders:
         contenders.append(everyone[-1])
-    if command.looked(options, results, lambda name: Standings(everywhere, everyone, results, points).outdated(name)):
+
+    def standing() -> Standings:
+        return Standings(everywhere, everyone, results, points, options.datasets)
+
+    if command.looked(options, results, lambda name: standing().outdated(name)):
         return
     for name in ("only", "contenders"):
         if options.pages_only and getattr(options, name):
             raise InputError(name, getattr(options, name), "does not go with --pages-only, which writes all pages")
     if options.pages_only:
         command.check_pages(results)
+        if options.datasets is None:
+            command.check_named(results, [dataset.name for dataset in everywhere])
     else:
         common.use_compilation_cache()
-        arena.carry_out(datasets, contenders, results, command.completing(options), tell, points)
-    found = Standings(everywhere, everyone, results, points)
+        arena.carry_out(datasets, contenders, results, command.completing(options), tell, points, file=options.datasets)
+    found = standing()
     arena_pages.write(found, home)
     if options.json:
         print(json.dumps(standings.document(found)))

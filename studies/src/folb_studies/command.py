@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,13 @@ def add_pages(command: argparse.ArgumentParser, only: tuple[str, str], out: str)
     common.add_devices(command)
 
 
+def add_datasets(command: argparse.ArgumentParser, ours: str) -> None:
+    """The option --datasets, of a study with a file of datasets: `ours` is where that is in the package."""
+    command.add_argument(
+        "--datasets", metavar="FILE", type=Path, help=f"a file of datasets of your own; ours is folb_studies/{ours}"
+    )
+
+
 def looked(options: argparse.Namespace, results: Results, outdated: Callable[[str], str]) -> bool:
     """Whether the command is only about one cell; then it is done. `outdated` says what is old about a cell, or ""."""
     if options.drop is not None:
@@ -45,8 +52,8 @@ def looked(options: argparse.Namespace, results: Results, outdated: Callable[[st
         tell(f"{options.drop} is forgotten; the command that made it runs it again")
     if options.cell is not None:
         why = outdated(choose("cell", options.cell, list(results.cells())))
-        print(json.dumps(results.get(options.cell)))
-        tell(f"{options.cell} is {f'outdated: {why}; it would be run again' if why else 'up to date'}")
+        tell(f"{options.cell} is {f'outdated: {why}' if why else 'up to date'}")
+        print(json.dumps(results.get(options.cell), indent=2))
     return options.drop is not None or options.cell is not None
 
 
@@ -54,6 +61,14 @@ def check_pages(results: Results) -> None:
     """Raise an `InputError` if there are no results to make pages from."""
     if not results.cells():
         raise InputError("results", str(results.path), "has no results to make pages from")
+
+
+def check_named(results: Results, named: Collection[str]) -> None:
+    """Raise an `InputError` if results are of other datasets than our file has: pages of ours would replace theirs."""
+    cells = list(results.cells().values())
+    if other := [str(cell["dataset"]) for cell in cells if cell.get("dataset", "") not in {*named, ""}]:
+        names = ", ".join(dict.fromkeys(other))
+        raise InputError("results", str(results.path), f"{len(other)} stored cells are of {names}: add --datasets FILE")
 
 
 def completing(options: argparse.Namespace) -> Complete:

@@ -24,9 +24,7 @@ def add(commands: Any) -> None:
     command.add_pages(defend, ("dataset", "mnist-*"), "defence")
     defend.add_argument("--rules", metavar="A,B", help="these rules, such as median,krum (all)")
     defend.add_argument("--shares", metavar="A,B", help="these percentages of liars; 0: the pace without liars (all)")
-    defend.add_argument(
-        "--datasets", metavar="FILE", type=Path, help="a file of datasets of your own, as datasets.toml is"
-    )
+    command.add_datasets(defend, "defence/datasets.toml")
     defend.set_defaults(handle=_defend)
 
 
@@ -41,13 +39,19 @@ def _defend(options: argparse.Namespace) -> None:
     home = options.out or Path("defence")
     results = Results(options.results or home / FILE)
     everywhere, everyone = opponents.datasets(options.datasets), opponents.rules()
-    if command.looked(options, results, lambda name: Losses(everywhere, everyone, results).outdated(name)):
+
+    def standing() -> Losses:
+        return Losses(everywhere, everyone, results, options.datasets)
+
+    if command.looked(options, results, lambda name: standing().outdated(name)):
         return
     if options.pages_only:
         for name in ("only", "rules", "shares"):
             if getattr(options, name):
                 raise InputError(name, getattr(options, name), "does not go with --pages-only, which writes all pages")
         command.check_pages(results)
+        if options.datasets is None:
+            command.check_named(results, [dataset.name for dataset in everywhere])
     else:
         datasets = chosen(everywhere, options.only or ["*"], "only")
         rules = chosen(everyone, ("*" if options.rules is None else options.rules).split(","), "rules")
@@ -55,8 +59,9 @@ def _defend(options: argparse.Namespace) -> None:
         if shares is not None and (not shares or not known.issuperset(shares)):
             raise InputError("shares", options.shares, f"should be some of {', '.join(map(str, sorted(known)))}")
         common.use_compilation_cache()
-        defence.carry_out(opponents.battles(datasets, rules, shares), results, command.completing(options), tell)
-    found = Losses(everywhere, everyone, results)
+        battles = opponents.battles(datasets, rules, shares)
+        defence.carry_out(battles, results, command.completing(options), tell, options.datasets)
+    found = standing()
     defence_pages.write(found, home)
     if options.json:
         print(json.dumps(losses.document(found)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from folb.data.source_files import MissingError
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import Plan, plan
@@ -23,6 +26,20 @@ def plan_of(experiment: Experiment) -> Plan:
         expected = "has numbers to predict; should have classes: the studies compare accuracies"
         raise InputError("dataset", experiment.dataset, expected)
     return planned
+
+
+@contextlib.contextmanager
+def planning(file: Path | None, dataset: str) -> Iterator[None]:
+    """Begin an error with the user's file and the dataset's name. Files of folb's own datasets may be missing."""
+    try:
+        yield
+    except MissingError:
+        pass
+    except InputError as error:
+        if file is None:
+            raise
+        field = error.field.removeprefix(f"{dataset}: ")
+        raise InputError(f"{file.name}: {dataset}: {field}", error.value, error.expected) from error
 
 
 def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw") -> Iterator[tuple[int, Experiment]]:

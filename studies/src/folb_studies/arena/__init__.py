@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from folb.data.source_files import MissingError
 from folb.errors import InputError, check_whole
 from folb.experiments.box import POINTS
 from folb_studies.arena import cells, contest
 from folb_studies.arena.entries import YOURS, Contender, Dataset
-from folb_studies.draws import Complete
+from folb_studies.draws import Complete, planning
 from folb_studies.results import Results
 
 __all__ = ["carry_out"]
@@ -23,11 +24,13 @@ def carry_out(
     tell: Callable[[str], None],
     points: int = POINTS,
     reference: Contender | None = None,
+    file: Path | None = None,
 ) -> None:
     """Run every contender on every dataset, unless its results are there and fit what is asked for.
 
     `reference` gives each dataset its target; by default it is the contender called fedavg. It is searched first, even
     if it is not among the contenders. Several processes may share one file of results if they have different datasets.
+    `file` is the user's own, which the datasets are from: each is planned before the first run.
     """
     check_whole("points", points, 1, 10**6)
     results.check()
@@ -38,6 +41,12 @@ def carry_out(
     ]
     if not cups:
         raise InputError("only", [dataset.name for dataset in datasets], "should fit a dataset that is not left out")
+    for cup in cups:
+        for one in (reference, *ordered):
+            cup.check_budget(one)
+        if file is not None:
+            with planning(file, cup.dataset.name):
+                cup.check(reference)
     for contender in contenders:
         if YOURS in contender.groups:
             cups[0].check(contender)

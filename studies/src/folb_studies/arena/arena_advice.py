@@ -33,7 +33,7 @@ def _sentences(found: Standings) -> Iterator[str]:
         return
     n, likely, rivals = len(whole.ratios), whole.likely, _rivals(found)
     averaged = len(rivals) - len(_algorithms(rivals))
-    also = f", {averaged} of them also with a mean over rounds" * (averaged > 0)
+    also = f", {averaged} of them also with a mean of the model over rounds" * (averaged > 0)
     where = (
         f"in the mean over {n} datasets. The mean over many others like them is probably {_range(likely)} times "
         f"(95 %), and on a single one it may be {_range(whole.single)} times."
@@ -48,6 +48,8 @@ def _sentences(found: Standings) -> Iterator[str]:
         yield f"Not all of them were run everywhere: on {complete} datasets they were."
     if likely.high < 0:
         yield from _limits(found, default)
+    if earlier := len(found.passed_over):
+        yield f"{earlier} of the stored winners were chosen by an earlier measure and are to be run again."
 
 
 def _limits(found: Standings, default: Contender) -> Iterator[str]:
@@ -55,7 +57,10 @@ def _limits(found: Standings, default: Contender) -> Iterator[str]:
     algorithms = _algorithms(_rivals(found))
     uniform = _uniform(found, default)
     conditions = (
-        (uniform and found.overall(uniform.name, PUBLISHED), "with the uniform draw that {drawn} of the {all} have"),
+        (
+            uniform and found.overall(uniform.name, PUBLISHED),
+            "with the uniform draw of devices that {drawn} of the {all} have",
+        ),
         (found.overall(default.name, PUBLISHED, "seconds"), "in simulated seconds"),
         (found.higher(default.name, PUBLISHED, HIGHER), "at {share:g} % of the best final accuracy"),
     )

@@ -16,7 +16,7 @@ from folb.store import lock
 from folb_studies.arena import contest, dot_plot, standings
 from folb_studies.arena.arena_advice import advice, to_know
 from folb_studies.arena.cells import NEVER, passed_over
-from folb_studies.arena.entries import YOURS, Contender
+from folb_studies.arena.entries import MADE, YOURS, Contender, typed
 from folb_studies.arena.standings import (
     ABLATION,
     FEW,
@@ -74,8 +74,9 @@ def _front(found: Standings) -> Iterator[str]:
         yield f"## Which algorithm should I use?\n\n{said}\n"
     if known:
         yield "## What to know\n\n" + "\n".join(known) + "\n"
-    yield "## Goals\n"
-    yield from _goals(found)
+    if found.file is None:
+        yield "## Goals\n"
+        yield from _goals(found)
     yield "## How it is compared\n"
     yield from _rules(found)
     yield "## Rounds to the target\n"
@@ -86,10 +87,12 @@ def _front(found: Standings) -> Iterator[str]:
     yield "## What is not here\n"
     yield from _absent(found)
     yield "## Run it again\n"
+    again = typed("arena", found.file)
+    part = "'mnist-*'" if found.file is None else found.everything[0].name
     yield (
-        "```\nfolb arena\nfolb arena --only 'mnist-*' --contenders fedavg,folb   # a part of it\n"
-        "folb arena --contender my_file.py:mine --box lr=log:0.001..1   # with one of your own\n"
-        "folb arena --pages-only   # the pages again, from the stored results (ours: make pages)\n```"
+        f"```\n{again}\n{again} --only {part} --contenders fedavg,folb   # a part of it\n"
+        f"{again} --contender my_file.py:mine --box lr=log:0.001..1   # with one of your own\n"
+        f"{again} --pages-only   # the pages again, from the stored results{MADE * (found.file is None)}\n```"
     )
 
 
@@ -106,6 +109,7 @@ def _goals(found: Standings) -> Iterator[str]:
 
 
 def _rules(found: Standings) -> Iterator[str]:
+    images = " Draws of MNIST and FEMNIST are other partitions of the same images." * (found.file is None)
     earlier = ", except [those chosen by an earlier measure](#what-to-know)" * bool(found.passed_over)
     yield (
         f"- **Budget.** Every contender may try {found.points} points of its box on each dataset. The boxes are on "
@@ -120,7 +124,7 @@ def _rules(found: Standings) -> Iterator[str]:
         "then those with less loss. Points that diverge lose.\n"
         "- **Reported runs.** Winners are run on other draws of the data and other seeds than anyone was tuned on. "
         "Runs are compared in pairs with the same draw and seed: the same data, and the same random numbers for "
-        "draws, work and batches. Draws of MNIST and FEMNIST are other partitions of the same images.\n"
+        f"draws, work and batches.{images}\n"
         f"- **Runs that never hold the target,** or diverge, count with {NEVER} times the rounds, bytes and seconds "
         "that they had.\n"
         "- **Ratios** are geometric means over pairs; below 1 is better. The intervals are Student's, 95 %, over the "

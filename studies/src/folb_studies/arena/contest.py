@@ -98,6 +98,15 @@ class Contest:
         """Plan the contender without running it: a mistake is an error before any contender is run."""
         next(self._planned(contender, self.dataset.trials, {}, **self._budget(contender) if contender.tuned else {}))
 
+    def check_budget(self, contender: Contender) -> None:
+        """Raise rather than replace results of another budget."""
+        cell = cells.read(self.results, self.dataset, contender)
+        if cell is None or not contender.tuned or cells.fits(cell, self.dataset, contender, self.points, None):
+            return
+        if cells.fits(cell, self.dataset, contender, cell["points"], None):
+            expected = f"{self.dataset.name}, {contender.name} is stored with {cell['points']}: give another --out or "
+            raise InputError("points", self.points, f"{expected}--results, or --points {cell['points']}")
+
     def _budget(self, contender: Contender) -> dict[str, Any]:
         return {"box": {contender.part: contender.box}, "points": self.points, "box_seed": BOX_SEED}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +26,7 @@ from folb_studies.typed_tables import made
 
 DECADES = 3  # that the step sizes of a box span, at least
 UNUSED_TARGET = 0.7  # only in the names of run directories: a rule gives the targets of the results
+MADE = " (ours: make pages)"  # on pages of our datasets
 YOURS = "yours"  # the group of a contender from the command line
 
 
@@ -180,6 +182,11 @@ def datasets(path: Path | None = None) -> list[Dataset]:
     return read_tables(path or resources.files("folb_studies.arena") / "datasets.toml", "dataset", Dataset)
 
 
+def typed(study: str, file: Path | None) -> str:
+    """The command of a study, with the user's file of datasets if there is one."""
+    return f"folb {study}" if file is None else f"folb {study} --datasets {shlex.quote(str(file))}"
+
+
 def contenders() -> list[Contender]:
     """The contenders of our file."""
     return read_tables(resources.files("folb_studies.arena") / "contenders.toml", "contender", Contender)
@@ -194,11 +201,21 @@ def read_tables(path: Any, key: str, kind: type) -> list[Any]:
     tables = found.pop(key, [])
     if found or not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path.name}: {key}s", sorted(found), f"should be tables, and nothing else: [[{key}]]")
-    entries = [made(path.name, kind, table) for table in tables]
+    entries = [_entry(path.name, kind, table) for table in tables]
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
         raise InputError(f"{path.name}: {key}", names, "should have different names")
     return entries
+
+
+def _entry(file: str, kind: type, table: Mapping[str, Any]) -> Any:
+    """An object from a table; every error begins with the file."""
+    try:
+        return made(file, kind, table)
+    except InputError as error:
+        if error.field.startswith(f"{file}: "):
+            raise
+        raise InputError(f"{file}: {error.field}", error.value, error.expected) from error
 
 
 def own(algorithm: str, box: Mapping[str, Any]) -> Contender:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ MEASURES = {
     FINAL: "final accuracy",
 }
 NOT_RUN = "not run"
+NAMELESS = "of no dataset and contender of the files; if it is of your own data, give --datasets FILE"
 OURS, ABLATION, LIMIT = "ours", "ablation", "limit"
 RIVALS = {  # the groups that ours are compared with, by name
     "classic": ("classic",),
@@ -91,9 +93,15 @@ class Standings:
     """The results that are there, of contenders on datasets."""
 
     def __init__(
-        self, datasets: Sequence[Dataset], contenders: Sequence[Contender], results: Results, points: int = POINTS
+        self,
+        datasets: Sequence[Dataset],
+        contenders: Sequence[Contender],
+        results: Results,
+        points: int = POINTS,
+        file: Path | None = None,
     ) -> None:
         self.everything, self.points = list(datasets), points
+        self.file = file  # of the user's own datasets
         self.contenders = [*contenders, *cells.own(results, [one.name for one in contenders])]
         self.cells: dict[tuple[str, str], Cell] = {}
         self.stale: list[tuple[str, str]] = []  # stored, but of other settings than the files have
@@ -140,7 +148,7 @@ class Standings:
             return "another tried point is better than the winner"
         if name in current:
             return ""
-        return "of other settings" if name in stale else "of no dataset and contender of the files"
+        return "of other settings" if name in stale else NAMELESS
 
     def held(self, dataset: Dataset, contender: Contender) -> str:
         """When a contender holds the target on a dataset, as text: the median over runs, and how many never do."""
@@ -217,7 +225,9 @@ class Standings:
         return Overall(ratios, mean([one.effect for one in ratios])) if ratios else None
 
     def goals(self) -> list[Goal]:
-        """The goals of the contenders in the group ours."""
+        """The goals of the contenders in the group ours, which are about our datasets."""
+        if self.file is not None:
+            return []
         ours = self.members([OURS])
         tuned = [one for one in ours if one.tuned]
         found = [goal for one in tuned for goal in (self._first(one), self._second(one))]

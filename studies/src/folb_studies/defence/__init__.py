@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from folb.data.source_files import MissingError
 from folb.errors import InputError
 from folb_studies.defence import battles
 from folb_studies.defence.opponents import Battle
-from folb_studies.draws import Complete
+from folb_studies.draws import Complete, planning
 from folb_studies.results import Results
 
 __all__ = ["carry_out"]
 
 
-def carry_out(wanted: Sequence[Battle], results: Results, complete: Complete, tell: Callable[[str], None]) -> None:
-    """Fight the battles that have no results. Several processes with different battles may share one file of them."""
+def carry_out(
+    wanted: Sequence[Battle],
+    results: Results,
+    complete: Complete,
+    tell: Callable[[str], None],
+    file: Path | None = None,
+) -> None:
+    """Fight the battles that have no results. Several processes with different battles may share one file of them.
+
+    `file` is the user's own, which the datasets are from: each is planned before the first run.
+    """
     results.check()
+    if file is not None:
+        for battle in {battle.dataset.name: battle for battle in reversed(wanted)}.values():
+            with planning(file, battle.dataset.name):
+                battles.check(battle)
     missing: dict[str, MissingError] = {}
     for i, battle in enumerate(wanted, start=1):
         where = f"{battle.name} ({i} of {len(wanted)})"

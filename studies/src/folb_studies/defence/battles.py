@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from folb.errors import InputError
 from folb.experiments.tune import by_algorithm
 from folb.results import summary
 from folb.results.outcomes import outcomes
@@ -35,6 +36,15 @@ def stored(results: Results, battle: Battle) -> Cell | None:
     """The stored results, if they are there and fit."""
     found = read(results, battle)
     return found if found is not None and found["identity"] == battle.identity else None
+
+
+def check(battle: Battle) -> None:
+    """Plan a battle without fighting it: a mistake is an error before any is fought. Too small a K is told later."""
+    try:
+        plan_of(battle.experiment)
+    except InputError as error:
+        if error.field != "K":
+            raise
 
 
 def fought(battle: Battle, complete: Complete) -> Cell:

@@ -16,18 +16,21 @@ from folb.store import lock
 from folb_studies.arena import standings
 from folb_studies.arena.cells import NEVER
 from folb_studies.arena.contest import SHARE
+from folb_studies.arena.entries import MADE, typed
 from folb_studies.arena.standings import FINAL, NOT_RUN
 from folb_studies.defence import loss_plot
 from folb_studies.defence.losses import LIARS, MOST, SLOWER, Losses, Standing
 from folb_studies.defence.opponents import HONEST, PACE, Dataset
 
 PAGE, PICTURE = "study.md", "study.png"
+GUIDE = "../attacks.md"
 
 
 def write(losses: Losses, home: Path) -> None:
     """Write the page and the picture."""
     atomic.directory(home)
-    files = {PAGE: ("\n".join(_page(losses)) + "\n").encode()}
+    linked = (home / GUIDE).is_file()  # else the page is not in docs
+    files = {PAGE: ("\n".join(_page(losses, linked)) + "\n").encode()}
     if losses.found:
         files[PICTURE] = loss_plot.draw(losses)
     with lock.claimed(home):  # another process may have other rules, and write the same page
@@ -35,12 +38,13 @@ def write(losses: Losses, home: Path) -> None:
             atomic.replace(home / name, content)
 
 
-def _page(losses: Losses) -> Iterator[str]:
+def _page(losses: Losses, linked: bool) -> Iterator[str]:
+    guide = f"[Devices that lie]({GUIDE})" if linked else "`docs/attacks.md` of folb's repository"
     wanted = len(losses.found) + len(losses.absent)
     yield "# Which rule bears which attack\n"
     yield (
         f"{len(losses.rules)} rules on {len(losses.datasets)} datasets, each under all attacks and without one. "
-        "[Devices that lie](../attacks.md) says what the rules and the attacks are. "
+        f"{guide} says what the rules and the attacks are. "
         f"{len(losses.found)} of {wanted} combinations of a rule, a dataset and a share of liars have been run.\n"
     )
     if losses.found:
@@ -61,9 +65,11 @@ def _page(losses: Losses) -> Iterator[str]:
     yield "## What is not here\n"
     yield from _absent(losses)
     yield "## Run it again\n"
+    again = typed("defend", losses.file)
+    part = "mnist-2" if losses.file is None else losses.datasets[0].name
     yield (
-        "```\nfolb defend\nfolb defend --only mnist-2 --rules median,krum --shares 0,20   # a part of it\n"
-        "folb defend --pages-only   # the page again, from the stored results (ours: make pages)\n```"
+        f"```\n{again}\n{again} --only {part} --rules median,krum --shares 0,20   # a part of it\n"
+        f"{again} --pages-only   # the page again, from the stored results{MADE * (losses.file is None)}\n```"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -51,8 +52,11 @@ class Standing(NamedTuple):
 class Losses:
     """The results that are there, of rules on datasets."""
 
-    def __init__(self, datasets: Sequence[Dataset], rules: Sequence[Rule], results: Results) -> None:
+    def __init__(
+        self, datasets: Sequence[Dataset], rules: Sequence[Rule], results: Results, file: Path | None = None
+    ) -> None:
         self.datasets, self.rules = list(datasets), list(rules)
+        self.file = file  # of the user's own datasets
         self.found: dict[tuple[str, str, int], Cell] = {}
         self.absent: list[tuple[str, str, int]] = []  # not run, or of other settings than the files have
         self.battles = all_battles(self.datasets, self.rules)
@@ -70,7 +74,7 @@ class Losses:
         """Why stored results of that name do not count, or ""."""
         known = {battle.name: (battle.dataset.name, battle.rule.name, battle.share) for battle in self.battles}
         if name not in known:
-            return "of no battle of the files"
+            return "of no battle of the files; if it is of your own data, give --datasets FILE"
         return "of other settings" if known[name] in self.absent else ""
 
     def accuracy(self, dataset: Dataset, rule: Rule, share: int, attack: str) -> list[float] | None:
