@@ -12,19 +12,18 @@ from folb import tree
 
 
 class ControlVariates(folb.DeviceMemory):
-    """c of the server, and c_k of each device."""
+    """c of the server, and c_k of each device. Option 1: c_k+ = grad F_k(w); 2: c_k+ = c_k - c - Delta_k / (J_k lr)."""
 
-    shifts = True  # devices are sent a shift of their gradients
+    option: str = folb.setting("how c_k is renewed", default="2", static=True)
+    uploads = property(lambda self: ("grad",) if self.option == "1" else ())
+    one_size = property(lambda self: self.option == "2")  # it divides by the size of a step
 
     def init(self, params: object) -> tuple[object, object]:
-        zero = folb.vector.zeros(params)
-        return zero, zero
+        return folb.vector.zeros(params), folb.vector.zeros(params)
 
     def update(self, round: folb.Round) -> tuple[object, object]:
-        """Option I: c_k+ = grad F_k(w); II: c_k+ = c_k - c - Delta_k / (J_k lr). Then c += sum_k (c_k+ - c_k) / N."""
-        if round.grad is not None:
-            new = round.grad
-        else:
+        new = round.grad
+        if self.option == "2":
             rate = folb.rules.fraction(1.0, round.steps * round.lr)
             new = jax.vmap(lambda c_k, d, r: tree.add(tree.sub(c_k, round.shared), d, -r))(round.own, round.delta, rate)
         came = (round.times > 0) / round.N  # each device once, however often it was drawn
@@ -37,4 +36,4 @@ class ControlVariates(folb.DeviceMemory):
 @folb.named
 def scaffold(*, option: Annotated[Literal["1", "2"], "how c_k is renewed"] = "2", **common: object) -> folb.Algorithm:
     """A device's local steps are g - c_k + c."""
-    return folb.compose(folb.rules.mean, memory=ControlVariates(), uploads=("grad",) if option == "1" else (), **common)
+    return folb.compose(folb.rules.mean, memory=ControlVariates(option=option), **common)

@@ -667,20 +667,10 @@ def state_of_another_shape(g, state, lr):
 
 def remembering(first, later, shifted=None):
     """A memory that starts as `first`, and is later(round) after a round."""
-
-    class Mine(folb.DeviceMemory):
-        shifts = shifted is not None
-
-        def init(self, params):
-            return first(params)
-
-        def update(self, round):
-            return later(round)
-
-        def shift(self, shared, own, sent):
-            return shifted
-
-    return Mine()
+    methods = {"init": lambda self, params: first(params), "update": lambda self, round: later(round)}
+    if shifted is not None:
+        methods["shift"] = lambda self, shared, own, sent: shifted
+    return type("Mine", (folb.DeviceMemory,), methods)()
 
 
 KEEPS = remembering(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
@@ -692,7 +682,7 @@ class Sudden(folb.DeviceMemory):
 
 
 class Mistaken(folb.DeviceMemory):
-    of: str = "pace"
+    of: str = folb.setting("what is mistaken", default="pace", static=True)
 
     @property
     def pace(self):

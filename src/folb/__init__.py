@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
     from folb.core.server_step import ServerStep as ServerStep
+    from folb.core.staleness import Staleness as Staleness
     from folb.core.step_size import StepSize as StepSize
     from folb.core.upload import Upload as Upload
     from folb.data.device_trace import trace as trace
@@ -67,6 +68,7 @@ _NAMES = {
     "RunDirectory": "store.directory",
     "Sampling": "core.selection",
     "ServerStep": "core.server_step",
+    "Staleness": "core.staleness",
     "StepSize": "core.step_size",
     "Update": "core.rules",
     "Upload": "core.upload",

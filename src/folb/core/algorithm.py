@@ -243,6 +243,9 @@ def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
     def recorded(*parts: Given.args, **settings: Given.kwargs) -> Algorithm:
         made = make(*parts, **settings)
         known = {name: settings[name] for name in common_hints() if name in settings}
+        for slot in SLOTS:  # a part of folb that is given as a value is recorded as one that is given by name
+            if isinstance(part := settings.get(slot.name), Part) and type(part) in slot.known:
+                known |= {slot.spelt(name): value for name, value in part.settings.items()}
         known = {name: _written(value) for name, value in known.items() if not hasattr(value, "dtype")}
         return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
 
@@ -255,7 +258,7 @@ def _written(value: Any) -> Any:
         return value
     if isinstance(value, Part):
         return value.name
-    function = getattr(value, "apply", getattr(value, "update", value))
+    function = getattr(value, "apply", value)
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(value).__name__)
@@ -373,7 +376,7 @@ def compose(
     if asynchronous is not None:
         _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
     stepping = SERVERS.part(server, numbers)
-    if average is None and isinstance(server, str):
+    if average is None:
         average = stepping.average
     slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(

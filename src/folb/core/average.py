@@ -18,7 +18,7 @@ from folb.typing import Params
 class Average(Part):
     """Which model is evaluated and kept. One of your own is a class of this base with `init`, `update` and `model`."""
 
-    slot, needed = "average", ("init", "update", "model")
+    needed = ("init", "update", "model")
 
     def init(self, params: Params) -> Any:
         """The memory before the first round."""

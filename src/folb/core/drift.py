@@ -48,9 +48,8 @@ class Scaffold(DeviceMemory):
     Option 1: c_k is the gradient at the model that was sent; 2: c_k - c - Delta_k / (J_k lr). c is the mean of all c_k.
     """
 
-    shifts = True
     option: Literal["1", "2"] = setting(
-        "how c_k is renewed: 1, by a gradient; 2, by the update", one_of("1", "2"), default="2", static=True
+        "how c_k is renewed: 1, by a gradient; 2, by the update", one_of("1", "2"), default="2"
     )
 
     @property
@@ -91,7 +90,6 @@ class FedDyn(DeviceMemory):
     Then h_k -= alpha Delta_k, h -= alpha/N sum_k Delta_k, and the server's model is the mean of the w_k less h / alpha.
     """
 
-    shifts, corrects = True, True
     alpha: float = setting("alpha", more_than(0), default=0.01)
 
     @property
@@ -127,8 +125,6 @@ class FedVARP(DeviceMemory):
     The step is ybar + sum_k a_k (Delta_k - y_k) with the rule's weights a_k; ybar is the mean of all y_k.
     """
 
-    corrects = True
-
     def init(self, params: Params) -> tuple[Params, Params]:
         """The sum of all y_k, and y_k."""
         return _two_zeros(params)
@@ -148,7 +144,6 @@ class FedVARP(DeviceMemory):
 class FedCM(DeviceMemory):
     """FedCM (Xu et al., 2021): a local step is alpha g + (1 - alpha) m, with m = -mean_k Delta_k / (lr J_k)."""
 
-    shifts = True
     alpha: float = setting("alpha", up_to(1), default=0.1)
 
     @property
@@ -182,7 +177,6 @@ class MimeLite(DeviceMemory):
     The server then renews m with the mean of the full gradients: m <- beta m + (1 - beta) mean_k grad F_k.
     """
 
-    shifts = True
     beta: float = setting("beta", below(1), default=0.9)
 
     @property
@@ -216,8 +210,7 @@ class GHBM(DeviceMemory):
     m is 0 until there were tau rounds. tau is best about N/K.
     """
 
-    shifts = True
-    tau: int = setting("how many rounds it looks back; best about N/K", whole(1, 10**4), default=10, static=True)
+    tau: int = setting("how many rounds it looks back; best about N/K", whole(1, 10**4), default=10)
     beta: float = setting("beta", below(1), default=0.9)
 
     @property
@@ -250,7 +243,6 @@ class AdaBest(DeviceMemory):
     h_k <- h_k / (t - t_k) + mu (w^t - w_k), where t_k is the device's last round.
     """
 
-    shifts, corrects = True, True
     beta: float = setting("beta", below(1), default=0.9)
     mu: float = setting("mu: how much an update counts", at_least(0), default=0.02)
 

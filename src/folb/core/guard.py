@@ -75,23 +75,23 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
 
 def check_around(algorithm: Algorithm) -> None:
     """Raise an `InputError` for a part after which the bound would not hold."""
-    settings = algorithm.origin.settings
     if (robust := algorithm.robust) is not None and not robust.even:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
         raise InputError("robust", which, f"{expected}; {OTHERWISE}")
     if (memory := algorithm.memory) is not None and memory.corrects:
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
-        raise InputError("memory", settings.get("memory") or "your own", f"{expected}; {OTHERWISE}")
-    gain, named = algorithm.server.gain, settings.get("server", "plain") in SERVERS.parts
+        raise InputError("memory", memory.name, f"{expected}; {OTHERWISE}")
+    server, ours = algorithm.server, type(algorithm.server) in SERVERS.known
+    gain = server.gain
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
         expected += "others a device's weight has no bound; or your own that declares its `gain`"
-        raise InputError("server", settings.get("server") if named else "your own", f"{expected}; {OTHERWISE}")
+        raise InputError("server", server.name if ours else "your own", f"{expected}; {OTHERWISE}")
     times = f" (it is {gain:g} times as long)" if isinstance(gain, int | float) else ""
     expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
-    lr = settings.get("server_lr") if named else gain
-    check("server_lr" if named else "server: gain", lr, (gain >= 0) & (gain <= 1 + 1e-6), f"{expected}; {OTHERWISE}")
+    field, value = ("server_lr", server.settings["lr"]) if ours else ("server: gain", gain)
+    check(field, value, (gain >= 0) & (gain <= 1 + 1e-6), f"{expected}; {OTHERWISE}")
 
 
 def guarded(rule: Rule, cap: Any, round: Round) -> Update:

@@ -8,7 +8,7 @@ rejected, the memory of its device does not change.
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +36,18 @@ class DeviceMemory(Part):
     One of your own is a class of this base with `init` and `update`.
     """
 
-    slot, needed = "memory", ("init", "update")
-    shifts: ClassVar[bool] = False  # whether devices are sent a shift
-    corrects: ClassVar[bool] = False  # whether it changes the server's step
+    needed = ("init", "update")
     sampling: Any = field(default=None, kw_only=True)  # what a sampling remembers besides; then all memory is a pair
+
+    @property
+    def shifts(self) -> bool:
+        """Whether devices are sent a shift."""
+        return self.has("shift")
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it changes the server's step."""
+        return self.has("correct")
 
     @property
     def uploads(self) -> tuple[str, ...]:
@@ -75,11 +83,11 @@ class DeviceMemory(Part):
         raise NotImplementedError
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
-        """A tree of the model's shape, for one device, if it `shifts`."""
+        """A tree of the model's shape, for one device, if it is sent one."""
         raise NotImplementedError
 
     def correct(self, round: Round) -> Params:
-        """The server's step in place of the rule's, which is round.update.delta, if it `corrects`."""
+        """The server's step in place of the rule's, which is round.update.delta, if it changes that."""
         raise NotImplementedError
 
     def algorithms(self, remembered: Any) -> Any:

@@ -65,7 +65,7 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
     elif isinstance(part, type):
         if not _is_library(part):
             yield _source(part)
-            members = (getattr(member, "__func__", member) for member in vars(part).values())
+            members = (getattr(member, "fget", getattr(member, "__func__", member)) for member in vars(part).values())
             yield from _all((*part.__bases__, *filter(inspect.isfunction, members)), own, seen)
         elif own:
             yield _name(part)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from numbers import Integral
 from typing import (
     Annotated,
     Any,
@@ -65,7 +66,7 @@ FLAG = Range(lambda value: isinstance(value, bool), "should be True or False", n
 def whole(low: int, high: int) -> Range:
     """A whole number from `low` to `high`."""
     return Range(
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+        lambda value: isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= high,
         f"should be a whole number from {low} to {high}",
         number=False,
     )
@@ -76,8 +77,18 @@ def one_of(*words: str) -> Range:
     return Range(lambda value: value in words, f"should be one of {', '.join(words)}", number=False)
 
 
-def setting(meaning: str, within: Range | None = None, *, default: Any, static: bool = False) -> Any:
-    """A field that users may set: a line of help, the values that it may have, and its default."""
+ANY = Range(lambda value: value == value, "should be a number")
+
+
+def setting(
+    meaning: str, within: Range | tuple[float, float] | None = None, *, default: Any, static: bool = False
+) -> Any:
+    """A field that users may set: a line of help, the values that it may have, and its default.
+
+    What is no number (a word, a flag, a shape) is static: a piece of the program, and no leaf.
+    """
+    within = within if within is None or isinstance(within, Range) else between(*within)
+    static = static or (within is not None and not within.number)
     return field(default=default, metadata={"meaning": meaning, "within": within, "static": static})
 
 
@@ -96,13 +107,18 @@ def register_with(register: Callable[[type], Any]) -> None:
 class Part:
     """A part of an algorithm. A class of it is a frozen dataclass and a pytree, without a decorator."""
 
-    slot: ClassVar[str]  # the setting that chooses among such parts
     called: ClassVar[str]  # its name, if that is not the class's
     needed: ClassVar[tuple[str, ...]] = ()  # the methods that each has of its own
+    abstract: ClassVar[bool] = False  # whether it is only a base of others, though it has these methods
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for base in cls.__bases__:
+            if issubclass(base, Part) and base.needed and not vars(base).get("abstract") and not _missing(base):
+                # it would inherit promises, such as a gain, that were made for another method
+                raise TypeError(f"{cls.__name__}: should have the base of {base.__name__}, and not {base.__name__}")
         dataclass(frozen=True)(cls)
+        _check_fields(cls)
         CLASSES.append(cls)
         for register in _register:
             register(cls)
@@ -110,22 +126,47 @@ class Part:
     @property
     def name(self) -> str:
         """How users call it."""
-        return named(type(self))
+        return name_of(type(self))
 
     @property
     def settings(self) -> dict[str, Any]:
         """The values of its settings."""
         return {name: getattr(self, name) for name in settings_of(type(self))}
 
+    def has(self, method: str) -> bool:
+        """Whether it has this method of its own."""
+        return method not in _missing(type(self), (method,))
+
     def check(self, spelt: Callable[[str], str] = str) -> None:
         """Raise an `InputError` for a value that a setting may not have; `spelt` gives a field's name as a setting."""
         for one in fields(self):  # type: ignore[arg-type]
             within, value = one.metadata.get("within"), getattr(self, one.name)
+            if within is None and "meaning" in one.metadata and not one.metadata["static"]:
+                within = ANY
             if within is not None and not (value is None and one.default is None):
                 (check_number if within.number else check)(spelt(one.name), value, *within[:2])
 
 
-def named(kind: type) -> str:
+def _missing(kind: type[Part], methods: tuple[str, ...] = ()) -> list[str]:
+    """The needed methods, or these, that a class has only from the base of its slot."""
+    base = next(one for one in kind.__mro__ if Part in one.__bases__)
+    return [name for name in methods or kind.needed if getattr(kind, name) is getattr(base, name)]
+
+
+OWN_NAMES = ("name", "settings", "check", "has", "called", "needed", "abstract")
+
+
+def _check_fields(kind: type[Part]) -> None:
+    """Raise for a field that would shadow what every part has, or that is no number and yet not static."""
+    for one in fields(kind):  # type: ignore[arg-type]
+        where = f"{kind.__name__}.{one.name}"
+        if one.name in OWN_NAMES:
+            raise TypeError(f"{where}: should have another name, for every part has `{one.name}`")
+        if isinstance(one.default, str | bool | tuple) and not one.metadata.get("static"):
+            raise TypeError(f"{where} = {one.default!r}: should be a number, or folb.setting(..., static=True)")
+
+
+def name_of(kind: type) -> str:
     """How users call a class of parts: as it says, or by its name in small letters."""
     own = vars(kind).get("called")
     return str(own) if own is not None else kind.__name__.lower()
@@ -152,7 +193,7 @@ class Slot(Generic[P]):
     @property
     def parts(self) -> dict[str, type[P]]:
         """The parts by name."""
-        return {named(kind): kind for kind in self.known}
+        return {name_of(kind): kind for kind in self.known}
 
     def spelt(self, name: str) -> str:
         """The name of a field as a setting."""
@@ -228,6 +269,5 @@ def check_part(field: str, made: Any, base: type[Part]) -> None:
     """Raise an `InputError` unless it is a part of this base, with the methods that each has of its own."""
     if not isinstance(made, base):
         raise InputError(field, made, f"should be a folb.{base.__name__}")
-    for method in base.needed:
-        if getattr(type(made), method) is getattr(base, method):
-            raise InputError(field, made.name, f"should have a method {method}")
+    for method in _missing(type(made)):
+        raise InputError(field, made.name, f"should have a method {method}")

@@ -23,7 +23,6 @@ from folb.core.rules import Round, Update
 from folb.core.screening import shortened, update_of
 from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
-from folb.core.step_size import over
 from folb.core.system import Effort, System, asked_for
 from folb.core.upload import Upload
 from folb.core.vector import zeros
@@ -63,7 +62,8 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
 
 def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
     """The algorithm in a run of so many rounds, which a schedule of its step size may depend on."""
-    return replace(algorithm, step_size=over(algorithm.step_size, rounds))
+    size = algorithm.step_size
+    return replace(algorithm, step_size=None if size is None else size.over(rounds))
 
 
 def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
@@ -73,7 +73,7 @@ def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
         return algorithm
     # on Flower the memory is in NumPy's arrays, whose arithmetic has other types
     factor = algorithm.step_size.factor(jax.tree.map(jnp.asarray, state.step_size), t)
-    tree.check_like("step_size: what factor(memory) returns", factor, jnp.float32(1))
+    tree.check_like("step_size: what factor(memory, t) returns", factor, jnp.float32(1))
     return replace(algorithm, solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
 
 
@@ -204,7 +204,7 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
     found = jax.vmap(memory.shift, in_axes=(None, 0, Sent(None, 0, None, None)), axis_size=K)(shared, own, sent)
     wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
-    tree.check_like("memory: what shift(shared, own) returns, stacked", found, wanted)
+    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", found, wanted)
     return found
 
 

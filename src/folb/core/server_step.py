@@ -1,6 +1,6 @@
 """The server's step: how the model changes after a rule has weighed the round.
 
-A step is a pair of pure functions, as in optax: `init(params) -> memory` and
+A step has two pure functions, as in optax: `init(params) -> memory` and
 `apply(memory, round, update) -> (params, memory)`. Any step works with any rule.
 """
 
@@ -25,10 +25,14 @@ LR = "step size of the server"
 class ServerStep(Part):
     """What the server does with the update of a round. A step of your own is a class of this base with `apply`."""
 
-    slot, needed = "server", ("apply",)
+    needed = ("apply",)
     average: ClassVar[str] = "none"  # the model that its authors evaluate
-    starts_ahead: ClassVar[bool] = False  # whether devices start from another model than the server's
     sum_alone: ClassVar[bool] = False  # whether it needs the update, and nothing of single replies unless `by_lengths`
+
+    @property
+    def starts_ahead(self) -> bool:
+        """Whether devices start from another model than the server's."""
+        return self.has("send")
 
     @property
     def gain(self) -> Any:
@@ -49,7 +53,7 @@ class ServerStep(Part):
         return ()
 
     def send(self, memory: Any, params: Params) -> Params:
-        """The model that devices start from, if the step `starts_ahead`."""
+        """The model that devices start from, if that is not the server's own."""
         return params
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
@@ -123,14 +127,14 @@ class Nesterov(ServerStep):
 
 
 class Lookahead(ServerStep):
-    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + Delta, and w <- w + m.
+    """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + lr Delta, and w <- w + m.
 
     The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
     (sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2)^stretch, where p_k is |a_k| over their sum: with 1/2, it is as
     long as a device's update.
     """
 
-    starts_ahead, sum_alone = True, True
+    sum_alone = True
     lr: float = setting(LR, more_than(0), default=1.0)
     beta: float = setting("momentum", below(1), default=0.85)
     stretch: float | None = setting(
@@ -209,28 +213,25 @@ class Adagrad(ServerStep):
         return tree.add(round.params, step, self.lr), v
 
 
-class Adam(ServerStep):
-    """FedAdam (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2.
+class Moments(ServerStep):
+    """What FedAdam and FedYogi share: optax's step, or with bias_correction=false Algorithm 2 of Reddi et al. (2021).
 
-    Algorithm 2: m <- beta m + (1 - beta) Delta from 0, v <- beta_2 v + (1 - beta_2) Delta^2 from eps^2, and the step
-    m / (sqrt(v) + eps).
+    Algorithm 2: m <- beta m + (1 - beta) Delta from 0, v from eps^2, and the step m / (sqrt(v) + eps).
     """
+
+    abstract = True
 
     sum_alone = True
     lr: float = setting(LR, more_than(0), default=0.01)
     beta: float = setting("beta_1", below(1), default=0.9)
     beta2: float = setting("beta_2", below(1), default=0.99)
     eps: float = setting("eps", more_than(0), default=1e-3)
-    bias_correction: bool = setting(
-        "true: as in optax; false: as in the paper of Reddi et al.", FLAG, default=True, static=True
-    )
+    bias_correction: bool = setting("true: as in optax; false: as in the paper of Reddi et al.", FLAG, default=True)
 
     @property
     def optimiser(self) -> Any:
         """Optax's, fed with -Delta, the server's pseudo-gradient."""
-        import optax  # here, since it takes time to load and few algorithms need it
-
-        return optax.adam(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
+        raise NotImplementedError
 
     def init(self, params: Params) -> Any:
         """m and v."""
@@ -250,25 +251,43 @@ class Adam(ServerStep):
         return tree.add(round.params, step, self.lr), (m, v)
 
     def squares(self, v: Array, square: Array) -> Array:
-        """v <- beta_2 v + (1 - beta_2) Delta^2."""
-        return self.beta2 * v + (1 - self.beta2) * square
+        """The next v."""
+        raise NotImplementedError
 
 
-class Yogi(Adam):
-    """FedYogi (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2.
+class Adam(Moments):
+    """FedAdam (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2.
 
-    It is FedAdam with v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
+    v <- beta_2 v + (1 - beta_2) Delta^2.
     """
 
     @property
     def optimiser(self) -> Any:
-        """Optax's, fed with -Delta."""
+        """Optax's Adam."""
+        import optax  # here, since it takes time to load and few algorithms need it
+
+        return optax.adam(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
+
+    def squares(self, v: Array, square: Array) -> Array:
+        """The mean of the squares."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+class Yogi(Moments):
+    """FedYogi (Reddi et al., 2021) as optax has it, with bias correction; without, it is their Algorithm 2.
+
+    v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
+    """
+
+    @property
+    def optimiser(self) -> Any:
+        """Optax's Yogi."""
         import optax
 
         return optax.yogi(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
 
     def squares(self, v: Array, square: Array) -> Array:
-        """v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
+        """Towards the square."""
         return v - (1 - self.beta2) * square * jnp.sign(v - square)
 
 

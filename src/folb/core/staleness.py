@@ -25,7 +25,7 @@ from folb.errors import InputError, check_whole
 class Staleness(Part):
     """s(tau): how much an update counts after tau steps of the server. One of your own has `weigh`."""
 
-    slot, needed = "staleness", ("weigh",)
+    needed = ("weigh",)
 
     def weigh(self, tau: Any) -> Any:
         """s(tau) of each reply."""

@@ -21,8 +21,7 @@ from folb.typing import Params
 class StepSize(Part):
     """What `lr` is multiplied by in each round. One of your own is a class of this base with `factor`."""
 
-    slot, needed = "step_size", ("factor",)
-    share: ClassVar[float | None] = None  # of all rounds: the usual T
+    needed = ("factor",)
     scheduled: ClassVar[bool] = False  # whether it depends on the number of the round alone, and not on devices
     by_lengths: ClassVar[bool] = False  # whether it looks at the lengths of single updates
 
@@ -38,12 +37,16 @@ class StepSize(Part):
         """The memory after a round."""
         return memory
 
+    def over(self, rounds: int) -> StepSize:
+        """The step size of a run of so many rounds."""
+        return self
+
 
 MOST = 100.0  # the factor stays between 1 / MOST and MOST
 
 
 class Agreed(NamedTuple):
-    """The memory of `agreement`: the logarithm of the factor, and the last round's mean update."""
+    """The memory of `Agreement`: the logarithm of the factor, and the last round's mean update."""
 
     log: Array
     before: Params
@@ -119,7 +122,7 @@ SETTLING = 10.0  # rounds after which the step size changes half as fast
 
 
 class Sought(NamedTuple):
-    """The memory of `consensus`: the logarithm of the factor, the last mean update, the lengths of the last two mean
+    """The memory of `Consensus`: the logarithm of the factor, the last mean update, the lengths of the last two mean
     updates, and the number of rounds so far."""
 
     log: Array
@@ -169,39 +172,57 @@ class Consensus(StepSize):
         return Sought(log, now, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
 
 
-WARMUP = "rounds in which lr rises to its value"
+class Schedule(StepSize):
+    """A step size that depends on the number of the round alone. If its T is not set, it is `share` of all rounds."""
+
+    scheduled = True
+    share: ClassVar[float] = 1.0
+    warmup: float = setting("rounds in which lr rises to its value", at_least(0), default=0.0)
+    rounds: float | None = setting("T; by default a share of all rounds", at_least(1), default=None)
+
+    def over(self, rounds: int) -> StepSize:
+        """With its T."""
+        if self.rounds is not None:
+            return self
+        return replace(self, rounds=max(1.0, self.share * (rounds - float(self.warmup))))
 
 
 class Constant(StepSize):
     """min(t / (warmup + 1), 1): `lr` as it is, after the warmup."""
 
     scheduled = True
-    warmup: float = setting(WARMUP, at_least(0), default=0.0)
+    warmup: float = setting("rounds in which lr rises to its value", at_least(0), default=0.0)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
         """The formula."""
         return _warm(t, self.warmup)
 
 
-class Cosine(StepSize):
+class Cosine(Schedule):
     """end + (1 - end) (1 + cos(pi s / T)) / 2, s rounds after the warmup: from 1 down to `end`, where it stays."""
 
-    scheduled, share = True, 1.0
-    warmup: float = setting(WARMUP, at_least(0), default=0.0)
+    share = 1.0
     rounds: float | None = setting("T; by default all rounds", at_least(1), default=None)
     end: float = setting("the share of lr that is left at the end", between(0, 1), default=0.0)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
         """The formula."""
-        share = jnp.minimum(_after(t, self.warmup) / _known(self.rounds), 1.0)
-        return _warm(t, self.warmup) * (self.end + (1 - self.end) * (1 + jnp.cos(jnp.pi * share)) / 2)
+        done = jnp.minimum(_after(t, self.warmup) / _known(self.rounds), 1.0)
+        return _warm(t, self.warmup) * (self.end + (1 - self.end) * (1 + jnp.cos(jnp.pi * done)) / 2)
+
+    def over(self, rounds: int) -> StepSize:
+        """With its T; `lr` may not be 0 before the last round."""
+        left = rounds - float(self.warmup)
+        if self.rounds is not None and self.end == 0 and self.rounds < left:
+            expected = f"should be at least {left:g}, the rounds after the warmup, or step_end more than 0"
+            raise InputError("step_rounds", self.rounds, f"{expected}: lr would be 0")
+        return super().over(rounds)
 
 
-class Step(StepSize):
+class Step(Schedule):
     """lowered^floor(s / T), s rounds after the warmup: a step down every T rounds."""
 
-    scheduled, share = True, 1 / 3
-    warmup: float = setting(WARMUP, at_least(0), default=0.0)
+    share = 1 / 3
     rounds: float | None = setting("T; by default a third of all rounds", at_least(1), default=None)
     lowered: float = setting("what lr is multiplied by every T rounds", up_to(1), default=0.1)
 
@@ -211,11 +232,10 @@ class Step(StepSize):
         return _warm(t, self.warmup) * jnp.float32(self.lowered) ** steps
 
 
-class Inverse(StepSize):
+class Inverse(Schedule):
     """1 / (1 + s / T), s rounds after the warmup: T rounds halve it."""
 
-    scheduled, share = True, 1 / 10
-    warmup: float = setting(WARMUP, at_least(0), default=0.0)
+    share = 1 / 10
     rounds: float | None = setting("T; by default a tenth of all rounds", at_least(1), default=None)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
@@ -236,21 +256,6 @@ def _known(rounds: Any) -> Any:
     if rounds is None:
         raise InputError("step_rounds", None, "should be a number here: it is not known how many rounds there will be")
     return rounds
-
-
-def over(size: StepSize | None, rounds: int) -> StepSize | None:
-    """The step size of a run of so many rounds: a schedule whose T is not set is over its usual share of them."""
-    if size is None or size.share is None:
-        return size
-    schedule: Any = size
-    numbers = size.settings
-    left = rounds - float(numbers["warmup"])
-    if numbers["rounds"] is None:
-        return replace(schedule, rounds=max(1.0, size.share * left))
-    if numbers.get("end") == 0 and numbers["rounds"] < left:
-        expected = f"should be at least {left:g}, the rounds after the warmup, or step_end more than 0: lr would be 0"
-        raise InputError("step_rounds", numbers["rounds"], expected)
-    return size
 
 
 STEP_SIZES = Slot(

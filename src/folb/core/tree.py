@@ -73,18 +73,6 @@ def compiled(f: Any) -> Any:
     return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
-def functions(field: str, wanted: Any, *numbers: str) -> Any:
-    """A part that is a tuple of functions, each as a tree, and of `numbers`. Those that may be missing are None."""
-    for name, function in wanted._asdict().items():
-        if name in numbers:
-            continue
-        missing = function is None and wanted._field_defaults.get(name, wanted) is None
-        if not callable(function) and not missing:
-            raise InputError(f"{field}: {name}", function, "should be a function")
-    given = wanted._asdict()
-    return type(wanted)(**{name: given[name] if name in numbers else compiled(given[name]) for name in given})
-
-
 def pair(field: str, found: Any) -> tuple[Any, Any]:
     """Two values that a user's function returns; anything else would be unpacked as if it were two."""
     if not (isinstance(found, tuple) and len(found) == 2):

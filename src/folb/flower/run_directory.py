@@ -29,7 +29,7 @@ from folb.core.round import State
 from folb.core.upload import GAMMA
 from folb.errors import SINGLE, InputError
 from folb.flower.open_round import OpenRound
-from folb.flower.strategy_settings import MAX_NORM, StrategySettings
+from folb.flower.strategy_settings import StrategySettings
 from folb.measures import is_measure, measure
 from folb.regular import regular
 from folb.report import figures, words
@@ -92,7 +92,7 @@ class RunSettings(NamedTuple):
         shapes = [(name, value.shape) for name, value in state.params.items()]
         asked, system = self.settings, self.settings.system
         how = f"{self.strategy} {asked.fraction_train} {asked.min_train_nodes} {self.algorithm.selection.factor}"
-        how += "" if asked.max_norm == MAX_NORM else f" {asked.max_norm}"  # an earlier run has none in its identity
+        how += f" {asked.max_norm}"
         if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {asked.min_available_nodes}"
         own = own_code((self.algorithm, system))

@@ -102,7 +102,10 @@ class TwoPhaseStrategy(FederatedStrategy):
             known = ", ".join(name for name, step in SERVERS.parts.items() if step.sum_alone)
             raise InputError("server", server.name, f"should be one of {known}: others may need each device's update")
         if server.by_lengths:
-            raise InputError("stretch", algorithm.name, "should be None: it needs the length of each device's update")
+            expected = "should not need the length of each device's update, as stretch does"
+            raise InputError("server", server.name, expected)
+                "server", server.name, "should not need the length of each device's update, as stretch does"
+            )
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
 

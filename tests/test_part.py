@@ -1,0 +1,96 @@
+"""A part is a value: what its class promises, and what a user's own class may be."""
+
+import pickle
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import folb
+from folb import InputError, algorithms
+from folb.core.algorithm import SLOTS
+from folb.core.server_step import SERVERS, Adam, FedExP, Plain
+
+
+class Halved(folb.ServerStep):
+    share: float = folb.setting("the share of an update", within=(0, 1), default=0.5)
+    kind: str = folb.setting("a word", default="plain", static=True)
+
+    def apply(self, memory, round, update):
+        return folb.tree.add(round.params, update.delta, self.share), memory
+
+
+def test_a_part_is_a_value():
+    step = Halved(share=0.25)
+    assert step == Halved(share=0.25) != Halved() and step.settings == {"share": 0.25, "kind": "plain"}
+    assert jax.tree.leaves(step) == [0.25] and jax.tree.map(lambda v: 2 * v, step) == Halved(share=0.5)
+    assert replace(step, share=1.0).share == 1.0 and pickle.loads(pickle.dumps(step)) == step
+    assert Adam(lr=0.1) == replace(Adam(), lr=0.1) and hash(Adam(lr=0.1)) == hash(Adam(lr=0.1))
+
+
+@pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
+def test_every_setting_of_every_part_has_help_a_range_and_a_default_within_it(slot):
+    for name, kind in slot.parts.items():
+        made = kind()
+        made.check(slot.spelt)
+        assert made.name == name and kind.__doc__
+        for setting in made.settings:
+            assert slot.spelt(setting) in slot.numbers
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"share": 2.0}, "share = 2.0: should be from 0 to 1"),
+        ({"share": "a"}, "share = 'a': should be from 0 to 1"),
+        ({"share": float("nan")}, "share = nan: should be from 0 to 1"),
+        ({"share": [0.1, 0.2]}, "share = "),
+    ],
+)
+def test_a_setting_of_one_s_own_is_checked(settings, said):
+    with pytest.raises(InputError, match=said):
+        algorithms.fedavg(server=Halved(**settings))
+
+
+def test_what_a_class_may_not_be():
+    with pytest.raises(TypeError, match="should have the base of Plain, and not Plain"):
+
+        class Longer(Plain):
+            def apply(self, memory, round, update):
+                return folb.tree.add(round.params, update.delta, 3.0), memory
+
+    with pytest.raises(TypeError, match="every part has `check`"):
+
+        class Shadow(folb.ServerStep):
+            check: float = 1.0
+
+    with pytest.raises(TypeError, match=r"Word.kind = 'a': should be a number, or folb.setting\(..., static=True\)"):
+
+        class Word(folb.ServerStep):
+            kind: str = "a"
+
+
+def test_a_method_is_used_if_there_is_one():
+    class Ahead(Halved.__base__):
+        def send(self, memory, params):
+            return jax.tree.map(jnp.zeros_like, params)
+
+        def apply(self, memory, round, update):
+            return round.params, memory
+
+    assert Ahead().starts_ahead and not Halved().starts_ahead
+    memories = SLOTS[0].parts
+    assert {name for name, kind in memories.items() if not kind().shifts} == {"fedvarp"}
+    assert {name for name, kind in memories.items() if kind().corrects} == {"feddyn", "fedvarp", "adabest"}
+
+
+def test_a_value_and_a_name_are_the_same_algorithm():
+    by_name = algorithms.fedavg(server="fedexp", server_lr=0.5, eps=0.01)
+    by_value = algorithms.fedavg(server=FedExP(lr=0.5, eps=0.01))
+    assert by_name.server == by_value.server and by_name.average == by_value.average
+    for name in ("server", "server_lr", "eps"):
+        assert by_name.origin.settings[name] == by_value.origin.settings[name]
+    assert repr(algorithms.fedavg(server=Plain(lr=0.5))) != repr(algorithms.fedavg(server=Plain(lr=0.25)))
+    np.testing.assert_equal(set(SERVERS.parts), {kind().name for kind in SERVERS.known})
