@@ -104,8 +104,6 @@ class TwoPhaseStrategy(FederatedStrategy):
         if server.by_lengths:
             expected = "should not need the length of each device's update, as stretch does"
             raise InputError("server", server.name, expected)
-                "server", server.name, "should not need the length of each device's update, as stretch does"
-            )
         if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
             raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
 
