@@ -501,6 +501,11 @@ class OfGain(ServerStep):
         return round.params, memory
 
 
+class Undeclared(ServerStep):
+    def apply(self, memory, round, update):
+        return round.params, memory
+
+
 def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
     for bad in (-1.0, "x", None, float("nan")):
         with pytest.raises(InputError, match="server: gain|most = .*should be a number"):
@@ -511,7 +516,7 @@ def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
     with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guarded=False"):
         algorithms.folb(guarded=True, server_lr=5.0)
     with pytest.raises(InputError, match=r"declares its `gain`"):
-        algorithms.folb(guarded=True, server=OfGain(float("inf")))
+        algorithms.folb(guarded=True, server=Undeclared())
 
 
 def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
