@@ -508,7 +508,7 @@ class Undeclared(ServerStep):
 
 def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
     for bad in (-1.0, "x", None, float("nan")):
-        with pytest.raises(InputError, match="server: gain|most = .*should be a number"):
+        with pytest.raises(InputError, match=r"server: gain|most = .*should be a number"):
             algorithms.fedavg(server=OfGain(bad))
     assert algorithms.folb(guarded=True, server=OfGain(1.0)).guard is not None
     with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guarded=False"):
