@@ -30,6 +30,14 @@ def test_a_part_is_a_value():
     assert Adam(lr=0.1) == replace(Adam(), lr=0.1) and hash(Adam(lr=0.1)) == hash(Adam(lr=0.1))
 
 
+def test_the_structures_of_two_parts_are_never_equal():
+    # jax looks for a compiled program by its structure: it would play one part's program for another
+    structures = [jax.tree.structure(kind()) for slot in SLOTS for kind in slot.known]
+    assert all(one != other for i, one in enumerate(structures) for other in structures[:i])
+    assert jax.tree.structure(Adam(lr=1.0)) == jax.tree.structure(Adam(lr=0.5))
+    assert jax.tree.structure(Halved()) != jax.tree.structure(Halved(kind="another"))
+
+
 @pytest.mark.parametrize("slot", SLOTS, ids=lambda slot: slot.name)
 def test_every_setting_of_every_part_has_help_a_range_and_a_default_within_it(slot):
     for name, kind in slot.parts.items():
