@@ -42,6 +42,7 @@ class Task:
     batch: int = 1
     unit: str = "step"
     step: str = "sgd"  # the local step
+    fixed: str = "{}"  # its settings that are no numbers, as JSON
     numbers: Mapping[str, float] = field(default_factory=dict)  # `step.beta`, `gamma.most`, `codec.keep`
     codec: str = ""  # of the update and the gradient
     down: str = ""  # of the model
