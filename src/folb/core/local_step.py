@@ -59,7 +59,7 @@ class Sgd(LocalStep):
 class Momentum(LocalStep):
     """Heavy-ball momentum: v <- beta v + g, and the move -lr v."""
 
-    beta: float = setting("beta", SHARE, default=0.9)
+    beta: float = setting("momentum", SHARE, default=0.9)
 
     def init(self, params: Params) -> Params:
         """v = 0."""
@@ -126,7 +126,7 @@ class Adam(LocalStep):
     """Adam (Kingma and Ba, 2015): -lr m / (sqrt(v) + eps), with corrected bias. Its means start at 0 in each round."""
 
     one_size = False
-    beta: float = setting("beta_1", SHARE, default=0.9)
+    beta: float = setting("momentum", SHARE, default=0.9)
     beta2: float = setting("beta_2", SHARE, default=0.999)
     eps: float = setting("eps", Range(lambda eps: eps >= NEAR_ZERO, "should be more than 0, in 32 bits"), default=1e-8)
 

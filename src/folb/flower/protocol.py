@@ -42,11 +42,11 @@ class Task:
     batch: int = 1
     unit: str = "step"
     step: str = "sgd"  # the local step
-    fixed: str = "{}"  # its settings that are no numbers, as JSON
     numbers: Mapping[str, float] = field(default_factory=dict)  # `step.beta`, `gamma.most`, `codec.keep`
     codec: str = ""  # of the update and the gradient
     down: str = ""  # of the model
     shapes: tuple[str, ...] = ()  # of the model's arrays, if it has a codec: "60,10 weight"
+    fixed: str = "{}"  # the settings of the local step that are no numbers, as JSON
 
     def record(self) -> ConfigRecord:
         """The task as a record of a message."""
