@@ -2,7 +2,7 @@
 
 folb compare synthetic_1_1 --algorithms fedavg,examples/my_step.py:local_momentum --set local_momentum.decay=0.5,0.9
 
-A real device needs the step, too, but no jax: Device(x, y, gradient, parts=[heavy_ball(0.9)]).
+A real device needs the step, too, but no jax: Device(x, y, gradient, parts=[HeavyBall]).
 """
 
 from typing import Annotated, Any
@@ -11,17 +11,21 @@ import folb
 from folb.core.vector import each, scaled, zeros
 
 
-def step(g: Any, state: Any, lr: Any, *, decay: Any) -> tuple[Any, Any]:
+class HeavyBall(folb.LocalStep):
     """m <- decay m + g; the model moves by -lr m."""
-    m = each(lambda m, d: decay * m + d, state, g)
-    return scaled(m, -lr), m
 
+    decay: float = folb.setting("of the momentum", within=(0, 1), default=0.9)
 
-def heavy_ball(decay: float) -> folb.LocalStep:
-    """The step with its number, and the momentum at the start of a round."""
-    return folb.LocalStep(step, init=zeros, numbers={"decay": decay})
+    def init(self, params: Any) -> Any:
+        """The momentum at the start of a round."""
+        return zeros(params)
+
+    def apply(self, g: Any, state: Any, lr: Any) -> tuple[Any, Any]:
+        """The move, and the momentum after it."""
+        m = each(lambda m, d: self.decay * m + d, state, g)
+        return scaled(m, -lr), m
 
 
 def local_momentum(*, decay: Annotated[float, "of the momentum"] = 0.9, **common: Any) -> "folb.Algorithm":
     """FedAvg with momentum on its devices."""
-    return folb.compose(folb.rules.mean, local_step=heavy_ball(decay), **common)
+    return folb.compose(folb.rules.mean, local_step=HeavyBall(decay), **common)

@@ -376,7 +376,7 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
 
     common = common_hints()
     known = {
-        "local_step": LOCAL_STEPS,
+        "local_step": LOCAL_STEPS.parts,
         "memory": MEMORIES.parts,
         "server": SERVERS.parts,
         "step_size": STEP_SIZES.parts,

@@ -12,6 +12,7 @@ import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1146,6 +1147,8 @@ def test_a_node_without_identity_says_what_is_missing(federation, model, caplog)
 
 LIGHT = """
 import sys
+sys.path.insert(0, "examples")
+from my_step import HeavyBall
 import numpy as np
 from folb.flower.device import Device, client_app
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
@@ -1153,9 +1156,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from folb.flower import protocol
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 x, y = np.ones((7, 3), np.float32), np.ones(7, np.float32)
-app = client_app(lambda context: Device(x, y, lambda w, x, y: {"w": 2 * x.T @ (x @ w["w"] - y) / len(y)}))
-numbers = {"gamma.most": 1.0}
-task = protocol.Task(1, ("delta", "grad", "gamma"), 3, (1, 2), lr=0.1, mu=0.1, batch=2, unit="epoch", numbers=numbers)
+gradient = lambda w, x, y: {"w": 2 * x.T @ (x @ w["w"] - y) / len(y)}
+app = client_app(lambda context: Device(x, y, gradient, parts=[HeavyBall]))
+numbers = {"gamma.most": 1.0, "step.decay": 0.5}
+task = protocol.Task(1, ("delta", "grad", "gamma"), 3, (1, 2), lr=0.1, mu=0.1, batch=2, unit="epoch", step="heavyball",
+    numbers=numbers)
 content = RecordDict({"arrays": protocol.arrays({"w": np.zeros(3, np.float32)}), "task": task.record()})
 context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
 reply = app(Message(content, dst_node_id=1, message_type="train"), context)
@@ -1169,7 +1174,8 @@ assert not heavy, heavy
 
 
 def test_a_device_needs_neither_jax_nor_the_simulator():
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
 
 
@@ -1205,7 +1211,7 @@ def test_a_task_survives_the_journey():
     task = protocol.Task(3, ("delta", "grad"), 5, (2**32 - 1, 0), (7, 9), 0.1, 0.2, 7, "epoch", "momentum", numbers)
     assert protocol.task(task.record()) == task
     shapes = protocol.shapes({"a weight": np.ones((2, 3)), "scale": np.ones(())})
-    task = dataclasses.replace(task, codec="top_k", down="int8", shapes=shapes)
+    task = dataclasses.replace(task, codec="top_k", down="int8", shapes=shapes, fixed='{"word": "a"}')
     assert protocol.task(task.record()) == task
     assert {name: value.shape for name, value in protocol.like(shapes).items()} == {"a weight": (2, 3), "scale": ()}
     tree = {"a": {"b": np.ones(2), "c": {"d": np.zeros(1)}}, "e": np.ones(3)}

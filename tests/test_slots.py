@@ -24,7 +24,7 @@ from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
 from folb.core.average import LastTwo
-from folb.core.local_step import LOCAL_STEPS
+from folb.core.local_step import Adam, Momentum
 from folb.core.own_code import own_code
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
@@ -42,7 +42,7 @@ K, ROUNDS, SEED, LR, BATCH = 6, 8, 3, 0.05, 5  # more draws than devices, so tha
 
 
 PARTS = {  # what a device needs for an example
-    "my_step.py": lambda file: [file.heavy_ball(0.8)],
+    "my_step.py": lambda file: [file.HeavyBall],
     "my_upload.py": lambda file: [file.DESCENT],
 }
 
@@ -545,41 +545,69 @@ def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
     assert run.devices.tolist() != uniform_draws.devices.tolist()
 
 
-def quarter(g, state, lr):
-    return folb.vector.scaled(g, -lr / 4), state
+class Quarter(folb.LocalStep):
+    def apply(self, g, state, lr):
+        return folb.vector.scaled(g, -lr / 4), state
 
 
 def test_a_step_of_one_s_own_is_never_taken_for_one_of_folb():
     """A device finds a step by its name."""
 
-    def sgd(g, state, lr):
-        return quarter(g, state, lr)
+    class Sgd(folb.LocalStep):
+        def apply(self, g, state, lr):
+            return folb.vector.scaled(g, -lr / 4), state
 
     with pytest.raises(InputError, match="local_step = 'sgd': should have another name"):
-        folb.compose(folb.rules.mean, local_step=sgd)
-    for parts in ([folb.LocalStep(sgd)], [folb.LocalStep(quarter)] * 2, [folb.Upload("loss", lambda grad: 0.0)]):
-        with pytest.raises(InputError, match=f"parts = '{parts[0].name}': should be a name that no other part has"):
+        folb.compose(folb.rules.mean, local_step=Sgd())
+    for name, parts in {
+        "sgd": [Sgd],
+        "quarter": [Quarter] * 2,
+        "loss": [folb.Upload("loss", lambda grad: 0.0)],
+    }.items():
+        with pytest.raises(InputError, match=f"parts = '{name}': should be a name that no other part has"):
             Device(*samples(0), gradient, parts=parts)
-    slower = folb.LocalStep(LOCAL_STEPS["momentum"].apply, numbers={"beta": np.float32(0.5)})
-    Device(*samples(0), gradient, parts=[LOCAL_STEPS["adam"], folb.LocalStep(quarter), slower])
-    held = functools.partial(quarter)
-    assert folb.compose(folb.rules.mean, local_step=held).solver.step.name == "quarter"
+    with pytest.raises(InputError, match=r"parts = .*: should be classes of folb.LocalStep, and folb.Uploads"):
+        Device(*samples(0), gradient, parts=[Quarter()])
+    Device(*samples(0), gradient, parts=[Adam, Quarter, Momentum])
+
+
+class Mixed(folb.LocalStep):
+    """A step with settings of every kind."""
+
+    size: float = folb.setting("times lr", default=0.5)
+    least: float | None = folb.setting("a smallest move", default=None)
+    signs: tuple[int, ...] = folb.setting("of the directions, in turn", default=(1,), static=True)
+    word: str = folb.setting("a word", default="a", static=True)
+
+    def apply(self, g, state, lr):
+        sign = sum(self.signs) / len(self.signs)
+        return folb.vector.scaled(g, -lr * self.size * sign * (1.0 if self.word == "a" else 0.5)), state
+
+
+def test_a_device_gets_all_settings_of_a_step_from_the_server():
+    step = Mixed(size=0.7, signs=(1, 1, -1), word="b")
+    algorithm = folb.compose(folb.rules.mean, local_step=step, K=K, lr=LR, batch=BATCH)
+    deployed, _ = on_flower(algorithm, [Mixed], rounds=2)
+    assert furthest(deployed, simulated(algorithm, rounds=2).params) <= 1e-5
 
 
 def test_steps_of_different_sizes_say_so():
     """What divides by the size of the steps rejects them, as it rejects folb's own such steps."""
-    uneven = folb.LocalStep(quarter, one_size=False)
+
+    class Uneven(Quarter.__base__):
+        one_size = False
+        apply = Quarter.apply
+
     for make, settings in (
         (algorithms.fednova, {}),
         (algorithms.fedavg, {"memory": "scaffold"}),
         (algorithms.folb, {"gradient": "proxy"}),
     ):
-        with pytest.raises(InputError, match=r"(local_step = 'quarter'|gradient = 'proxy'): should be"):
-            make(local_step=uneven, **settings)
-        make(local_step=folb.LocalStep(quarter), **settings)
-    adam = LOCAL_STEPS["adam"]
+        with pytest.raises(InputError, match=r"(local_step = 'uneven'|gradient = 'proxy'): should be"):
+            make(local_step=Uneven(), **settings)
+        make(local_step=Quarter(), **settings)
     with pytest.raises(InputError, match="local_step = 'adam': should be sgd or momentum"):
-        algorithms.fedavg(memory="scaffold", local_step=folb.LocalStep(adam.apply, adam.init, adam.numbers))
+        algorithms.fedavg(memory="scaffold", local_step=Adam(beta=0.5))
 
 
 # the model that is kept ----------------------------------------------------------------------------------------------
@@ -627,17 +655,21 @@ def test_an_average_of_one_s_own():
     assert furthest(deployed, expected) <= 1e-5
 
 
-def towards_start(g, state, lr):
+class TowardsStart(folb.LocalStep):
     """A step whose state is the model that the round started from."""
-    return jax.tree.map(lambda d, w: -lr * (d + 0.1 * w), g, state), state
+
+    def init(self, params):
+        return params
+
+    def apply(self, g, state, lr):
+        return jax.tree.map(lambda d, w: -lr * (d + 0.1 * w), g, state), state
 
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
-    step = folb.LocalStep(towards_start, init=lambda params: params)
-    algorithm = folb.compose(folb.rules.mean, local_step=step, K=K, lr=LR, batch=BATCH, unit=unit)
+    algorithm = folb.compose(folb.rules.mean, local_step=TowardsStart(), K=K, lr=LR, batch=BATCH, unit=unit)
     run = simulated(algorithm, rounds=3)
-    deployed, _ = on_flower(algorithm, [step], rounds=3)
+    deployed, _ = on_flower(algorithm, [TowardsStart], rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
     assert (
         furthest(simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, unit=unit), rounds=3).params, run.params) > 1e-4
@@ -661,8 +693,9 @@ def test_a_round_has_the_same_types_in_both_carriers():
 # mistakes ------------------------------------------------------------------------------------------------------------
 
 
-def state_of_another_shape(g, state, lr):
-    return g, (g,)
+def stepping(move):
+    """A local step of one's own, by what it returns."""
+    return type("Stepping", (folb.LocalStep,), {"apply": lambda self, g, state, lr: move(g, state, lr)})()
 
 
 def remembering(first, later, shifted=None):
@@ -767,8 +800,9 @@ MISTAKES = {
         {"sampling": folb.Sampling(lambda known: known.size, first=folb.First("loss", len))},
         "sampling: keeps = None: should be a DeviceMemory",
     ),
-    "a local step that is none": ({"local_step": 3}, "local_step = 3: should be a LocalStep"),
-    "a local step without a state": ({"local_step": lambda g, lr: g}, "local_step = '<lambda>'"),
+    "a local step that is none": ({"local_step": 3}, r"local_step = 3: should be one of sgd, .*, or a folb.LocalStep"),
+    "a local step without apply": ({"local_step": folb.LocalStep()}, "local_step = .*should have a method apply"),
+    "a local step of infinite momentum": ({"local_step": Momentum(beta=1.0)}, "local_beta = 1.0: should be at least 0"),
     "a memory without an update": ({"memory": Sudden()}, "memory = 'sudden': should have a method update"),
     "a pace that is a text": (
         {"memory": Mistaken(of="pace")},
@@ -812,9 +846,9 @@ def test_a_rule_whose_numbers_are_missing_is_named():
 
 SHAPES = {
     "an update": ({"rule": lambda round: round.params}, r"rule = 'dict': should return a folb.Update"),
-    "a move": ({"local_step": lambda g, state, lr: (g["weight"], state)}, "local_step: the move"),
-    "a state": ({"local_step": state_of_another_shape}, "local_step: the state after a step"),
-    "no pair from a step": ({"local_step": lambda g, state, lr: g}, "local_step: what it returns = 'dict'"),
+    "a move": ({"local_step": stepping(lambda g, state, lr: (g["weight"], state))}, "local_step: the move"),
+    "a state": ({"local_step": stepping(lambda g, state, lr: (g, (g,)))}, "local_step: the state after a step"),
+    "no pair from a step": ({"local_step": stepping(lambda g, state, lr: g)}, "local_step: what it returns = 'dict'"),
     "no pair from init": (
         {"memory": remembering(lambda w: w, lambda r: ((), r.own))},
         "memory: what init.*'dict': should be a pair",

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_t
 import jax
 
 from folb.core import liars as attacks
-from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
 from folb.core import samplings, selection, tree
@@ -26,9 +25,9 @@ from folb.core.drift import MEMORIES
 from folb.core.gradient import Source
 from folb.core.guard import Guard
 from folb.core.liars import Attack
-from folb.core.local_step import LocalStep
+from folb.core.local_step import LOCAL_STEPS, LocalStep
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import Part, Slot
+from folb.core.part import Part, Slot, described
 from folb.core.privacy import Privacy
 from folb.core.robust import Robust
 from folb.core.rules import Rule
@@ -38,7 +37,7 @@ from folb.core.solver import Solver
 from folb.core.staleness import STALENESS, Asynchrony
 from folb.core.step_size import STEP_SIZES, StepSize
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
-from folb.errors import InputError, check_number, check_whole, choose
+from folb.errors import InputError, check_whole, choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,24 +109,13 @@ class Algorithm:
 
 
 class Common(TypedDict, total=False):
-    """The settings that every algorithm has, besides those of `SLOTS`; `compose` holds their defaults."""
+    """The settings that every algorithm has, besides those of its parts; `compose` holds their defaults."""
 
     K: Annotated[int, "devices per round"]
     over_selection: Annotated[
         float | None, "1.3 asks 30 % more devices than K, and ends the round once K have answered; by default 1"
     ]
     replacement: Annotated[bool, "true: draw with replacement, as in Algorithm 1; false: without"]
-    lr: Annotated[float, "step size of the local solver"]
-    batch: Annotated[int, "samples per mini-batch"]
-    unit: Annotated[
-        Literal["step", "epoch", "gradient"], "a unit of work: a mini-batch step, an epoch, a full-gradient step"
-    ]
-    local_step: Annotated[Literal["sgd", "momentum", "delta_sgd", "adam"] | None, "a device's step; by default sgd"]
-    local_beta: Annotated[float | None, "beta of local_step=momentum, beta_1 of adam; by default 0.9"]
-    local_beta2: Annotated[float | None, "beta_2 of local_step=adam; by default 0.999"]
-    local_eps: Annotated[float | None, "eps of local_step=adam; by default 1e-8"]
-    local_gamma: Annotated[float | None, "gamma of local_step=delta_sgd; by default 2"]
-    local_delta: Annotated[float | None, "delta of local_step=delta_sgd; by default 0.1"]
     candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
     exploration: Annotated[float | None, "of sampling=oort: the share of draws for devices not met yet; by default 0.1"]
     concurrency: Annotated[
@@ -221,13 +209,14 @@ class Common(TypedDict, total=False):
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
-SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+SLOTS: tuple[Slot[Any], ...] = (MEMORIES, LOCAL_STEPS, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
 
 
 @functools.cache
 def common_hints() -> dict[str, Any]:
-    """The settings that every algorithm has, as types with a line of help: `Common`, and the parts of `SLOTS`."""
-    found = get_type_hints(Common, include_extras=True)
+    """The settings that every algorithm has, as types with a line of help: of the solver, `Common` and of `SLOTS`."""
+    solver = described(Solver)  # mu is for algorithms with a proximal term
+    found = {name: solver[name] for name in ("lr", "batch", "unit")} | get_type_hints(Common, include_extras=True)
     for slot in SLOTS:
         found |= {slot.name: slot.choice, **slot.numbers}
     return found
@@ -258,35 +247,29 @@ def _written(value: Any) -> Any:
         return value
     if isinstance(value, Part):
         return value.name
-    function = getattr(value, "apply", value)
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(value).__name__)
+    while isinstance(value, functools.partial):
+        value = value.func
+    return getattr(value, "__name__", type(value).__name__)
 
 
 @_recording
 def compose(
     rule: Rule,
     *,
-    mu: Any = 0.0,
+    mu: Any = Solver.mu,
     sampling: str | Sampling | Callable[[Known], Any] = "uniform",
     candidates: int | None = None,
     exploration: Any = None,
-    local_step: str | LocalStep | Callable[..., Any] | None = None,
-    local_beta: Any = None,
-    local_beta2: Any = None,
-    local_eps: Any = None,
-    local_gamma: Any = None,
-    local_delta: Any = None,
+    local_step: str | LocalStep | None = None,
     uploads: Sequence[str | Upload] = (),
     gradient: Source | None = None,
     memory: str | DeviceMemory | None = None,
     K: int = 10,
     over_selection: float | None = None,
     replacement: bool = True,
-    lr: Any = 0.01,
-    batch: int = 10,
-    unit: str = "step",
+    lr: Any = Solver.lr,
+    batch: int = Solver.batch,
+    unit: Any = Solver.unit,
     server: str | ServerStep = "plain",
     step_size: str | StepSize | None = None,
     average: str | Average | None = None,
@@ -326,13 +309,12 @@ def compose(
     if isinstance(uploads, str) or not isinstance(uploads, Sequence):
         raise InputError("uploads", uploads, "should be a list of uploads")
     check_whole("K", K, 1, selection.MOST)
-    check_whole("batch", batch, 1, 10**6)
     for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
         if not isinstance(flag, bool):
             raise InputError(name, flag, "should be True or False")
-    check_number("mu", mu, lambda mu: mu >= 0, "should be at least 0")
-    check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
-    choose("unit", unit, ("step", "epoch", "gradient"))
+    step = LOCAL_STEPS.part("sgd" if local_step is None else local_step, numbers)
+    solver = Solver(lr, mu, batch, unit, step)
+    solver.check()
     chosen = samplings.sampling(sampling, K, candidates, exploration)
     remembers = MEMORIES.chosen(memory, numbers)
     kept: Any = () if remembers is None else remembers.uploads
@@ -351,9 +333,6 @@ def compose(
         raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
     if chosen.memory and remembers is None and chosen.keeps is None:
         raise InputError("memory", None, "should be a DeviceMemory: the sampling needs one")
-    step = local_steps.local_step(
-        local_step, beta=local_beta, beta2=local_beta2, eps=local_eps, gamma=local_gamma, delta=local_delta
-    )
     shifts = remembers is not None and remembers.shifts
     if not step.one_size:
         if gradient is not None and gradient.works:
@@ -371,7 +350,7 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
-        lr, mu = lr * joined.pace, mu + joined.prox
+        solver = replace(solver, lr=lr * joined.pace, mu=mu + joined.prox)
     asynchronous = staleness_of.asynchrony(concurrency, staleness, mixing, numbers)
     if asynchronous is not None:
         _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
@@ -383,7 +362,7 @@ def compose(
         selection=selection.over_selected(
             Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection
         ),
-        solver=Solver(lr, mu, batch, unit, step),
+        solver=solver,
         rule=tree.compiled(rule),
         server=stepping,
         uploads=sent,

@@ -74,7 +74,9 @@ def whole(low: int, high: int) -> Range:
 
 def one_of(*words: str) -> Range:
     """One of these words."""
-    return Range(lambda value: value in words, f"should be one of {', '.join(words)}", number=False)
+    return Range(
+        lambda value: isinstance(value, str) and value in words, f"should be one of {', '.join(words)}", number=False
+    )
 
 
 ANY = Range(lambda value: value == value, "should be a number")
@@ -263,6 +265,12 @@ class Slot(Generic[P]):
 def settings_of(kind: type[Part]) -> dict[str, Any]:
     """The fields of a class that users may set."""
     return {one.name: one for one in fields(kind) if "meaning" in one.metadata}  # type: ignore[arg-type]
+
+
+def described(kind: type[Part]) -> dict[str, Any]:
+    """The settings of a class, as types with a line of help."""
+    hints = get_type_hints(kind)
+    return {name: Annotated[hints[name], one.metadata["meaning"]] for name, one in settings_of(kind).items()}
 
 
 def check_part(field: str, made: Any, base: type[Part]) -> None:

@@ -1,36 +1,34 @@
-"""How a device works in a round: its step size, proximal weight, mini-batches and unit of work."""
+"""How a device works in a round: its step size, proximal weight, mini-batches, unit of work and local step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core.local_step import LOCAL_STEPS, LocalStep
+from folb.core.local_step import LocalStep, Sgd
+from folb.core.part import Part, at_least, more_than, one_of, setting, whole
 
-jax.tree_util.register_dataclass(LocalStep, data_fields=["numbers"], meta_fields=["apply", "init", "reach", "one_size"])
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Solver:
+class Solver(Part):
     """How a device minimises h_k of (3): local steps of size `lr` on mini-batches of `batch` samples."""
 
-    lr: Any
-    mu: Any
-    batch: int = field(metadata={"static": True})
-    unit: str = field(metadata={"static": True})
-    step: LocalStep = LOCAL_STEPS["sgd"]
+    lr: float = setting("step size of the local solver", more_than(0), default=0.01)
+    mu: float = setting("weight of the proximal term (3)", at_least(0), default=0.0)
+    batch: int = setting("samples per mini-batch", whole(1, 10**6), default=10)
+    unit: Literal["step", "epoch", "gradient"] = setting(
+        "a unit of work: a mini-batch step, an epoch, a full-gradient step",
+        one_of("step", "epoch", "gradient"),
+        default="step",
+    )
+    step: LocalStep = Sgd()
 
 
 def steps_of(solver: Solver, work: Array, size: Array) -> Array:
     """The local steps in `work` units of a device with `size` samples; with momentum, their total weight."""
     J = work if solver.unit == "gradient" else work * unit_cost(solver, size)
-    reach = solver.step.reach
-    return J if reach is None else reach(J.astype(jnp.float32), **solver.step.numbers)
+    return solver.step.reach(J.astype(jnp.float32)) if solver.step.has("reach") else J
 
 
 def unit_cost(solver: Solver, size: Array) -> Array:

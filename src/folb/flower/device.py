@@ -5,6 +5,7 @@ This module imports only numpy and flwr: each message may start a new process, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from folb.core.clipping import BOUNDED
 from folb.core.local_step import LOCAL_STEPS, LocalStep
+from folb.core.part import name_of
 from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
 from folb.flower import local_work, protocol, sent
@@ -23,7 +25,8 @@ from folb.flower.protocol import Arrays, Task
 from folb.flower.sums import SUMS
 from folb.typing import NDArray
 
-KNOWN_PARTS: Mapping[str, LocalStep | Upload] = {**LOCAL_STEPS, **UPLOADS, **SUMS, **BOUNDED, DELTA.name: DELTA}
+KNOWN_UPLOADS: Mapping[str, Upload] = {**UPLOADS, **SUMS, **BOUNDED, DELTA.name: DELTA}
+OwnPart = type[LocalStep] | Upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ class Device:
     `identity` is the device's own number, the same in every run; by default the node's `partition-id`.
     `evaluate(params)` gives metrics of a model, such as {"accuracy": 0.9, "loss": 0.3, "num-examples": 100}.
     `loss(params, x, y)` is the mean loss of a batch; only algorithms that ask for the device's loss need it.
-    `parts` are the user's own `LocalStep`s and `Upload`s, for the algorithms that this device runs.
+    `parts` are the user's own classes of `LocalStep`, and `Upload`s, for the algorithms that this device runs.
     """
 
     x: Any
@@ -46,21 +49,23 @@ class Device:
     identity: int | None = None
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
     loss: Callable[[Any, Any, Any], Any] | None = None
-    parts: Sequence[LocalStep | Upload] = ()
+    parts: Sequence[OwnPart] = ()
 
     def __post_init__(self) -> None:
         """Turn lists into arrays, which rows can index."""
         for name in ("x", "y"):
             if isinstance(getattr(self, name), list | tuple):
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
-        names = [part.name for part in self.parts]
-        for name in names:
-            same = all(
-                _function(part) is _function(KNOWN_PARTS.get(name, part)) for part in self.parts if part.name == name
-            )
-            if names.count(name) > 1 or not same:
+        known: dict[str, OwnPart] = {**LOCAL_STEPS.parts, **KNOWN_UPLOADS}
+        names: set[str] = set()
+        for part in self.parts:
+            if not (isinstance(part, Upload) or (isinstance(part, type) and issubclass(part, LocalStep))):
+                raise InputError("parts", part, "should be classes of folb.LocalStep, and folb.Uploads")
+            name = _name(part)
+            if name in names or known.get(name, part) != part:
                 expected = "should be a name that no other part has: a device finds its parts by their names"
                 raise InputError("parts", name, expected)
+            names.add(name)
 
     def answer(
         self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
@@ -84,12 +89,14 @@ class Device:
 
     def _upload(self, name: str) -> Upload:
         own = {part.name: part for part in self.parts if isinstance(part, Upload)}
-        return _known("uploads", name, own | UPLOADS | SUMS | BOUNDED | {DELTA.name: DELTA})
+        return _known("uploads", name, {**own, **KNOWN_UPLOADS})
 
-    def step(self, name: str) -> LocalStep:
-        """A local step by its name."""
-        own = {part.name: part for part in self.parts if isinstance(part, LocalStep)}
-        return _known("local_step", name, LOCAL_STEPS | own)
+    def step(self, task: Task) -> LocalStep:
+        """The local step of a task, by its name and its settings."""
+        own = {_name(part): part for part in self.parts if not isinstance(part, Upload)}
+        kind = _known("local_step", task.step, LOCAL_STEPS.parts | own)
+        fixed = {name: _hashable(value) for name, value in json.loads(task.fixed).items()}
+        return kind(**fixed, **{name: np.float32(value) for name, value in task.numbers_of("step").items()})
 
     def checked_gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
         """The user's gradient as named arrays, checked: NumPy would silently broadcast other shapes."""
@@ -104,8 +111,13 @@ class Device:
         return grad
 
 
-def _function(part: LocalStep | Upload) -> Any:
-    return part.apply if isinstance(part, LocalStep) else part.compute
+def _name(part: OwnPart) -> str:
+    return name_of(part) if isinstance(part, type) else part.name
+
+
+def _hashable(value: Any) -> Any:
+    """A setting as it was before it was JSON, which has no tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _as_sent(value: Any) -> NDArray:
@@ -114,7 +126,7 @@ def _as_sent(value: Any) -> NDArray:
     return found if found.dtype == np.uint8 else found.astype(np.float32, copy=False)
 
 
-Part = TypeVar("Part", LocalStep, Upload)
+Part = TypeVar("Part")
 
 
 def _known(field: str, name: str, parts: Mapping[str, Part]) -> Part:
@@ -137,7 +149,7 @@ class Sources:
     @cached_property
     def delta(self) -> Arrays:
         """w_k - w^t."""
-        device, step = self.device, self.device.step(self.task.step)
+        device, step = self.device, self.device.step(self.task)
         return local_work.solve(device.checked_gradient, device.x, device.y, self.task, step, self.params, self.shift)
 
     @cached_property

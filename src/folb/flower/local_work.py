@@ -49,7 +49,6 @@ def solve(
     `shift` adds <shift, w> to h_k.
     """
     lr, mu = np.float32(task.lr), np.float32(task.mu)
-    numbers = {name: np.float32(value) for name, value in task.numbers_of("step").items()}
     state = step.init(params)
 
     def moved(at: Arrays, g: Arrays, from_start: Arrays) -> Arrays:
@@ -58,7 +57,7 @@ def solve(
         g = {name: d + mu * from_start[name] for name, d in g.items()}
         if shift is not None:
             g = {name: d + shift[name] for name, d in g.items()}
-        move, state = step.apply(g, state, lr, **numbers)
+        move, state = step.apply(g, state, lr)
         return {name: (v + move[name]).astype(np.float32, copy=False) for name, v in at.items()}
 
     if task.unit == "gradient":

@@ -46,6 +46,7 @@ class Task:
     codec: str = ""  # of the update and the gradient
     down: str = ""  # of the model
     shapes: tuple[str, ...] = ()  # of the model's arrays, if it has a codec: "60,10 weight"
+    fixed: str = "{}"  # the settings of the local step that are no numbers, as JSON
 
     def record(self) -> ConfigRecord:
         """The task as a record of a message."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from folb.core import round as core_round
 from folb.core import vector
 from folb.core.algorithm import Algorithm
+from folb.core.local_step import LocalStep
 from folb.core.multiset import Multiset
 from folb.core.round import State
 from folb.core.upload import DELTA, ENCODED, GRAD, Upload
@@ -68,7 +70,7 @@ class Questions:
     def work(self, slots: Slots, i: int, *uploads: Upload) -> Task:
         """The task of a slot: the local work that it has drawn, and its uploads."""
         solver, task = self.algorithm.solver, self.through(slots, i, *uploads)
-        steps = {f"step.{name}": float(value) for name, value in solver.step.numbers.items()}
+        numbers, fixed = _settings(solver.step)
         return replace(
             task,
             work=int(slots.work[i]),
@@ -76,7 +78,8 @@ class Questions:
             batch=solver.batch,
             unit=solver.unit,
             step=solver.step.name,
-            numbers={**task.numbers, **steps, **self._private()},
+            fixed=fixed,
+            numbers={**task.numbers, **numbers, **self._private()},
         )
 
     def _private(self) -> dict[str, float]:
@@ -148,3 +151,15 @@ def questions(
 def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:
     named = {upload.name: (*upload.numbers.items(), *upload.sizes) for upload in uploads}
     return {f"{upload}.{name}": float(value) for upload, pairs in named.items() for name, value in pairs}
+
+
+def _settings(step: LocalStep) -> tuple[dict[str, float], str]:
+    """The settings of a local step, as a task has them: its numbers, and what is static or None."""
+    numbers, others = {}, {}
+    for one in fields(step):
+        value = getattr(step, one.name)
+        if value is None or one.metadata.get("static"):
+            others[one.name] = value
+        else:
+            numbers[f"step.{one.name}"] = float(value)
+    return numbers, json.dumps(others)

@@ -255,7 +255,7 @@ def _work_and_close(
     *,
     second: Gradients | None = None,
     seconds: Array | None = None,
-    lr: Array | None = None,
+    lr: Any = None,
     staleness: Array | None = None,
 ) -> _Done:
     """The devices of the slots work, each from its own model in `here`, and the server closes the round.

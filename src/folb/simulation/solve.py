@@ -16,6 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from folb.core import tree
+from folb.core.local_step import LocalStep
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
 from folb.models import Model
@@ -32,9 +33,9 @@ UNROLL = 4  # mini-batch steps compiled as one turn of the solver's loop, unless
 class Settings(NamedTuple):
     """The settings of each slot's local steps."""
 
-    lr: Array
-    mu: Array
-    numbers: Any  # of the local step
+    lr: Any
+    mu: Any
+    step: LocalStep
     shift: Params | None
 
 
@@ -93,7 +94,7 @@ def solve(
     lr = jnp.broadcast_to(solver.lr, (K,))
     if solver.unit == "gradient":
         return _gradient_descent(model, data, solver, here, lr, slots, abreast, mesh, shift)
-    mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step.numbers))
+    mu, step = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
@@ -109,7 +110,7 @@ def solve(
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
+    return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, step, shift), slots)
 
 
 def group_size(solver: Solver, slots: int, abreast: bool) -> int:
@@ -160,7 +161,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
         w, _ = at
         g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
         g = jax.tree.map(lambda d, v, v0: d + settings.mu * (v - v0), g, w, here)
-        return _moved(solver, at, g, active, settings)
+        return _moved(at, g, active, settings)
 
     each = jax.jit(_each(step, len(steps)), inline=True)  # traced once, and not `unroll` times
 
@@ -178,12 +179,12 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
     return jax.tree.map(jnp.subtract, w, here)
 
 
-def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, settings: Settings) -> tuple[Params, Any]:
+def _moved(at: tuple[Params, Any], g: Params, active: Array, settings: Settings) -> tuple[Params, Any]:
     """A device's model and the state of its solver after a step along g, if it is active; otherwise unchanged."""
     w, state = at
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
-    found = solver.step.apply(g, state, settings.lr, **settings.numbers)
+    found = settings.step.apply(g, state, settings.lr)
     move, following = tree.pair("local_step: what it returns", found)
     tree.check_like("local_step: the move", move, w)
     tree.check_like("local_step: the state after a step", following, state)
@@ -220,7 +221,7 @@ def _gradient_descent(
         def moved(
             at: tuple[Params, Any], g: Params, active: Array, lr: Array, shift: Params | None
         ) -> tuple[Params, Any]:
-            return _moved(solver, at, g, active, Settings(lr, solver.mu, solver.step.numbers, shift))
+            return _moved(at, g, active, Settings(lr, solver.mu, solver.step, shift))
 
         return jax.vmap(moved)(at, g, slots.work > s, lr, shift)
 
