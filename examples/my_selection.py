@@ -7,7 +7,6 @@ from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 import folb
 from folb import tree
@@ -25,15 +24,20 @@ class LastNorm(folb.DeviceMemory):
         return (), tree.norms(round.delta)
 
 
-def chances(known: folb.Known, explore: Array) -> Array:
+class LargeUpdates(folb.Sampling):
     """P_k in proportion to the norm (for a new device, the largest norm), plus an equal share for all."""
-    norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
-    norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
-    return (1 - explore) * norm / jnp.sum(norm) + explore / len(norm)
+
+    explore: float = folb.setting("share drawn uniformly", within=(0, 1), default=0.2)
+    keeps = LastNorm()
+
+    def weigh(self, known: folb.Known) -> Array:
+        """The chances."""
+        norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
+        norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
+        return (1 - self.explore) * norm / jnp.sum(norm) + self.explore / len(norm)
 
 
 @folb.named
 def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
     """FedAvg whose devices are drawn by the size of their last update."""
-    sampling = folb.Sampling(Partial(chances, explore=explore), memory=True)
-    return folb.compose(folb.rules.mean, sampling=sampling, memory=LastNorm(), **common)
+    return folb.compose(folb.rules.mean, sampling=LargeUpdates(explore), **common)

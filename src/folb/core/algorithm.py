@@ -18,8 +18,8 @@ from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
-from folb.core import samplings, selection, tree
 from folb.core import staleness as staleness_of
+from folb.core import tree
 from folb.core.average import AVERAGES, Average, ServerModel
 from folb.core.codec import Compression, compression
 from folb.core.drift import MEMORIES
@@ -28,11 +28,12 @@ from folb.core.guard import Guard
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import Part, Slot
+from folb.core.part import Part, Slot, described
 from folb.core.privacy import Privacy
 from folb.core.robust import Robust
 from folb.core.rules import Rule
-from folb.core.selection import Known, Sampling, Selection
+from folb.core.samplings import SAMPLINGS
+from folb.core.selection import Sampling, Selection, selecting
 from folb.core.server_step import SERVERS, ServerStep
 from folb.core.solver import Solver
 from folb.core.staleness import STALENESS, Asynchrony
@@ -110,13 +111,8 @@ class Algorithm:
 
 
 class Common(TypedDict, total=False):
-    """The settings that every algorithm has, besides those of `SLOTS`; `compose` holds their defaults."""
+    """The settings that every algorithm has, besides those of parts; `compose` holds their defaults."""
 
-    K: Annotated[int, "devices per round"]
-    over_selection: Annotated[
-        float | None, "1.3 asks 30 % more devices than K, and ends the round once K have answered; by default 1"
-    ]
-    replacement: Annotated[bool, "true: draw with replacement, as in Algorithm 1; false: without"]
     lr: Annotated[float, "step size of the local solver"]
     batch: Annotated[int, "samples per mini-batch"]
     unit: Annotated[
@@ -128,8 +124,6 @@ class Common(TypedDict, total=False):
     local_eps: Annotated[float | None, "eps of local_step=adam; by default 1e-8"]
     local_gamma: Annotated[float | None, "gamma of local_step=delta_sgd; by default 2"]
     local_delta: Annotated[float | None, "delta of local_step=delta_sgd; by default 0.1"]
-    candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
-    exploration: Annotated[float | None, "of sampling=oort: the share of draws for devices not met yet; by default 0.1"]
     concurrency: Annotated[
         int | None, "M: devices that work at any time, and a round takes the next K replies; by default rounds wait"
     ]
@@ -221,15 +215,18 @@ class Common(TypedDict, total=False):
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
-SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+SLOTS: tuple[Slot[Any], ...] = (SAMPLINGS, MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
 
 
 @functools.cache
 def common_hints() -> dict[str, Any]:
-    """The settings that every algorithm has, as types with a line of help: `Common`, and the parts of `SLOTS`."""
-    found = get_type_hints(Common, include_extras=True)
+    """The settings that every algorithm has, as types with a line of help: `Common`, and those of parts.
+
+    Not every algorithm lets users choose its sampling.
+    """
+    found = described(Selection) | get_type_hints(Common, include_extras=True)
     for slot in SLOTS:
-        found |= {slot.name: slot.choice, **slot.numbers}
+        found |= ({} if slot is SAMPLINGS else {slot.name: slot.choice}) | slot.numbers
     return found
 
 
@@ -269,9 +266,7 @@ def compose(
     rule: Rule,
     *,
     mu: Any = 0.0,
-    sampling: str | Sampling | Callable[[Known], Any] = "uniform",
-    candidates: int | None = None,
-    exploration: Any = None,
+    sampling: str | Sampling = "uniform",
     local_step: str | LocalStep | Callable[..., Any] | None = None,
     local_beta: Any = None,
     local_beta2: Any = None,
@@ -325,24 +320,25 @@ def compose(
     _check_rule(rule)
     if isinstance(uploads, str) or not isinstance(uploads, Sequence):
         raise InputError("uploads", uploads, "should be a list of uploads")
-    check_whole("K", K, 1, selection.MOST)
     check_whole("batch", batch, 1, 10**6)
-    for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
-        if not isinstance(flag, bool):
-            raise InputError(name, flag, "should be True or False")
+    if not isinstance(clamp_gamma, bool):
+        raise InputError("clamp_gamma", clamp_gamma, "should be True or False")
     check_number("mu", mu, lambda mu: mu >= 0, "should be at least 0")
     check_number("lr", lr, lambda lr: lr > 0, "should be more than 0")
     choose("unit", unit, ("step", "epoch", "gradient"))
-    chosen = samplings.sampling(sampling, K, candidates, exploration)
+    second = "second" in uploads
+    chosen = SAMPLINGS.part(sampling, numbers)
+    select = selecting(chosen, K, replacement, over_selection, second)
     remembers = MEMORIES.chosen(memory, numbers)
-    kept: Any = () if remembers is None else remembers.uploads
-    if isinstance(kept, str) or not isinstance(kept, Sequence):
-        raise InputError("memory: uploads", kept, "should be a list of uploads")
+    kept: list[str] = []
+    for asking in (one.uploads for one in (remembers, chosen.keeps) if one is not None):
+        if isinstance(asking, str) or not isinstance(asking, Sequence):
+            raise InputError("memory: uploads", asking, "should be a list of uploads")
+        kept += asking
     asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
     names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
-    asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
+    asked += [one for one in dict.fromkeys(kept) if one not in names]
     sent = tuple(_uploads(asked, clamp_gamma))
-    second = "second" in uploads
     if second and gradient is None and GRAD not in sent:
         expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
         raise InputError("uploads", uploads, expected)
@@ -364,7 +360,7 @@ def compose(
             raise InputError("local_step", step.name, expected)
     if second and gradient is not None and gradient.works and shifts:
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
-    if second and chosen.candidates is not None:
+    if second and select.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
     codecs = compression(compress_up, compress_down, keep, error_feedback)
     if second and gradient is not None and gradient.works and codecs.up is not None:
@@ -378,11 +374,8 @@ def compose(
     stepping = SERVERS.part(server, numbers)
     if average is None:
         average = stepping.average
-    slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(
-        selection=selection.over_selected(
-            Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection
-        ),
+        selection=select,
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
         server=stepping,
@@ -445,8 +438,7 @@ def _check_asynchronous(
     if memory is not None:
         name = memory if isinstance(memory, str) else "your own"
         raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")
-    needs_all = chosen.candidates is not None or chosen.first is not None or chosen.expected is not None
-    if chosen.survey is not None or chosen.memory or needs_all:
+    if not chosen.one_by_one:
         expected = "should be uniform, samples or chances of your own with concurrency: devices are drawn one by one"
         raise InputError("sampling", sampling if isinstance(sampling, str) else "your own", expected)
 
@@ -485,7 +477,8 @@ def named(constructor: Constructor) -> Constructor:
         made = constructor(**settings)
         if not isinstance(made, Algorithm):
             raise InputError(constructor.__name__, made, "should make a folb.Algorithm, such as folb.compose(...)")
-        recorded = known | settings | dict(made.origin.settings)  # the last are what it fixes in its code
+        own = {name: value.name if isinstance(value, Part) else value for name, value in settings.items()}
+        recorded = known | own | dict(made.origin.settings)  # the last are what it fixes in its code
         return replace(made, origin=Origin(constructor.__name__, recorded))
 
     make.named_by_folb = True  # type: ignore[attr-defined]

@@ -228,6 +228,12 @@ class Slot(Generic[P]):
         """The setting that chooses, as a type with a line of help."""
         return Annotated[Literal[tuple(self.parts)] | None, self.meaning]
 
+    def among(self, suits: Callable[[type[P]], bool], meaning: str | None = None) -> Any:
+        """The setting of an algorithm for which only some parts suit, and that always has one."""
+        return Annotated[
+            Literal[tuple(name for name, kind in self.parts.items() if suits(kind))], meaning or self.meaning
+        ]
+
     def chosen(self, wanted: Any, given: Mapping[str, Any]) -> P | None:
         """The part, as `part` has it, or None if none is wanted; then nothing may be given for it."""
         if wanted is not None:
@@ -263,6 +269,12 @@ class Slot(Generic[P]):
 def settings_of(kind: type[Part]) -> dict[str, Any]:
     """The fields of a class that users may set."""
     return {one.name: one for one in fields(kind) if "meaning" in one.metadata}  # type: ignore[arg-type]
+
+
+def described(kind: type[Part]) -> dict[str, Any]:
+    """The settings of a class as types with a line of help."""
+    hints = get_type_hints(kind)
+    return {name: Annotated[hints[name], one.metadata["meaning"]] for name, one in settings_of(kind).items()}
 
 
 def check_part(field: str, made: Any, base: type[Part]) -> None:
