@@ -13,14 +13,12 @@ from folb import tree
 
 
 class LastNorm(folb.DeviceMemory):
-    """Of each device, the norm of its last update; -1 before the first."""
+    """Of each device, the norm of its last update; -1 before the first. For a lost one the server keeps the old norm."""
 
     def init(self, params: object) -> tuple[tuple[()], Array]:
-        """Nothing for the server, and -1."""
         return (), jnp.float32(-1)
 
     def update(self, round: folb.Round) -> tuple[tuple[()], Array]:
-        """The norms of this round's updates; for a lost device the server keeps the old norm."""
         return (), tree.norms(round.delta)
 
 
@@ -31,7 +29,6 @@ class LargeUpdates(folb.Sampling):
     keeps = LastNorm()
 
     def weigh(self, known: folb.Known) -> Array:
-        """The chances."""
         norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
         norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
         return (1 - self.explore) * norm / jnp.sum(norm) + self.explore / len(norm)

@@ -28,7 +28,7 @@ from folb.core.guard import Guard
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import Part, Slot, described
+from folb.core.part import Part, Slot, described, settings_of
 from folb.core.privacy import Privacy
 from folb.core.robust import Robust
 from folb.core.rules import Rule
@@ -276,9 +276,6 @@ def compose(
     uploads: Sequence[str | Upload] = (),
     gradient: Source | None = None,
     memory: str | DeviceMemory | None = None,
-    K: int = 10,
-    over_selection: float | None = None,
-    replacement: bool = True,
     lr: Any = 0.01,
     batch: int = 10,
     unit: str = "step",
@@ -328,7 +325,7 @@ def compose(
     choose("unit", unit, ("step", "epoch", "gradient"))
     second = "second" in uploads
     chosen = SAMPLINGS.part(sampling, numbers)
-    select = selecting(chosen, K, replacement, over_selection, second)
+    select = selecting(chosen, second, numbers)
     remembers = MEMORIES.chosen(memory, numbers)
     kept: list[str] = []
     for asking in (one.uploads for one in (remembers, chosen.keeps) if one is not None):
@@ -370,7 +367,7 @@ def compose(
         lr, mu = lr * joined.pace, mu + joined.prox
     asynchronous = staleness_of.asynchrony(concurrency, staleness, mixing, numbers)
     if asynchronous is not None:
-        _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
+        _check_asynchronous(asynchronous.concurrency, sampling, select, memory)
     stepping = SERVERS.part(server, numbers)
     if average is None:
         average = stepping.average
@@ -387,7 +384,7 @@ def compose(
         average=AVERAGES.part("none" if average is None else average, numbers),
         compression=codecs,
         attack=attacks.attack(attack, attackers),
-        robust=robust_rules.robust(robust, liars, bucket, K),
+        robust=robust_rules.robust(robust, liars, bucket, select.counted),
         root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
@@ -400,7 +397,7 @@ def compose(
             "robust": robust,
             "attack": attack,
             "concurrency": concurrency,
-            "over_selection": over_selection,
+            "over_selection": select.over_selection,
             "compress_up": compress_up,
             "compress_down": compress_down,
         },
@@ -427,18 +424,16 @@ def _check_rule(rule: Any) -> None:
         pass
 
 
-def _check_asynchronous(
-    M: int, sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any
-) -> None:
+def _check_asynchronous(M: int, sampling: Any, select: Selection, memory: Any) -> None:
     """Raise an `InputError` for what needs all devices of a round at the same time."""
-    if over_selection is not None:
-        raise InputError("over_selection", over_selection, "should be None with concurrency: a round does not wait")
-    if second:
+    if (factor := select.over_selection) is not None:
+        raise InputError("over_selection", factor, "should be None with concurrency: a round does not wait")
+    if select.second:
         raise InputError("concurrency", M, "should be None with a second set: both sets need the same model")
     if memory is not None:
         name = memory if isinstance(memory, str) else "your own"
         raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")
-    if not chosen.one_by_one:
+    if not select.sampling.one_by_one:
         expected = "should be uniform, samples or chances of your own with concurrency: devices are drawn one by one"
         raise InputError("sampling", sampling if isinstance(sampling, str) else "your own", expected)
 
@@ -457,6 +452,12 @@ def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Uplo
         yield UNCLAMPED_GAMMA if found is GAMMA and not clamp_gamma else found
 
 
+def common_defaults() -> dict[str, Any]:
+    """What the settings that every algorithm has are by default."""
+    said: dict[str, Any] = {**inspect.signature(compose).parameters, **settings_of(Selection)}
+    return {name: said[name].default if name in said else None for name in common_hints()}
+
+
 Constructor = TypeVar("Constructor", bound=Callable[..., Algorithm])
 
 
@@ -466,9 +467,7 @@ def named(constructor: Constructor) -> Constructor:
     parameters = inspect.signature(constructor).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        common = inspect.signature(compose).parameters
-        usual = {name: common[name].default if name in common else None for name in common_hints()}
-        known = usual | known  # an algorithm may have defaults of its own
+        known = common_defaults() | known  # an algorithm may have defaults of its own
 
     @functools.wraps(constructor)
     def make(**settings: Any) -> Algorithm:

@@ -6,7 +6,7 @@ A sampling weighs what the server knows: it returns the distribution P_k^t, or d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -26,7 +26,7 @@ from folb.core.multiset import (
     multiset,
     proportional,
 )
-from folb.core.part import FLAG, Part, setting, whole
+from folb.core.part import FLAG, Part, setting, settings_of, whole
 from folb.core.upload import BEFORE_WORK, GRAD, Upload, upload
 from folb.errors import InputError, check, check_whole
 
@@ -165,6 +165,11 @@ class Selection(Part):
         return self.K if self.mean is None else self.mean
 
     @property
+    def counted(self) -> int:
+        """K as it was set."""
+        return self.enough if self.mean is None else self.mean
+
+    @property
     def ahead(self) -> bool:
         """Whether the devices of a round can be drawn before earlier rounds are played."""
         return self.sampling.survey is None and not self.sampling.remembers
@@ -189,20 +194,19 @@ def room(K: int) -> int:
     return slots
 
 
-def selecting(sampling: Sampling, K: int, replacement: bool, over_selection: float | None, second: bool) -> Selection:
-    """How an algorithm's devices are drawn, checked."""
-    made = Selection(sampling, K, replacement=replacement, second=second)
+def selecting(sampling: Sampling, second: bool, given: Mapping[str, Any]) -> Selection:
+    """How an algorithm's devices are drawn, by the settings in `given`, checked."""
+    made = Selection(sampling, second=second, **{name: given[name] for name in settings_of(Selection) if name in given})
     made.check()
-    some = sampling.pool(K)
-    if some is not None:
-        check_whole("candidates", some, K, 10**6)
+    if (some := sampling.pool(made.K)) is not None:
+        check_whole("candidates", some, made.K, 10**6)
         if made.survey == GRAD:
             expected = "should be a number: inner products (7) need the gradients of all devices"
             raise InputError("survey", "grad", expected)
         made = replace(made, candidates=some)
     if sampling.scheme == "poisson":
-        made = replace(made, K=room(K), mean=K)
-    return over_selected(made, over_selection)
+        made = replace(made, K=room(made.K), mean=made.K)
+    return over_selected(made, made.over_selection)
 
 
 def over_selected(how: Selection, factor: float | None) -> Selection:
