@@ -7,33 +7,34 @@ from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 import folb
 from folb import tree
 
 
 class LastNorm(folb.DeviceMemory):
-    """Of each device, the norm of its last update; -1 before the first."""
+    """Of each device, the norm of its last update; -1 before the first. For a lost one the server keeps the old norm."""
 
     def init(self, params: object) -> tuple[tuple[()], Array]:
-        """Nothing for the server, and -1."""
         return (), jnp.float32(-1)
 
     def update(self, round: folb.Round) -> tuple[tuple[()], Array]:
-        """The norms of this round's updates; for a lost device the server keeps the old norm."""
         return (), tree.norms(round.delta)
 
 
-def chances(known: folb.Known, explore: Array) -> Array:
+class LargeUpdates(folb.Sampling):
     """P_k in proportion to the norm (for a new device, the largest norm), plus an equal share for all."""
-    norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
-    norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
-    return (1 - explore) * norm / jnp.sum(norm) + explore / len(norm)
+
+    explore: float = folb.setting("share drawn uniformly", within=(0, 1), default=0.2)
+    keeps = LastNorm()
+
+    def weigh(self, known: folb.Known) -> Array:
+        norm = jnp.where(known.memory < 0, jnp.max(known.memory), known.memory)
+        norm = jnp.where(jnp.max(known.memory) > 0, norm, 1.0)
+        return (1 - self.explore) * norm / jnp.sum(norm) + self.explore / len(norm)
 
 
 @folb.named
 def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
     """FedAvg whose devices are drawn by the size of their last update."""
-    sampling = folb.Sampling(Partial(chances, explore=explore), memory=True)
-    return folb.compose(folb.rules.mean, sampling=sampling, memory=LastNorm(), **common)
+    return folb.compose(folb.rules.mean, sampling=LargeUpdates(explore), **common)

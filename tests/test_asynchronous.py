@@ -13,11 +13,12 @@ from jax.tree_util import Partial
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
+from own import sampling
 from test_family import full_gradient, mean, model, sgd
 from test_slots import BATCH, FEDERATION, LR, MODEL, SEED, furthest, samples, simulated
 
 from folb import InputError, algorithms, compose, rules, simulate, system
-from folb.core import multiset, samplings, selection
+from folb.core import multiset, selection
 from folb.core.randomness import HOME, SERVER, uniform, words
 from folb.core.system import Effort
 from folb.flower import FederatedStrategy
@@ -272,9 +273,7 @@ def test_another_device_is_none_of_the_others(kind):
             return multiset.another_by_samples(word, others, start=start, size=size)
         share = jnp.full(6, 1 / 6)
         known = selection.Known(1, 2, True, start, size, share)
-        return selection.drawing(
-            selection.Selection(2, True, samplings.sampling(lambda known: chances)), known
-        ).another(word, others)
+        return selection.drawing(selection.Selection(sampling(lambda known: chances), 2), known).another(word, others)
 
     count = 1200
     words = (np.arange(count, dtype=np.uint64) * 2**32 // count).astype(np.uint32)  # evenly over all words
@@ -337,7 +336,7 @@ def test_staleness_of_ones_own():
         simulated(compose(rules.mean, K=3, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
     with pytest.raises(InputError, match="sampling: a Draw"):
         draw = selection.Draw(2, lambda words: None, lambda device: device)
-        simulated(compose(rules.mean, K=3, concurrency=3, sampling=lambda known: draw), rounds=1)
+        simulated(compose(rules.mean, K=3, concurrency=3, sampling=sampling(lambda known: draw)), rounds=1)
 
 
 def test_what_waits_by_its_nature_refuses():

@@ -387,4 +387,7 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
     }
     for setting, parts in known.items():
         assert names(common[setting]) == set(parts), setting
-    assert names(Sampling) == set(SAMPLINGS) - {"direct", "norm"}  # those are algorithms: fednu_direct and fednu_norm
+    assert names(Sampling) == set(SAMPLINGS.parts) - {
+        "direct",
+        "norm",
+    }  # those are algorithms: fednu_direct and fednu_norm

@@ -155,7 +155,7 @@ def test_those_online_have_equal_chances_and_weights(replacement):
     size = np.arange(1, N + 1, dtype=np.int32)
     numbers = (np.cumsum(size) - size, size, np.float32(online / 4))
     known = Known(jnp.int32(1), 2, replacement, *map(jnp.asarray, numbers), online=jnp.asarray(online))
-    how = selection.Selection(2, replacement, samplings.sampling("uniform"))
+    how = selection.Selection(samplings.Uniform(), 2, replacement=replacement)
 
     @jax.jit
     def many(words):

@@ -3,7 +3,7 @@
 import pytest
 
 from folb import algorithms
-from folb.core.samplings import SAMPLINGS
+from folb.core.samplings import Uniform
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 
@@ -51,5 +51,5 @@ def test_on_flower_only_what_a_file_can_hold_is_told():
     from folb.flower.run_directory import RunSettings
     from folb.flower.strategy_settings import StrategySettings
 
-    made = algorithms.fedavg(K=3, sampling=SAMPLINGS["uniform"])  # its text would have an address
+    made = algorithms.fedavg(K=3, sampling=Uniform())
     assert RunSettings(StrategySettings(made), made, 5).differs() == "algorithms=fedavg rounds=5 K=3"

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from luck import words
+from own import sampling
 from test_flower import softmax_gradient as gradient
 from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, on_flower, samples, simulated
 
@@ -529,7 +530,7 @@ def test_one_device_of_each_cluster():
 
     @jax.jit
     def drawn(clusters, seed):
-        draw = samplings.SAMPLINGS["clusters"].weigh(known._replace(memory=clusters))
+        draw = samplings.Clusters().weigh(known._replace(memory=clusters))
         return draw.devices(randomness.words(seed, 1, 0, draw.words)).device
 
     seen = set()
@@ -645,7 +646,7 @@ def test_lost_devices_are_not_asked_for_ever():
     @jax.jit
     def drawn(losses):
         known = selection.Known(1, 2, True, None, np.ones(5), None, memory=losses, candidates=jax.numpy.arange(5))
-        return samplings.SAMPLINGS["remembered_loss"].weigh(known).devices(None).device
+        return samplings.RememberedLoss().weigh(known).devices(None).device
 
     device = drawn(np.array([np.inf, 3.0, 2.0, 1.0, np.inf], np.float32))
     assert device.tolist() == [0, 1]  # the largest, and the first of those in the middle
@@ -659,7 +660,7 @@ def test_candidates_grow_with_the_devices_of_a_round():
 
 def test_candidates_of_a_sampling_of_one_s_own():
     """Chances for the candidates alone."""
-    own = folb.Sampling(lambda known: known.survey, survey="loss", candidates=4)
+    own = sampling(lambda known: known.survey, survey="loss", pool=lambda self, K: 4)
     run = simulated(folb.compose(folb.rules.mean, sampling=own, **USUAL | {"K": 3}))
     for t in range(1, ROUNDS + 1):
         assert set(run.devices[t - 1].tolist()) <= set(candidates_of(t, 4))
@@ -757,7 +758,7 @@ MISTAKES = {
     ),
     "a large sketch": (lambda: algorithms.folb(gradient="sketch", sketch=10**6), "sketch = 1000000: should be"),
     "fewer candidates than draws": (
-        lambda: folb.compose(folb.rules.mean, K=5, sampling=folb.Sampling(lambda known: known.size, candidates=2)),
+        lambda: folb.compose(folb.rules.mean, K=5, sampling=sampling(lambda known: known.size, pool=lambda self, K: 2)),
         "candidates = 2: should be a whole number from 5",
     ),
     "nova without a size": (lambda: algorithms.fednova(local_step="delta_sgd"), "local_step = 'delta_sgd'"),

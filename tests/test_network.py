@@ -373,7 +373,7 @@ def test_flower_takes_over_selection_from_the_algorithm():
     chosen = algorithms.fedavg(K=7, over_selection=1.3, sampling="power_of_choice", candidates=14)
     made = strategies.FederatedStrategy(chosen, fraction_train=0.5)
     found = made.settings.sized(made.algorithm, 100).selection
-    assert (found.enough, found.K, found.sampling.candidates) == (50, 65, 130)
+    assert (found.enough, found.K, found.candidates) == (50, 65, 130)
 
 
 @pytest.mark.parametrize(

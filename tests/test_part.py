@@ -11,6 +11,7 @@ import pytest
 import folb
 from folb import InputError, algorithms
 from folb.core.algorithm import SLOTS
+from folb.core.drift import MEMORIES
 from folb.core.server_step import SERVERS, Adam, FedExP, Plain
 
 
@@ -89,7 +90,7 @@ def test_a_method_is_used_if_there_is_one():
             return round.params, memory
 
     assert Ahead().starts_ahead and not Halved().starts_ahead
-    memories = SLOTS[0].parts
+    memories = MEMORIES.parts
     assert {name for name, kind in memories.items() if not kind().shifts} == {"fedvarp"}
     assert {name for name, kind in memories.items() if kind().corrects} == {"feddyn", "fedvarp", "adabest"}
 

@@ -19,16 +19,17 @@ from jax.tree_util import Partial
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
+from own import sampling
+
 from folb import algorithms, compose, execute, models, rules, simulate, theory
 from folb.cli import tables
 from folb.cli.main import main
-from folb.core import accountant, gaussian, privacy, randomness
+from folb.core import accountant, gaussian, privacy, randomness, samplings
 from folb.core import step_size as step_sizes
 from folb.core.accountant import Rounds, noise_for
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
-from folb.core.samplings import room
-from folb.core.selection import Known, Sampling, drawing
+from folb.core.selection import Known, drawing, room
 from folb.core.server_step import disagreement
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
@@ -133,9 +134,7 @@ REFUSED = {
     "sampling = 'samples'": lambda: algorithms.accord(privacy="central", noise=1.0),
     "uploads = 'loss'": lambda: algorithms.fedavg(**OWN | {"sampling": "oort"}),
     "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"sampling": "clusters"}),
-    "sampling = 'your own'": lambda: algorithms.fedavg(
-        **OWN | {"sampling": Sampling(lambda known: known.size, expected=10)}
-    ),
+    "sampling = 'your own'": lambda: algorithms.fedavg(**OWN | {"sampling": sampling(lambda known: known.size)}),
     "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, averaging="samples"),
     "algorithm = 'fednova'": lambda: algorithms.fednova(**OWN),
     "algorithm = 'folb_two_set'": lambda: algorithms.folb_two_set(privacy="central", noise=1.0, replacement=False),
@@ -440,13 +439,13 @@ def test_a_codec_goes_with_noise_of_the_server():
     assert algorithms.fedavg(**OWN, compress_up="int8").privacy is not None
 
 
-def test_poisson_draws_each_device_by_itself():
+def test_poisson_draws_each_device_by_itself(monkeypatch):
     N, K = 40, 8
     how = algorithms.fedavg(sampling="poisson", K=K).selection
     assert (how.K, how.expected) == (room(K), K) and room(K) > 2 * K
 
-    def drawn(t, how=how):
-        known = Known(t, how.K, True, jnp.arange(N), jnp.ones(N, jnp.int32), jnp.full(N, 1 / N))
+    def drawn(t):
+        known = Known(t, how.expected, True, jnp.arange(N), jnp.ones(N, jnp.int32), jnp.full(N, 1 / N))
         draw = drawing(how, known)
         return draw.devices(randomness.words(3, t, randomness.SERVER, draw.words))
 
@@ -457,8 +456,8 @@ def test_poisson_draws_each_device_by_itself():
     joined = np.bincount(np.asarray(device)[np.asarray(times) > 0], minlength=N) / 2000
     assert np.all(np.abs(joined - K / N) < 0.04)
     assert all(len(set(row[t > 0])) == np.sum(t) for row, t in zip(np.asarray(device), np.asarray(times), strict=True))
-    few = replace(how, K=2)  # no room for most draws: then nobody is asked
-    times = jax.jit(jax.vmap(lambda t: drawn(t, few)))(jnp.arange(1, 200)).times
+    monkeypatch.setattr(samplings, "room", lambda K: 2)  # for most draws there is none: then nobody is asked
+    times = jax.jit(jax.vmap(lambda t: drawn(t)))(jnp.arange(1, 200)).times
     assert set(np.unique(np.sum(times, axis=1))) <= {0, 1, 2}
 
 

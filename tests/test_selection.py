@@ -249,7 +249,7 @@ def oort(memory, size, exploration=0.1):
 @jax.jit
 def oort_chances(size, share, memory, exploration):
     known = selection.Known(1, 2, False, None, size, share, memory=memory)
-    return samplings.SAMPLINGS["oort"].weigh.func(known, exploration=exploration)
+    return samplings.Oort(exploration).weigh(known)
 
 
 def test_oort_prefers_devices_that_are_fast_and_have_a_large_loss():

@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from inprocess import InProcessGrid
 from luck import uniform, words
+from own import sampling
 from test_flower import softmax_gradient as gradient
 
 import folb
@@ -512,7 +513,7 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     def by_loss(known):
         return known.survey
 
-    algorithm = folb.compose(folb.rules.mean, sampling=folb.Sampling(by_loss, survey="loss"), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.mean, sampling=sampling(by_loss, survey="loss"), K=K, lr=LR, batch=BATCH)
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -536,8 +537,17 @@ WIDEST = folb.Upload("widest", widest)
 )
 def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
     """Devices are drawn by what they said before the first round."""
-    sampling = folb.Sampling(lambda known: known.memory**3, memory=True, keeps=KEEPS, first=folb.First(asked, remember))
-    algorithm = folb.compose(folb.rules.mean, sampling=sampling, K=2, lr=LR, batch=BATCH)
+
+    class ByAnswer(folb.Sampling):
+        first, keeps = asked, KEEPS
+
+        def remember(self, answers, K):
+            return remember(answers, K)
+
+        def weigh(self, known):
+            return known.memory**3
+
+    algorithm = folb.compose(folb.rules.mean, sampling=ByAnswer(), K=2, lr=LR, batch=BATCH)
     run = simulated(algorithm, rounds=4)
     deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
     assert furthest(deployed, run.params) <= 1e-5
@@ -707,6 +717,7 @@ def remembering(first, later, shifted=None):
 
 
 KEEPS = remembering(lambda w: ((), np.float32(0)), lambda r: ((), r.own))
+AS_IT_IS = lambda self, answers, K: answers  # noqa: E731
 
 
 class Sudden(folb.DeviceMemory):
@@ -776,33 +787,47 @@ MISTAKES = {
         "average_rate = 0.5: is for average=ema; average is your own",
     ),
     "a sampling without the memory it looks at": (
-        {"sampling": folb.Sampling(lambda known: known.size, memory=True)},
+        {"sampling": sampling(lambda known: known.size, memory=True)},
         "memory = None: should be a DeviceMemory",
     ),
     "an upload of what no device has": ({"uploads": (folb.Upload("a", lambda hessian: 0),)}, "needs = 'hessian'"),
     "a survey after the work": (
-        {"sampling": folb.Sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
+        {"sampling": sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
         "survey = 'a': should need none of delta",
     ),
+    "what is asked once, and not remembered": (
+        {"sampling": sampling(lambda known: known.size, keeps=KEEPS, first="loss")},
+        "sampling = 'mine': should have a method remember",
+    ),
     "what is asked once, of another type": (
-        {"sampling": folb.Sampling(lambda known: known.size, keeps=KEEPS, first=("loss", len))},
-        r"sampling: first = \('loss', .*: should be a folb.First",
+        {"sampling": sampling(lambda known: known.size, keeps=KEEPS, first=("loss", len))},
+        r"uploads = \('loss', .*: choose one of",
     ),
     "what is asked once, after the work": (
         {
-            "sampling": folb.Sampling(
-                lambda known: known.size, keeps=KEEPS, first=folb.First(folb.Upload("a", lambda delta: 0), len)
+            "sampling": sampling(
+                lambda known: known.size, keeps=KEEPS, remember=AS_IT_IS, first=folb.Upload("a", lambda delta: 0)
             )
         },
         "sampling: first = 'a': should need none of delta",
     ),
     "what is asked once, and kept nowhere": (
-        {"sampling": folb.Sampling(lambda known: known.size, first=folb.First("loss", len))},
+        {"sampling": sampling(lambda known: known.size, first="loss", remember=AS_IT_IS)},
         "sampling: keeps = None: should be a DeviceMemory",
     ),
     "a local step that is none": ({"local_step": 3}, r"local_step = 3: should be one of sgd, .*, or a folb.LocalStep"),
     "a local step without apply": ({"local_step": folb.LocalStep()}, "local_step = .*should have a method apply"),
     "a local step of infinite momentum": ({"local_step": Momentum(beta=1.0)}, "local_beta = 1.0: should be at least 0"),
+    "what is asked once, and in each round": (
+        {"sampling": sampling(lambda known: known.size, first="loss", survey="norm", keeps=KEEPS, remember=AS_IT_IS)},
+        "sampling: first = 'loss': should be None with a survey",
+    ),
+    "what it keeps is none": (
+        {"sampling": sampling(lambda known: known.size, keeps=3)},
+        "memory = 3: should be a folb.DeviceMemory",
+    ),
+    "a sampling that weighs nothing": ({"sampling": folb.Sampling()}, "sampling = .*should have a method weigh"),
+    "a function as a sampling": ({"sampling": len}, "sampling = .*: should be one of uniform, .*or a folb.Sampling"),
     "a memory without an update": ({"memory": Sudden()}, "memory = 'sudden': should have a method update"),
     "a pace that is a text": (
         {"memory": Mistaken(of="pace")},
@@ -870,8 +895,8 @@ SHAPES = {
         {"rule": lambda round: folb.weighted(round, round.times[:1])},
         r"weights: shape = \(1,\): should be \(6,\)",
     ),
-    "complex chances": ({"sampling": lambda known: 1j * known.share}, "sampling: what it returns"),
-    "chances": ({"sampling": lambda known: known.size[:2]}, r"sampling: shape = \(2,\): should be \(5,\)"),
+    "complex chances": ({"sampling": sampling(lambda known: 1j * known.share)}, "sampling: what it returns"),
+    "chances": ({"sampling": sampling(lambda known: known.size[:2])}, r"sampling: shape = \(2,\): should be \(5,\)"),
     "a shift": (
         {"memory": remembering(lambda w: ((), ()), lambda r: ((), ()), 0.0)},
         "memory: what shift",
@@ -886,11 +911,8 @@ SHAPES = {
     ),
     "what is remembered of all devices": (
         {
-            "sampling": folb.Sampling(
-                lambda known: known.size,
-                keeps=KEEPS,
-                memory=True,
-                first=folb.First("loss", lambda answers, K: answers[:2]),
+            "sampling": sampling(
+                lambda known: known.size, keeps=KEEPS, first="loss", remember=lambda self, answers, K: answers[:2]
             ),
             "K": 2,
         },
@@ -917,9 +939,9 @@ def test_chances_that_are_no_numbers_are_none():
     def odd(known):
         return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
 
-    drawn = set(np.unique(simulated(folb.compose(folb.rules.mean, sampling=odd, K=K), rounds=4).devices))
+    drawn = set(np.unique(simulated(folb.compose(folb.rules.mean, sampling=sampling(odd), K=K), rounds=4).devices))
     assert drawn == {3, 4}
-    none = simulated(folb.compose(folb.rules.mean, sampling=lambda known: 0.0 * known.size, K=K), rounds=4)
+    none = simulated(folb.compose(folb.rules.mean, sampling=sampling(lambda known: 0.0 * known.size), K=K), rounds=4)
     assert len(np.unique(none.devices)) == 5
 
 

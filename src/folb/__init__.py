@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from folb.core.rules import Round as Round
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
-    from folb.core.selection import First as First
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
     from folb.core.server_step import ServerStep as ServerStep
@@ -59,7 +58,6 @@ _NAMES = {
     "Experiment": "experiments.experiment",
     "Federation": "data.federation",
     "InputError": "errors",
-    "First": "core.selection",
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",

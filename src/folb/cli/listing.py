@@ -190,10 +190,8 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
     from folb.measures import SAYS as METRICS
 
     return {
-        "sampling: which devices a round asks": {
-            name: first_line(getattr(one.weigh, "func", one.weigh)) for name, one in SAMPLINGS.items()
-        },
         "local_step: a device's step": {name: first_line(one) for name, one in LOCAL_STEPS.parts.items()},
+        "sampling: which devices a round asks": {name: first_line(one) for name, one in SAMPLINGS.parts.items()},
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.parts.items()},
         "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
         "robust: what replaces the mean of updates": {name: first_line(one.centre) for name, one in CENTRES.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from jax.tree_util import Partial
 
@@ -13,6 +13,7 @@ from folb.core.algorithm import Algorithm, Constructor, Origin, compose, named
 from folb.core.gradient import source
 from folb.core.guard import guard
 from folb.core.rules import Rule
+from folb.core.samplings import SAMPLINGS
 from folb.errors import InputError, check_number, choose
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
@@ -27,17 +28,14 @@ def _listed(constructor: Constructor) -> Constructor:
 Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K as in (2), or n_k as in (1)"]
 
 
-Sampling = Annotated[
-    Literal["uniform", "samples", "poisson", "power_of_choice", "remembered_loss", "oort", "clusters"],
-    "P_k. uniform: equal chances; samples: a device's share of the samples; poisson: each device by itself, with "
-    "chance K/N; power_of_choice, remembered_loss: the K of some candidates with the largest loss, reported now or "
-    "last time; oort: by use and speed; clusters: one device of each of K clusters",
-]
-
-
-OneByOne = Annotated[
-    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among the free devices"
-]
+if TYPE_CHECKING:
+    Sampling: TypeAlias = str
+    OneByOne: TypeAlias = str
+else:
+    Sampling = SAMPLINGS.among(lambda kind: not kind.naive)
+    OneByOne = SAMPLINGS.among(
+        lambda kind: kind().one_by_one, "P_k: uniform, or a device's share of the samples, among the free devices"
+    )
 
 
 Gradient = Annotated[

@@ -32,8 +32,8 @@ def costs(algorithm: Algorithm) -> Costs:
     uploads = [(upload.name, upload_size(algorithm, upload, params)) for upload in algorithm.uploads]
     update = upload_size(algorithm, DELTA, params)
     up = " + ".join([_size(update), *(f"{_size(size)} ({name})" for name, size in uploads)])
-    how = algorithm.selection.sampling
-    asked = how.survey if how.first is None else how.first.upload
+    how = algorithm.selection
+    asked = how.survey if how.first is None else how.first
     if asked is not None:
         who = "each of N" if how.candidates is None else f"each of {how.candidates} candidates"
         once = " once" if how.first is not None else ""

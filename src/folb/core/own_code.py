@@ -65,8 +65,9 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
     elif isinstance(part, type):
         if not _is_library(part):
             yield _source(part)
-            members = (getattr(member, "fget", getattr(member, "__func__", member)) for member in vars(part).values())
+            members = [getattr(member, "fget", getattr(member, "__func__", member)) for member in vars(part).values()]
             yield from _all((*part.__bases__, *filter(inspect.isfunction, members)), own, seen)
+            yield from _all(filter(is_dataclass, members), True, seen)  # such as an upload that its class asks for
         elif own:
             yield _name(part)
     elif inspect.isfunction(part):

@@ -230,6 +230,12 @@ class Slot(Generic[P]):
         """The setting that chooses, as a type with a line of help."""
         return Annotated[Literal[tuple(self.parts)] | None, self.meaning]
 
+    def among(self, suits: Callable[[type[P]], bool], meaning: str | None = None) -> Any:
+        """The setting of an algorithm for which only some parts suit, and that always has one."""
+        return Annotated[
+            Literal[tuple(name for name, kind in self.parts.items() if suits(kind))], meaning or self.meaning
+        ]
+
     def chosen(self, wanted: Any, given: Mapping[str, Any]) -> P | None:
         """The part, as `part` has it, or None if none is wanted; then nothing may be given for it."""
         if wanted is not None:

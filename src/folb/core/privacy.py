@@ -32,7 +32,6 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Update
-from folb.core.samplings import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped
@@ -217,9 +216,9 @@ def _called(part: Any) -> Any:
 
 def _scheme(algorithm: Algorithm, sampling: Any) -> str:
     how = algorithm.selection
-    if is_poisson(how.sampling):
+    if how.sampling.scheme == "poisson":
         return "poisson"
-    if how.sampling != SAMPLINGS["uniform"]:
+    if how.sampling.scheme != "fixed":
         expected = "should be poisson, or uniform without replacement, with privacy: others depend on the devices' data"
         raise InputError("sampling", _called(sampling), expected)
     if how.replacement:

@@ -1,15 +1,15 @@
 """Which devices a round asks: a multiset of K drawn from P_k^t (Algorithm 1), or a set without replacement.
 
-A sampling is a function of what the server knows: it returns the distribution P_k^t, or draws the devices itself.
+A sampling weighs what the server knows: it returns the distribution P_k^t, or draws the devices itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from folb.core import randomness
-from folb.core.memory import DeviceMemory
+from folb.core.memory import DeviceMemory, device_memory
 from folb.core.multiset import (
     Multiset,
     chosen,
@@ -26,8 +26,9 @@ from folb.core.multiset import (
     multiset,
     proportional,
 )
-from folb.core.upload import Upload
-from folb.errors import InputError, check, check_number
+from folb.core.part import FLAG, Part, setting, settings_of, whole
+from folb.core.upload import BEFORE_WORK, GRAD, Upload, upload
+from folb.errors import InputError, check, check_whole
 
 jax.tree_util.register_dataclass(
     Upload, data_fields=["numbers"], meta_fields=["name", "compute", "least", "most", "sizes"]
@@ -59,52 +60,99 @@ class Draw(NamedTuple):
     another: Callable[[Array, Array], Array] | None = None  # by a random word, one device that is not among some others
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Sampling:
-    """weigh(known) returns a chance for each of the N devices, in any scale, or a `Draw`.
+class Sampling(Part):
+    """Which devices a round asks. One of your own is a class of this base with `weigh`."""
 
-    `survey` is an upload that all N devices are asked for before the draw. With `memory`, the sampling sees what the
-    server remembers about each device: the algorithm's memory, or `keeps`, if the sampling has a memory of its own.
-    With `candidates`, that many devices are first drawn with equal chances, and only they are asked, remembered and
-    chosen from. With `first`, all devices are asked once, before the first round.
-    """
+    needed = ("weigh",)
+    survey: ClassVar[str | Upload | None] = None  # what devices are asked for before each draw: an upload, or its name
+    first: ClassVar[str | Upload | None] = None  # what all are asked for once, before the first round, to `remember` it
+    keeps: ClassVar[DeviceMemory | None] = None  # its own memory of devices, besides that of the algorithm
+    memory: ClassVar[bool] = False  # whether it sees the algorithm's memory, if it has none of its own
+    # how its draws are counted for privacy. poisson: each device joins by itself, with the chance K/N; fixed: K of N
+    # have equal chances, if without replacement; None: others
+    scheme: ClassVar[Literal["poisson", "fixed"] | None] = None
+    naive: ClassVar[bool] = False  # whether it is only for an algorithm of its own
 
-    weigh: Callable[[Known], Array | Draw]
-    survey: Upload | None = None  # or its name
-    memory: bool = field(default=False, metadata={"static": True})
-    keeps: DeviceMemory | None = None
-    candidates: int | None = field(default=None, metadata={"static": True})
-    first: First | None = None
-    uploads: tuple[str, ...] = field(default=(), metadata={"static": True})  # what `keeps` needs in each round
-    expected: int | None = field(default=None, metadata={"static": True})  # how many join, if each does by itself
+    @property
+    def remembers(self) -> bool:
+        """Whether it sees what the server remembers of each device."""
+        return self.memory or self.keeps is not None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether it can draw devices one by one, as rounds that do not wait do."""
+        asks = self.survey is not None or self.first is not None or self.pool(1) is not None
+        return not (asks or self.remembers or self.scheme == "poisson")
+
+    def pool(self, K: int) -> int | None:
+        """How many candidates are first drawn with equal chances, if K of some are chosen; only they are asked."""
+        return None
+
+    def remember(self, answers: Any, K: Any) -> Any:
+        """What `keeps` knows of each device after the first question. Both are stacked over all devices."""
+        raise NotImplementedError
+
+    def weigh(self, known: Known) -> Array | Draw:
+        """A chance for each of the N devices, or for each candidate, in any scale; or a `Draw`."""
+        raise NotImplementedError
+
+    def check(self, spelt: Callable[[str], str] = str) -> None:
+        """Its settings, and what it asks for."""
+        super().check(spelt)
+        device_memory(self.keeps)
+        for name, asked in (("survey", self.survey), ("sampling: first", self.first)):
+            wanted = None if asked is None else upload(asked)
+            if wanted is not None and (late := set(wanted.needs) - set(BEFORE_WORK)):
+                expected = f"should need none of {', '.join(sorted(late))}: devices are asked before they work"
+                raise InputError(name, wanted.name, expected)
+        if self.first is None:
+            return
+        if self.keeps is None:
+            raise InputError("sampling: keeps", None, "should be a DeviceMemory, which has what `first` asks for")
+        if not self.has("remember"):
+            raise InputError("sampling", self.name, "should have a method remember(answers, K), for what `first` asks")
+        if self.survey is not None:
+            expected = "should be None with a survey: devices are asked either once or in each round"
+            raise InputError("sampling: first", getattr(self.first, "name", self.first), expected)
 
 
-class First(NamedTuple):
-    """What all devices are asked for once, before the first round.
-
-    remember(answers, K) returns what `keeps` then knows of each device. `answers` is the upload of all devices,
-    stacked; so is what it returns.
-    """
-
-    upload: Upload  # or its name
-    remember: Callable[[Any, Any], Any]
+MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would get too large
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Selection:
+class Selection(Part):
     """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2.
 
-    With over-selection a round asks `factor` times as many as it needs, and ends when `wanted` of the K have answered.
+    With over-selection a round asks so many times as many as it needs, and ends when `wanted` of the K have answered.
     """
 
-    K: int = field(metadata={"static": True})
-    replacement: bool = field(metadata={"static": True})
     sampling: Sampling
+    K: int = setting("devices per round", whole(1, MOST), default=10)
+    over_selection: float | None = setting(
+        "1.3 asks 30 % more devices than K, and ends the round once K have answered; by default 1",
+        (1, 10),
+        default=None,
+        static=True,
+    )
+    replacement: bool = setting("true: draw with replacement, as in Algorithm 1; false: without", FLAG, default=True)
     second: bool = field(default=False, metadata={"static": True})
     wanted: int | None = field(default=None, metadata={"static": True})
-    factor: float = field(default=1.0, metadata={"static": True})
+    candidates: int | None = field(default=None, metadata={"static": True})  # drawn first
+    mean: int | None = field(default=None, metadata={"static": True})  # how many join on average; K is then the room
+
+    @property
+    def survey(self) -> Upload | None:
+        """What devices are asked for before each draw."""
+        return None if self.sampling.survey is None else upload(self.sampling.survey)
+
+    @property
+    def first(self) -> Upload | None:
+        """What all devices are asked for once, before the first round."""
+        return None if self.sampling.first is None else upload(self.sampling.first)
+
+    @property
+    def factor(self) -> float:
+        """The devices that a round asks, over those that it needs."""
+        return float(self.over_selection or 1)
 
     @property
     def enough(self) -> int:
@@ -114,32 +162,62 @@ class Selection:
     @property
     def expected(self) -> int:
         """The devices of a round, or their expected number if each joins by itself."""
-        return self.K if self.sampling.expected is None else self.sampling.expected
+        return self.K if self.mean is None else self.mean
+
+    @property
+    def counted(self) -> int:
+        """K as it was set."""
+        return self.enough if self.mean is None else self.mean
 
     @property
     def ahead(self) -> bool:
         """Whether the devices of a round can be drawn before earlier rounds are played."""
-        return self.sampling.survey is None and not self.sampling.memory
+        return self.sampling.survey is None and not self.sampling.remembers
 
     @property
     def distinct(self) -> bool:
         """Whether the K devices of a round must all be different."""
-        sampling = self.sampling
-        asked = sampling.candidates is not None or sampling.first is not None or sampling.expected is not None
+        asked = self.candidates is not None or self.sampling.first is not None or self.mean is not None
         return not self.replacement or asked
 
 
-MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would get too large
+FULL = 1e-5  # how often a round may have no room for all devices that join
+
+
+def room(K: int) -> int:
+    """The slots of a round that K devices join on average."""
+    from scipy.special import pdtrc  # here, since it takes time to load and few algorithms need it
+
+    slots = K
+    while pdtrc(slots, K) > FULL:
+        slots += 1
+    return slots
+
+
+def selecting(sampling: Sampling, second: bool, given: Mapping[str, Any]) -> Selection:
+    """How an algorithm's devices are drawn, by the settings in `given`, checked."""
+    made = Selection(sampling, second=second, **{name: given[name] for name in settings_of(Selection) if name in given})
+    made.check()
+    if (some := sampling.pool(made.K)) is not None:
+        check_whole("candidates", some, made.K, 10**6)
+        if made.survey == GRAD:
+            expected = "should be a number: inner products (7) need the gradients of all devices"
+            raise InputError("survey", "grad", expected)
+        made = replace(made, candidates=some)
+    if sampling.scheme == "poisson":
+        made = replace(made, K=room(made.K), mean=made.K)
+    return over_selected(made, made.over_selection)
 
 
 def over_selected(how: Selection, factor: float | None) -> Selection:
     """The selection with `factor` times as many devices and candidates; the first K replies are enough."""
     if factor is None:
         return how
-    check_number("over_selection", factor, lambda factor: (factor >= 1) & (factor <= 10), "should be from 1 to 10")
-    if how.sampling.expected is not None and factor != 1:
+    how = replace(how, over_selection=factor)
+    how.check()
+    if how.mean is not None and factor != 1:
         raise InputError("over_selection", factor, "should be None with sampling=poisson: any number may join")
-    return sized(replace(how, factor=float(factor)), how.enough)
+    return sized(how, how.enough)
 
 
 def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = "K times over_selection") -> Selection:
@@ -147,13 +225,13 @@ def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = "K t
 
     Over-selection then asks more devices, and candidates in proportion. An error names `asked_by`.
     """
-    K, sampling = math.ceil(wanted * how.factor - 1e-9), how.sampling
+    K, candidates = math.ceil(wanted * how.factor - 1e-9), how.candidates
     if how.distinct:
         K = int(min(K, N))
     check(asked_by, K, MOST >= K, f"should be at most {MOST} devices")
-    if sampling.candidates is not None:
-        sampling = replace(sampling, candidates=math.ceil(sampling.candidates * K / how.K))
-    return replace(how, K=K, sampling=sampling, wanted=wanted if wanted < K else None)
+    if candidates is not None:
+        candidates = math.ceil(candidates * K / how.K)
+    return replace(how, K=K, candidates=candidates, wanted=wanted if wanted < K else None)
 
 
 def drawing(how: Selection, known: Known) -> Draw:
@@ -216,7 +294,7 @@ def _another_from(P: Array, word: Array, others: Array) -> Array:
 
 def candidates(how: Selection, N: int, seed: Array | int, t: Array | int, online: Array | None = None) -> Array | None:
     """The candidates of round t, in ascending order, if the sampling wants some: online, if so many are."""
-    wanted = how.sampling.candidates
+    wanted = how.candidates
     if wanted is None:
         return None
     if online is not None:

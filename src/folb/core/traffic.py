@@ -26,9 +26,9 @@ class Sizes(NamedTuple):
 
 def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     """The bytes of the messages of an algorithm as they are sent, for a model like `params`."""
-    codecs, how, memory = algorithm.compression, algorithm.selection.sampling, algorithm.memory
+    codecs, how, memory = algorithm.compression, algorithm.selection, algorithm.memory
     model, d = nbytes(params), size(params)
-    asks = how.survey if how.first is None else how.first.upload
+    asks = how.survey if how.first is None else how.first
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
         shift=model if memory is not None and memory.shifts else 0,

@@ -15,7 +15,7 @@ from typing import Any
 from jax.tree_util import Partial
 
 from folb import data
-from folb.core.algorithm import Algorithm, common_hints, compose, named
+from folb.core.algorithm import Algorithm, common_defaults, common_hints, named
 from folb.core.algorithms import ALGORITHMS
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
@@ -51,11 +51,8 @@ def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
 @cache  # to read it from the signatures takes a while
 def common_settings() -> dict[str, Setting]:
     """The settings that every algorithm has."""
-    described = settings(compose)
-    return {
-        name: setting(name, hint, described[name].default if name in described else None)
-        for name, hint in common_hints().items()
-    }
+    usual = common_defaults()
+    return {name: setting(name, hint, usual[name]) for name, hint in common_hints().items()}
 
 
 def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:

@@ -38,7 +38,7 @@ def plan(algorithm: Algorithm, system: System, there: Any, asked: Any, luck: Any
     """
     how, (who, size, share) = algorithm.selection, there
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
-    draw = drawing(how, Known(jnp.asarray(t, jnp.int32), how.K, how.replacement, start, size, share, *asked))
+    draw = drawing(how, Known(jnp.asarray(t, jnp.int32), how.expected, how.replacement, start, size, share, *asked))
     first, second = core_round.sets(draw, how, *luck)
 
     def slots(chosen: Multiset) -> Slots:
@@ -56,12 +56,12 @@ _candidates = jax.jit(selection.candidates, static_argnums=1)
 
 def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, mailbox: Mailbox) -> None:
     """Draw the devices of a round, or abandon it. The sampling may ask some of them before."""
-    members, sampling = opened.members, opened.algorithm.selection.sampling
+    members, how = opened.members, opened.algorithm.selection
     seed, t = np.uint32(settings.seed), np.uint32(opened.t)
-    if sampling.first is not None and not remembered.met:
+    if how.first is not None and not remembered.met:
         _meet(opened, settings, remembered, mailbox)
     # where the sampling wants none, there is no program to compile
-    some = None if sampling.candidates is None else _candidates(opened.algorithm.selection, len(members), seed, t)
+    some = None if how.candidates is None else _candidates(how, len(members), seed, t)
     asked = members if some is None else [members[i] for i in np.asarray(some)]
     survey = None if opened.abandoned else _survey(opened, settings, asked, mailbox)
     if opened.abandoned:
@@ -72,7 +72,7 @@ def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, 
     who = np.array([member.identity for member in members], np.uint32)
     size = np.array([member.size for member in members], np.int32)
     there = who, size, _share(settings.objective, members)
-    memory = remembered.stacked([member.identity for member in asked]) if sampling.memory else None
+    memory = remembered.stacked([member.identity for member in asked]) if how.sampling.remembers else None
     if memory is not None and opened.algorithm.memory is not None:
         memory = opened.algorithm.memory.samplings(memory)
     drawn = plan(opened.algorithm, settings.system, there, (survey, memory, some), luck, seed, t)
@@ -82,17 +82,18 @@ def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, 
 
 def _meet(opened: OpenRound, settings: StrategySettings, remembered: Remembered, mailbox: Mailbox) -> None:
     """Ask all devices once, before the first round, for what the sampling wants to remember of them."""
-    first, K = opened.algorithm.selection.sampling.first, opened.algorithm.selection.K
+    how = opened.algorithm.selection
+    first, K = how.first, how.K
     assert first is not None
-    task = opened.questions.plain(first.upload)
+    task = opened.questions.plain(first)
     found = opened.exchange(mailbox, {member.identity: task for member in opened.members})
     there = sorted(found)
     if len(there) < max(settings.min_replies or 1, K):
         opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
         return
-    form = opened.questions.forms[first.upload.name]
-    answers = stacked_upload(first.upload, form, [found[identity] for identity in there])
-    known = jax.tree.map(np.asarray, first.remember(answers, K))
+    form = opened.questions.forms[first.name]
+    answers = stacked_upload(first, form, [found[identity] for identity in there])
+    known = jax.tree.map(np.asarray, how.sampling.remember(answers, K))
     new = remembered.stacked(there)
     tree.check_like("sampling: first: what `remember` returns", known, new[1])
     remembered.update(there, [True] * len(there), (new[0], known))
@@ -106,8 +107,8 @@ def _survey(
     A device that does not answer has 0: it is drawn only without replacement, if fewer than K others have more. A
     candidate that does not answer comes last.
     """
-    sampling, least = opened.algorithm.selection.sampling, settings.min_replies or 1
-    upload = sampling.survey
+    how, least = opened.algorithm.selection, settings.min_replies or 1
+    upload = how.survey
     if upload is None:
         return None
     task = opened.questions.plain(upload)
@@ -116,7 +117,7 @@ def _survey(
         opened.abandoned = f"{len(found)} devices answered the survey, but {least} are needed"
     there = [found.get(member.identity) for member in members]
     if upload != GRAD:
-        silent = 0.0 if sampling.candidates is None else -np.inf
+        silent = 0.0 if how.candidates is None else -np.inf
         return np.array([silent if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
     grads = [None if reply is None else reply.arrays[upload.name] for reply in there]
     mean = {name: np.zeros_like(value) for name, value in opened.state.params.items()}

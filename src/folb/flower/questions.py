@@ -113,9 +113,9 @@ class Questions:
 def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> dict[str, Form]:
     """The form that `uploads`, and what the selection asks for, must have for a model like `params`."""
     how = algorithm.selection
-    survey, first = how.sampling.survey, how.sampling.first
+    survey, first = how.survey, how.first
     asked = [] if survey is None else [survey]
-    asked += [] if first is None else [first.upload]
+    asked += [] if first is None else [first]
     asked += [algorithm.second_upload] if how.second else []
     found = {upload.name: _form(upload, params) for upload in (*asked, *uploads)}
     if survey is not None and survey != GRAD and found[survey.name].shapes is not None:

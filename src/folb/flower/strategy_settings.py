@@ -125,7 +125,7 @@ class StrategySettings:
             check("min_replies", self.min_replies, fits, f"should be at most K = {how.enough}")
             expected = "needs fraction_train; without it K devices train"
             check("min_train_nodes", self.min_train_nodes, self.min_train_nodes == 1, expected)
-        elif how.sampling.expected is not None:
+        elif how.mean is not None:
             expected = "should be None with sampling=poisson, whose K says how many join on average"
             raise InputError("fraction_train", share, expected)
 

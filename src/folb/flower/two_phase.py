@@ -74,7 +74,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.privacy is not None:
             expected = "should be None with sums only: a device would have to know the noisy mean before it clips"
             raise InputError("privacy", algorithm.privacy.place, expected)
-        survey = algorithm.selection.sampling.survey
+        survey = algorithm.selection.survey
         if survey is not None:
             raise InputError("sampling", algorithm.name, f"should not ask a device for its own {survey.name}, but does")
         if algorithm.memory is not None:
@@ -90,7 +90,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.gradient is not None and algorithm.gradient.upload != GRAD:
             name = "proxy" if algorithm.gradient.upload is None else algorithm.gradient.upload.name
             raise InputError("gradient", name, "should be exact: a device computes its own weight from its gradient")
-        if algorithm.selection.sampling.first is not None:
+        if algorithm.selection.first is not None:
             raise InputError("sampling", algorithm.name, "should not ask a device for its own sketch, but does")
         self.min_devices, self.add = min_devices, add
         rule: Any = algorithm.rule

@@ -80,13 +80,13 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
         state = state._replace(residuals=uploads.no_residuals(state.params, N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
-    first = how.sampling.first
+    first = how.first
     if first is None:
         return state._replace(devices=empty(own, N, rounds * how.K))
     key = shared_words(seed, 1)
     model = model_sent(algorithm, state, key)
-    answers = survey_arrays(problem, first.upload, model, algorithm.solver.mu, min(how.K, N), key)
-    known = first.remember(answers, how.K)
+    answers = survey_arrays(problem, first, model, algorithm.solver.mu, min(how.K, N), key)
+    known = how.sampling.remember(answers, how.K)
     check_like("sampling: first: what `remember` returns", known, empty(own[1], N, N).rows)
     # the sampling knows all devices now; the algorithm's own memory, which may be as large as models, only grows
     return state._replace(devices=(empty(own[0], N, rounds * how.K), Rows(known)))
@@ -161,12 +161,12 @@ def play(
 
     done = _work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
     surveyed = jnp.int32(0)
-    if how.sampling.survey is not None and opened.online is not None:
+    if how.survey is not None and opened.online is not None:
         asked_before = candidates(how, len(train.size), seed, t, opened.online)
         surveyed += jnp.sum(opened.online if asked_before is None else opened.online[asked_before])
-    elif how.sampling.survey is not None:
-        surveyed += min(how.sampling.candidates or len(train.size), len(train.size))
-    if how.sampling.first is not None:
+    elif how.survey is not None:
+        surveyed += min(how.candidates or len(train.size), len(train.size))
+    if how.first is not None:
         surveyed += jnp.where(jnp.asarray(t) == 1, len(train.size), 0)
     info = Info(
         device=drawn.device,
@@ -358,7 +358,7 @@ def distribution(
     The state and the model may be None if the selection does not need them.
     """
     train, how, survey, memory = problem.train, algorithm.selection, None, None
-    asked, some = how.sampling.survey, candidates(how, len(train.size), seed, t, online)
+    asked, some = how.survey, candidates(how, len(train.size), seed, t, online)
     if online is not None:  # the objective is then that of the devices online
         present = jnp.where(online, problem.share, 0.0)
         problem = replace(problem, share=present / jnp.maximum(jnp.sum(present), 1e-30))
@@ -368,13 +368,13 @@ def distribution(
             if asked == GRAD
             else survey_upload(problem, asked, params, algorithm.solver.mu, how.K, shared_words(seed, t), some)
         )
-    if how.sampling.memory and state is not None:
+    if how.sampling.remembers and state is not None:
         memory = _own(algorithm, state, jnp.arange(len(train.size)) if some is None else some)
         if algorithm.memory is not None:
             memory = algorithm.memory.samplings(memory)
     known = Known(
         jnp.asarray(t, jnp.int32),
-        how.K,
+        how.expected,
         how.replacement,
         train.start,
         train.size,

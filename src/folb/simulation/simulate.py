@@ -207,7 +207,7 @@ def simulation(
     )
     if isinstance(shared.system, Trace):
         for algorithm in algorithms:
-            if algorithm.selection.sampling.first is not None:
+            if algorithm.selection.first is not None:
                 expected = "should be an algorithm that does not ask all devices at once: not all are online"
                 raise InputError("algorithms", algorithm.name, expected)
             if algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":

@@ -69,7 +69,7 @@ def check_shapes(problem: Problem, jobs: list[Job]) -> None:
     """
     stacked, seeds = _stacked(jobs)
     states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    model, survey = _one_model(states), jobs[0].algorithm.selection.sampling.survey
+    model, survey = _one_model(states), jobs[0].algorithm.selection.survey
     for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
         upload_shape(upload, model)
     jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)

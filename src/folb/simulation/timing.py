@@ -72,12 +72,12 @@ def timing(
     """
     if not asked_for(problem.system):
         return None
-    how, size = algorithm.selection.sampling, sizes(algorithm, params)
+    how, size = algorithm.selection, sizes(algorithm, params)
     began, now = opened.waited, opened.waited + clock.now if is_clocked(problem.system) else 0.0
     if not times_bytes(problem.system) or (how.survey is None and how.first is None):
         return Timing(began, now, size.model, size)
     N = len(problem.train.size)
-    who = candidates(algorithm.selection, N, seed, t, opened.online)
+    who = candidates(how, N, seed, t, opened.online)
     who = jnp.arange(N) if who is None else who
     asked = Exchange(size.model, size.answer, now, works=False)
     effort = managed(problem.system, algorithm.solver, problem.train.size[who], who, seed, t, asked)[1]
