@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from folb.core.algorithm import compose as compose
     from folb.core.algorithm import named as named
     from folb.core.average import Average as Average
+    from folb.core.gradient import GradientSource as GradientSource
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.part import setting as setting
     from folb.core.rules import Round as Round
+    from folb.core.rules import Rule as Rule
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
     from folb.core.selection import First as First
@@ -60,10 +62,12 @@ _NAMES = {
     "Federation": "data.federation",
     "InputError": "errors",
     "First": "core.selection",
+    "GradientSource": "core.gradient",
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",
     "Round": "core.rules",
+    "Rule": "core.rules",
     "Run": "results.run",
     "RunDirectory": "store.directory",
     "Sampling": "core.selection",

@@ -18,17 +18,17 @@ from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
-from folb.core import samplings, selection, tree
+from folb.core import samplings, selection
 from folb.core import staleness as staleness_of
 from folb.core.average import AVERAGES, Average, ServerModel
 from folb.core.codec import Compression, compression
 from folb.core.drift import MEMORIES
-from folb.core.gradient import Source
+from folb.core.gradient import GRADIENTS, Exact, GradientSource
 from folb.core.guard import Guard
 from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import Part, Slot
+from folb.core.part import Part, Slot, check_part
 from folb.core.privacy import Privacy
 from folb.core.robust import Robust
 from folb.core.rules import Rule
@@ -70,7 +70,7 @@ class Algorithm:
     server: ServerStep
     uploads: tuple[Upload, ...] = ()  # what its devices send besides their update
     memory: DeviceMemory | None = None  # what the server remembers about devices
-    gradient: Source | None = None  # where a rule that weighs by gradients gets them from
+    gradient: GradientSource = field(default_factory=Exact)  # where a rule gets its gradients from
     step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
     asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
     average: Average = field(default_factory=ServerModel)  # the model that is evaluated and kept
@@ -97,16 +97,17 @@ class Algorithm:
     @property
     def second_upload(self) -> Upload:
         """What a device of S_2 sends, and nothing else."""
-        return GRAD if self.gradient is None else self.gradient.second
+        return self.gradient.second
 
     @property
     def second_works(self) -> bool:
         """Whether a device of S_2 has to work for what it sends."""
-        return self.gradient is not None and self.gradient.works
+        return self.gradient.works
 
-    def sends(self, name: str) -> bool:
-        """Whether its devices send the upload of that name."""
-        return any(upload.name == name for upload in self.uploads)
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether the server has its devices' gradients, or what stands for them."""
+        return self.gradient.upload != GRAD or GRAD in self.uploads
 
 
 class Common(TypedDict, total=False):
@@ -243,9 +244,10 @@ def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
     def recorded(*parts: Given.args, **settings: Given.kwargs) -> Algorithm:
         made = make(*parts, **settings)
         known = {name: settings[name] for name in common_hints() if name in settings}
-        for slot in SLOTS:  # a part of folb that is given as a value is recorded as one that is given by name
+        # a part of folb that is given as a value is recorded as one that is given by name
+        for slot in (*SLOTS, GRADIENTS):
             if isinstance(part := settings.get(slot.name), Part) and type(part) in slot.known:
-                known |= {slot.spelt(name): value for name, value in part.settings.items()}
+                known |= {slot.name: part, **{slot.spelt(name): value for name, value in part.settings.items()}}
         known = {name: _written(value) for name, value in known.items() if not hasattr(value, "dtype")}
         return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
 
@@ -279,7 +281,7 @@ def compose(
     local_gamma: Any = None,
     local_delta: Any = None,
     uploads: Sequence[str | Upload] = (),
-    gradient: Source | None = None,
+    gradient: str | GradientSource = "exact",
     memory: str | DeviceMemory | None = None,
     K: int = 10,
     over_selection: float | None = None,
@@ -317,12 +319,13 @@ def compose(
     """Build an algorithm from its parts, and check every setting.
 
     Each part is a name from `folb list`, or your own object: a `Sampling`, a `LocalStep`, some `Upload`s, a
-    `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
-    Algorithm 2, whose devices send only their gradients.
+    `DeviceMemory`, a `ServerStep`, a `StepSize`, an `Average`. The rule is a value, a `Rule`, and says what it needs of
+    its devices; `uploads` are further ones.
     """
     for name in numbers:
-        choose("setting", name, common_hints())
-    _check_rule(rule)
+        choose("setting", name, {*common_hints(), *GRADIENTS.numbers})
+    check_part("rule", rule, Rule)
+    rule.check()
     if isinstance(uploads, str) or not isinstance(uploads, Sequence):
         raise InputError("uploads", uploads, "should be a list of uploads")
     check_whole("K", K, 1, selection.MOST)
@@ -338,17 +341,19 @@ def compose(
     kept: Any = () if remembers is None else remembers.uploads
     if isinstance(kept, str) or not isinstance(kept, Sequence):
         raise InputError("memory: uploads", kept, "should be a list of uploads")
-    asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
+    source = GRADIENTS.part(gradient, numbers)
+    wanted = [] if rule.surveyed and chosen.survey == GRAD else rule.uploads
+    if source.upload != GRAD and "grad" not in wanted:
+        raise InputError("gradient", source.name, "should be exact: this rule asks for no gradients")
+    own = [source.upload if one == "grad" else one for one in wanted]
+    asked = [*(one for one in own if one is not None), *uploads]
     names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
     asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
     sent = tuple(_uploads(asked, clamp_gamma))
-    second = "second" in uploads
-    if second and gradient is None and GRAD not in sent:
-        expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
-        raise InputError("uploads", uploads, expected)
-    if gradient is not None and gradient.upload != GRAD and GRAD in sent:
+    second = rule.second
+    if source.upload != GRAD and GRAD in sent:
         expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
-        raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
+        raise InputError("gradient", source.name, expected)
     if chosen.memory and remembers is None and chosen.keeps is None:
         raise InputError("memory", None, "should be a DeviceMemory: the sampling needs one")
     step = local_steps.local_step(
@@ -356,19 +361,24 @@ def compose(
     )
     shifts = remembers is not None and remembers.shifts
     if not step.one_size:
-        if gradient is not None and gradient.works:
+        if source.works:
             expected = f"should be exact or sketch: the steps of {step.name} differ in size"
-            raise InputError("gradient", "proxy", expected)
+            raise InputError("gradient", source.name, expected)
+        if rule.one_size:
+            expected = f"should be sgd or momentum: {type(rule).__name__} needs steps of one size"
+            raise InputError("local_step", step.name, expected)
         if remembers is not None and remembers.one_size:
             expected = f"should be sgd or momentum: memory={memory} divides by the size of a step"
             raise InputError("local_step", step.name, expected)
-    if second and gradient is not None and gradient.works and shifts:
-        raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
+    if second and source.works and shifts:
+        expected = "should be exact or sketch: S_2 works without the shift of this memory"
+        raise InputError("gradient", source.name, expected)
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
     codecs = compression(compress_up, compress_down, keep, error_feedback)
-    if second and gradient is not None and gradient.works and codecs.up is not None:
-        raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
+    if second and source.works and codecs.up is not None:
+        expected = "should be exact or sketch with compress_up: S_2 has no error feedback"
+        raise InputError("gradient", source.name, expected)
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
@@ -384,11 +394,11 @@ def compose(
             Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection
         ),
         solver=Solver(lr, mu, batch, unit, step),
-        rule=tree.compiled(rule),
+        rule=rule,
         server=stepping,
         uploads=sent,
         memory=joined,
-        gradient=gradient,
+        gradient=source,
         step_size=STEP_SIZES.chosen(step_size, numbers),
         asynchrony=asynchronous,
         average=AVERAGES.part("none" if average is None else average, numbers),
@@ -421,19 +431,6 @@ def compose(
     )
 
 
-def _check_rule(rule: Any) -> None:
-    """Raise an `InputError` unless the rule is a function of the round alone."""
-    if not callable(rule):
-        raise InputError("rule", rule, "should be a function of the round, such as folb.rules.mean")
-    try:
-        inspect.signature(rule).bind(None)
-    except TypeError as error:
-        expected = f"should be a function of the round alone ({error}): other arguments are set by "
-        raise InputError("rule", _written(rule), f"{expected}jax.tree_util.Partial(rule, name=value)") from None
-    except ValueError:  # some compiled functions do not say what they take
-        pass
-
-
 def _check_asynchronous(
     M: int, sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any
 ) -> None:
@@ -454,8 +451,6 @@ def _check_asynchronous(
 def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:
     seen: set[str] = set()
     for one in wanted:
-        if one == "second":
-            continue
         found = upload(one)
         if found.name in seen:
             raise InputError("uploads", found.name, "is listed twice")
