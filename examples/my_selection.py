@@ -36,4 +36,4 @@ def chances(known: folb.Known, explore: Array) -> Array:
 def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
     """FedAvg whose devices are drawn by the size of their last update."""
     sampling = folb.Sampling(Partial(chances, explore=explore), memory=True)
-    return folb.compose(folb.rules.mean, sampling=sampling, memory=LastNorm(), **common)
+    return folb.compose(folb.rules.Mean(), sampling=sampling, memory=LastNorm(), **common)

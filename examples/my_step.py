@@ -24,4 +24,4 @@ def heavy_ball(decay: float) -> folb.LocalStep:
 
 def local_momentum(*, decay: Annotated[float, "of the momentum"] = 0.9, **common: Any) -> "folb.Algorithm":
     """FedAvg with momentum on its devices."""
-    return folb.compose(folb.rules.mean, local_step=heavy_ball(decay), **common)
+    return folb.compose(folb.rules.Mean(), local_step=heavy_ball(decay), **common)

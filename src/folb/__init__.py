@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.part import setting as setting
-    from folb.core.rules import Round as Round
-    from folb.core.rules import Rule as Rule
-    from folb.core.rules import Update as Update
+    from folb.core.rule import Round as Round
+    from folb.core.rule import Rule as Rule
+    from folb.core.rule import Update as Update
     from folb.core.rules import weighted as weighted
     from folb.core.selection import First as First
     from folb.core.selection import Known as Known
@@ -66,15 +66,15 @@ _NAMES = {
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",
-    "Round": "core.rules",
-    "Rule": "core.rules",
+    "Round": "core.rule",
+    "Rule": "core.rule",
     "Run": "results.run",
     "RunDirectory": "store.directory",
     "Sampling": "core.selection",
     "ServerStep": "core.server_step",
     "Staleness": "core.staleness",
     "StepSize": "core.step_size",
-    "Update": "core.rules",
+    "Update": "core.rule",
     "Upload": "core.upload",
     "compose": "core.algorithm",
     "execute": "experiments.execute",
