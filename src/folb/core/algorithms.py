@@ -114,21 +114,6 @@ fedacg = _algorithm(
     mu=0.01,
     fixed={"server": "lookahead"},
 )
-folb = _algorithm(
-    "folb", rules.Folb, "FOLB with one set of devices (13): the version of the paper's experiments.", mu=0.01
-)
-folb_two_set = _algorithm(
-    "folb_two_set", rules.FolbTwoSet, "FOLB with two independent sets of devices (9), Algorithm 2.", mu=0.01
-)
-folb_hetero = _algorithm(
-    "folb_hetero", rules.FolbHetero, "FOLB, heterogeneity-aware (18), exactly as printed.", mu=0.01
-)
-folb_never_flip = _algorithm(
-    "folb_never_flip",
-    rules.FolbNeverFlip,
-    "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
-    mu=0.01,
-)
 
 
 @_listed
@@ -219,6 +204,23 @@ def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> A
 def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Algorithm:
     """FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D."""
     return compose(_naive(rule), mu=mu, sampling="norm", **common)
+
+
+folb = _algorithm(
+    "folb", rules.Folb, "FOLB with one set of devices (13): the version of the paper's experiments.", mu=0.01
+)
+folb_two_set = _algorithm(
+    "folb_two_set", rules.FolbTwoSet, "FOLB with two independent sets of devices (9), Algorithm 2.", mu=0.01
+)
+folb_hetero = _algorithm(
+    "folb_hetero", rules.FolbHetero, "FOLB, heterogeneity-aware (18), exactly as printed.", mu=0.01
+)
+folb_never_flip = _algorithm(
+    "folb_never_flip",
+    rules.FolbNeverFlip,
+    "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
+    mu=0.01,
+)
 
 
 GROUPS = {  # as `folb list` shows them

@@ -54,7 +54,7 @@ class Exact(GradientSource):
 class Sketch(GradientSource):
     """A few numbers that nearly keep the inner products."""
 
-    m: int = setting("m, how many numbers it sends", whole(1, MOST), default=256)
+    m: int = setting("how many numbers it sends, m", whole(1, MOST), default=256)
     bits: int = setting("bits of each of these numbers: 1, 2, 4, 8 or 32", BITS_RANGE, default=8)
 
     @property
