@@ -12,20 +12,24 @@ folb compare mnist --model lenet --algorithms examples/fednova_of_models.py:fedn
 from typing import Annotated
 
 import jax.numpy as jnp
-from jax import Array
-from jax.tree_util import Partial
 
 import folb
 from folb import rules, tree
 
 
-def sum_of_models(round: folb.Round, momentum: Array) -> folb.Update:
+class SumOfModels(folb.Rule):
     """(sum_k p_k tau_k) sum_k (p_k / tau_k) w_k, with p_k = n_k / n and tau_k local steps."""
-    n = round.times * round.size
-    p = rules.fraction(n, jnp.sum(n))
-    tau = (1 - momentum) * round.steps + momentum / (1 - momentum)  # `steps` is what they weigh, if there is momentum
-    update = folb.weighted(round, jnp.sum(p * tau) * rules.fraction(p, tau))
-    return update._replace(delta=tree.add(update.delta, round.params, jnp.sum(update.weights) - 1))
+
+    momentum: float = folb.setting("that of the local steps", default=0.0)
+
+    def update(self, round: folb.Round) -> folb.Update:
+        """The sum, as a step from w."""
+        n = round.times * round.size
+        p = rules.fraction(n, jnp.sum(n))
+        # `steps` is what they weigh, if there is momentum
+        tau = (1 - self.momentum) * round.steps + self.momentum / (1 - self.momentum)
+        update = folb.weighted(round, jnp.sum(p * tau) * rules.fraction(p, tau))
+        return update._replace(delta=tree.add(update.delta, round.params, jnp.sum(update.weights) - 1))
 
 
 @folb.named
@@ -33,4 +37,4 @@ def fednova_of_models(
     *, momentum: Annotated[float, "that of the local steps"] = 0.0, **common: object
 ) -> folb.Algorithm:
     """FedNova, but of models."""
-    return folb.compose(Partial(sum_of_models, momentum=momentum), **common)
+    return folb.compose(SumOfModels(momentum), **common)

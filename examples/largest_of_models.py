@@ -23,14 +23,17 @@ def largest_tenth(model: object) -> object:
     return back(jnp.where(jnp.abs(flat) >= least, flat, 0.0))
 
 
-def mean_of_models(round: folb.Round) -> folb.Update:
+class MeanOfModels(folb.Rule):
     """1/K sum_k largest_tenth(w_k), as a step from w."""
-    models = jax.vmap(lambda delta: largest_tenth(tree.add(round.params, delta)))(round.delta)
-    weights = rules.fraction(round.times, jnp.sum(round.times))
-    return folb.Update(tree.add(tree.combine(weights, models), round.params, -1.0), weights)
+
+    def update(self, round: folb.Round) -> folb.Update:
+        """The step."""
+        models = jax.vmap(lambda delta: largest_tenth(tree.add(round.params, delta)))(round.delta)
+        weights = rules.fraction(round.times, jnp.sum(round.times))
+        return folb.Update(tree.add(tree.combine(weights, models), round.params, -1.0), weights)
 
 
 @folb.named
 def largest_of_models(**common: object) -> folb.Algorithm:
     """FedAvg of models, the largest tenth of each."""
-    return folb.compose(mean_of_models, **common)
+    return folb.compose(MeanOfModels(), **common)

@@ -35,4 +35,4 @@ class Steady(folb.ServerStep):
 @folb.named
 def steady(*, most: Annotated[float, "times the mean length of a step"] = 1.5, **common: object) -> folb.Algorithm:
     """FedAvg with steps of bounded length."""
-    return folb.compose(folb.rules.mean, server=Steady(most=most), **common)
+    return folb.compose(folb.rules.Mean(), server=Steady(most=most), **common)

@@ -20,14 +20,18 @@ def descent(delta: Any, grad: Any) -> Any:
 DESCENT = folb.Upload("descent", descent, least=-1.001, most=1.001)
 
 
-def weigh(round: folb.Round, power: Any) -> folb.Update:
+class ByDescent(folb.Rule):
     """Weights in proportion to a power of the cosine, or 0 if it is negative; `times` is 0 for a lost device."""
-    weights = round.times * round.sent["descent"].clip(0.0, 1.0) ** power
-    return folb.weighted(round, folb.rules.fraction(weights, weights.sum()))
+
+    uploads = (DESCENT,)
+    power: float = folb.setting("of the cosine", default=1.0)
+
+    def update(self, round: folb.Round) -> folb.Update:
+        """The sum of the updates with these weights."""
+        weights = round.times * round.sent["descent"].clip(0.0, 1.0) ** self.power
+        return folb.weighted(round, folb.rules.fraction(weights, weights.sum()))
 
 
 def by_descent(*, power: Annotated[float, "of the cosine"] = 1.0, **common: Any) -> "folb.Algorithm":
     """FedAvg with more weight for devices that went downhill."""
-    from jax.tree_util import Partial  # here, so that a device can import this file without jax
-
-    return folb.compose(Partial(weigh, power=power), uploads=(DESCENT,), **common)
+    return folb.compose(ByDescent(power), **common)

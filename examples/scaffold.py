@@ -36,4 +36,4 @@ class ControlVariates(folb.DeviceMemory):
 @folb.named
 def scaffold(*, option: Annotated[Literal["1", "2"], "how c_k is renewed"] = "2", **common: object) -> folb.Algorithm:
     """A device's local steps are g - c_k + c."""
-    return folb.compose(folb.rules.mean, memory=ControlVariates(option=option), **common)
+    return folb.compose(folb.rules.Mean(), memory=ControlVariates(option=option), **common)

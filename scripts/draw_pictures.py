@@ -30,7 +30,7 @@ def weights_of_folb() -> bytes:
     ones = jnp.ones(len(GRADIENTS))
     moves = {"w": jnp.asarray(-GRADIENTS)}
     replies = rules.Round({"w": jnp.zeros(2)}, ones, ones, ones, moves, grad={"w": jnp.asarray(GRADIENTS)})
-    mean, folb = rules.mean(replies), rules.folb(replies)
+    mean, folb = rules.Mean().update(replies), rules.Folb().update(replies)
     figure, (left, middle, right) = figures.subplots(1, 3, figsize=(11, 3.9), width_ratios=(1, 0.9, 1))
     for k, gradient in enumerate(GRADIENTS):
         _arrow(left, gradient, COLOURS[k], str(k + 1), (5, 3))

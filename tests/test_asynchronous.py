@@ -329,14 +329,14 @@ def test_more_at_work_than_there_are(settings, message):
 def test_staleness_of_ones_own():
     """Any function of tau; one that returns another shape is found before anything runs."""
     made = algorithm("fedbuff")
-    own = compose(rules.mean, K=3, concurrency=3, staleness=lambda tau: (1 + tau) ** -0.5, **USUAL)
+    own = compose(rules.Mean(), K=3, concurrency=3, staleness=lambda tau: (1 + tau) ** -0.5, **USUAL)
     found, expected = (simulated(one, rounds=6, system=UNEVEN).params for one in (own, made))
     assert furthest(found, expected) < 1e-6
     with pytest.raises(InputError, match="staleness: what it returns"):
-        simulated(compose(rules.mean, K=3, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
+        simulated(compose(rules.Mean(), K=3, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
     with pytest.raises(InputError, match="sampling: a Draw"):
         draw = selection.Draw(2, lambda words: None, lambda device: device)
-        simulated(compose(rules.mean, K=3, concurrency=3, sampling=sampling(lambda known: draw)), rounds=1)
+        simulated(compose(rules.Mean(), K=3, concurrency=3, sampling=sampling(lambda known: draw)), rounds=1)
 
 
 def test_what_waits_by_its_nature_refuses():

@@ -306,7 +306,7 @@ def test_lr_is_for_all_algorithms_and_mu_for_fedprox_unless_set(monkeypatch):
 def test_a_lr_that_an_own_algorithm_has_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(data.DEFAULTS, "synthetic_1_1", data.Defaults(lr=0.5))
     (tmp_path / "own.py").write_text(
-        "from folb import compose, rules\n\ndef mine(*, lr: float = 0.25):\n    return compose(rules.mean, lr=lr)\n"
+        "from folb import compose, rules\n\ndef mine(*, lr: float = 0.25):\n    return compose(rules.Mean(), lr=lr)\n"
     )
     experiment = Experiment("synthetic_1_1", algorithms=[f"{tmp_path}/own.py:mine"], set={"sizes": "20,30"})
     assert plan(experiment).algorithms[0].solver.lr == 0.25

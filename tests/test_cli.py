@@ -204,11 +204,19 @@ OWN = """
 import folb
 from folb import Model, models
 
+class Unsaid(folb.Rule):
+    def update(self, round):
+        return folb.weighted(round, folb.rules.inner_products(round)[0])
+
+class Unshaped(folb.Rule):
+    def update(self, round):
+        return folb.Update(round.delta, round.times)
+
 def unsaid(**common):
-    return folb.compose(folb.rules.folb, **common)
+    return folb.compose(Unsaid(), **common)
 
 def unshaped(**common):
-    return folb.compose(lambda round: folb.Update(round.delta, round.times), **common)
+    return folb.compose(Unshaped(), **common)
 
 def failing(**common):
     raise RuntimeError("no luck")

@@ -27,10 +27,14 @@ FIELDS = {
 }
 BAD = """
 import jax.numpy as jnp
-from folb import Update, compose
+from folb import Rule, Update, compose
+
+class Bad(Rule):
+    def update(self, round):
+        return Update(jnp.zeros(3), {"w": jnp.zeros(2)})
 
 def bad():
-    return compose(lambda round: Update(jnp.zeros(3), {"w": jnp.zeros(2)}))
+    return compose(Bad())
 """
 FILES = ["curves.png", "environment.json", "experiment.toml", "model.npz", "results.json", "rounds.jsonl"]
 

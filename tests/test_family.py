@@ -661,7 +661,7 @@ def test_candidates_grow_with_the_devices_of_a_round():
 def test_candidates_of_a_sampling_of_one_s_own():
     """Chances for the candidates alone."""
     own = sampling(lambda known: known.survey, survey="loss", pool=lambda self, K: 4)
-    run = simulated(folb.compose(folb.rules.mean, sampling=own, **USUAL | {"K": 3}))
+    run = simulated(folb.compose(folb.rules.Mean(), sampling=own, **USUAL | {"K": 3}))
     for t in range(1, ROUNDS + 1):
         assert set(run.devices[t - 1].tolist()) <= set(candidates_of(t, 4))
 
@@ -758,7 +758,7 @@ MISTAKES = {
     ),
     "a large sketch": (lambda: algorithms.folb(gradient="sketch", sketch=10**6), "sketch = 1000000: should be"),
     "fewer candidates than draws": (
-        lambda: folb.compose(folb.rules.mean, K=5, sampling=sampling(lambda known: known.size, pool=lambda self, K: 2)),
+        lambda: folb.compose(folb.rules.Mean(), K=5, sampling=sampling(lambda known: known.size, pool=lambda self, K: 2)),
         "candidates = 2: should be a whole number from 5",
     ),
     "nova without a size": (lambda: algorithms.fednova(local_step="delta_sgd"), "local_step = 'delta_sgd'"),

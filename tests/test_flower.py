@@ -841,7 +841,7 @@ def test_metrics_of_an_evaluation_are_recorded(federation, model, tmp_path):
 def test_a_guarded_algorithm_of_one_s_own(federation, model):
     @algorithms.named
     def mine(*, lr=0.01):
-        return guard.guard(algorithms.compose(rules.folb, lr=lr, uploads=("grad",), K=30))
+        return guard.guard(algorithms.compose(rules.Folb(), lr=lr, K=30))
 
     result = quick(mine()).start(InProcessGrid(apps(federation)), initial(model), 1)
     assert not same(result.arrays, initial(model))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
 
 from folb import ServerStep, algorithms, data, guard, models, rules, setting, simulate
 from folb.core.rules import Gradients, Round
@@ -19,10 +18,10 @@ from folb.experiments.settings import read
 
 K, P, CASES = 10, 7, 1000
 RULES = {
-    "folb": Partial(rules.folb),
-    "folb_two_set": Partial(rules.folb_two_set),
-    "folb_hetero": Partial(rules.folb_hetero, psi=0.5),
-    "folb_never_flip": Partial(rules.folb_never_flip, psi=0.5),
+    "folb": rules.Folb(),
+    "folb_two_set": rules.FolbTwoSet(),
+    "folb_hetero": rules.FolbHetero(0.5),
+    "folb_never_flip": rules.FolbNeverFlip(0.5),
 }
 every_rule = pytest.mark.parametrize("name", RULES)
 
@@ -76,7 +75,7 @@ def for_rule(name, round):
 
 @partial(jax.jit, static_argnums=0)
 def many(name, cap, rounds):
-    return jax.vmap(partial(guard.guarded, RULES[name], cap))(rounds)
+    return jax.vmap(partial(guard.Guard(cap).update, RULES[name]))(rounds)
 
 
 def apply(name, r, cap=2.0):
@@ -278,7 +277,7 @@ def alike(seed):
 def test_without_a_cap_it_is_the_rule_itself(name):
     """Its weights are, if all gradients have one norm; otherwise they are clipped in the reference."""
     r = alike(1)
-    plain = RULES[name](for_rule(name, on_device(r)))
+    plain = RULES[name].update(for_rule(name, on_device(r)))
     np.testing.assert_allclose(apply(name, r, K)[1], plain.weights, rtol=2e-3, atol=1e-6)
     np.testing.assert_allclose(apply(name, r, 2.0)[1], plain.weights, rtol=2e-3)  # none exceeds 2/K here
 
@@ -288,7 +287,7 @@ def test_a_cap_of_1_is_the_mean(name):
     r = alike(2)
     step, weights = apply(name, r, 1.0)
     np.testing.assert_allclose(weights, 1 / K, rtol=1e-6)
-    np.testing.assert_allclose(step, flat(rules.mean(on_device(r)).delta), rtol=1e-5)
+    np.testing.assert_allclose(step, flat(rules.Mean().update(on_device(r)).delta), rtol=1e-5)
 
 
 @every_rule
@@ -323,9 +322,9 @@ def test_a_discount_beyond_every_inner_product_leaves_the_model():
     """(18) as printed reverses all updates; guarded, it drops them."""
     r = alike(5) | {"gamma": np.ones(K)}
     round = on_device(r)._replace(second=None)
-    rule = Partial(rules.folb_hetero, psi=10.0)
-    assert np.all(jax.jit(rule)(round).weights < 0)
-    assert not np.any(jax.jit(partial(guard.guarded, rule, 2.0))(round).weights)
+    rule = rules.FolbHetero(10.0)
+    assert np.all(jax.jit(rule.update)(round).weights < 0)
+    assert not np.any(jax.jit(partial(guard.Guard().update, rule))(round).weights)
 
 
 # The parts
@@ -399,7 +398,7 @@ def test_what_cannot_be_guarded_says_how_to_go_without(part):
 
 def test_a_round_without_gradients_cannot_be_guarded():
     with pytest.raises(InputError, match="should have 'grad'"):
-        guard.guarded(rules.mean, 2.0, on_device(honest(0))._replace(grad=None))
+        guard.Guard().update(rules.Mean(), on_device(honest(0))._replace(grad=None))
 
 
 # What a liar could do before
@@ -484,7 +483,7 @@ def test_a_device_alone_in_a_round_never_vouches_for_itself():
     def weight(g):
         grad = zero.at[0].set(g)
         round = Round({"w": zero[0]}, times, jnp.ones(K), jnp.ones(K), {"w": -grad}, {"w": grad})
-        return guard.guarded(Partial(rules.mean), 2.0, round).weights
+        return guard.Guard().update(rules.Mean(), round).weights
 
     found = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
     np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.tree_util import Partial
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
@@ -148,13 +147,14 @@ REFUSED = {
     "guarded = True": lambda: algorithms.folb(**OWN, guarded=True),
     "privacy = 'distributed'": lambda: algorithms.folb(**OWN | {"privacy": "distributed"}),
     "compress_up = 'int8'": lambda: algorithms.fedavg(**OWN | {"privacy": "distributed"}, compress_up="int8"),
-    "uploads = 'norm'": lambda: compose(Partial(rules.mean), uploads=["norm"], **OWN),
-    "algorithm = 'my_rule'": lambda: compose(my_rule, **OWN),
+    "uploads = 'norm'": lambda: compose(rules.Mean(), uploads=["norm"], **OWN),
+    "algorithm = 'mine'": lambda: compose(Mine(), **OWN),
 }
 
 
-def my_rule(round):
-    return rules.mean(round)
+class Mine(rules.Rule):
+    def update(self, round):
+        return rules.Mean().update(round)
 
 
 @pytest.mark.parametrize("says", REFUSED)
@@ -197,7 +197,7 @@ SUPPORTED = {
 def a_round(algorithm, delta, grad, numbers, slots=K):
     """A round of `slots` devices of a model of d numbers; `numbers` are what they say besides, whatever that is."""
     sent = {"within": numbers[0], "square": numbers[1]}
-    if algorithm.gradient is not None and algorithm.gradient.upload is not None:
+    if algorithm.sees_gradients and algorithm.gradient.upload is not None:
         sent["sketch"] = {"codes": jnp.abs(grad[:, :m]).astype(jnp.uint8), "scale": numbers[2][:, None]}
     return Round(
         params={"w": jnp.zeros(d)},
@@ -223,7 +223,7 @@ def all_sums(name):
 
     def sums(delta, grad, numbers, g, times):
         round = a_round(algorithm, delta, grad, numbers)._replace(times=times)
-        if algorithm.gradient is None:
+        if not algorithm.sees_gradients:
             return privacy.sums(algorithm, round, None)
         seen = algorithm.gradient.view(round)
         released = g[:m] if name == "sketch" else {"w": g}
@@ -387,7 +387,7 @@ def test_private_folb_without_noise_weighs_by_its_inner_products():
     g = grad.mean(axis=0)
     weights = np.clip(grad @ g / (g @ g), -1, 1)
     np.testing.assert_allclose(found.update.delta["w"], weights @ delta / np.abs(weights).sum(), rtol=1e-4)
-    as_published = rules.folb(round).delta["w"]  # there, no weight is clipped
+    as_published = rules.Folb().update(round).delta["w"]  # there, no weight is clipped
     assert np.dot(as_published, found.update.delta["w"]) > 0.99 * np.linalg.norm(as_published) * np.linalg.norm(
         found.update.delta["w"]
     )

@@ -47,7 +47,7 @@ def a_round(seed, times=None):
 
 @partial(jax.jit, static_argnums=0)
 def ruled(name, round, liars=0.2, bucket=1.0):
-    return robust.recentred(rules.mean(robust.finite(round)), Robust(name, liars, bucket), round)
+    return robust.recentred(rules.Mean().update(robust.finite(round)), Robust(name, liars, bucket), round)
 
 
 # The centres, literally
@@ -197,8 +197,8 @@ def test_without_replies_there_is_no_step(name):
 
 def test_nothing_trimmed_is_the_rule_itself():
     round = a_round(3)
-    for rule in (rules.mean, rules.samples):
-        expected = rule(round)
+    for rule in (rules.Mean(), rules.Mean("samples")):
+        expected = rule.update(round)
         found = robust.recentred(expected, Robust("trimmed_mean", 0.0), round)
         np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
 from scipy.stats import chi2
 
 from folb import algorithms, data, simulate, system
 from folb.core import multiset, round, samplings, selection
 from folb.core.randomness import uniform
-from folb.core.rules import Update
+from folb.core.rules import Rule, Update
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.models import Model, cross_entropy, logistic
@@ -218,10 +217,11 @@ def test_a_survey_does_not_hold_N_gradients(survey):
 def test_a_round_corrects_for_its_selection(sampling):
     """What the rule is told is p_k / P_k, for both objectives and every distribution."""
 
-    def tell(round):
-        return Update(jax.tree.map(jnp.zeros_like, round.params), round.correction)
+    class Tell(Rule):
+        def update(self, round):
+            return Update(jax.tree.map(jnp.zeros_like, round.params), round.correction)
 
-    algorithm = algorithms.compose(Partial(tell), sampling=sampling, K=5)
+    algorithm = algorithms.compose(Tell(), sampling=sampling, K=5)
     play, model = jax.jit(rounds.play), logistic((6,), 3)
     for objective in ("uniform", "samples"):
         problem = problems.problem(federation(SIZES), model, objective=objective, record=["weights"])

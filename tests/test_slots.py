@@ -3,7 +3,6 @@
 import functools
 import json
 import linecache
-import re
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
@@ -40,6 +38,15 @@ FEDERATION = data.load("synthetic", alpha=1, beta=1, devices=5, sizes=[20, 31, 4
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot")
 SYSTEM = system.uniform(high=4, dropout=0.3)
 K, ROUNDS, SEED, LR, BATCH = 6, 8, 3, 0.05, 5  # more draws than devices, so that some repeat
+
+
+class Ruled(folb.Rule):
+    """A function of the round as a rule."""
+
+    function: object = folb.setting("of the round", default=None, static=True)
+
+    def update(self, round):
+        return self.function(round)
 
 
 PARTS = {  # what a device needs for an example
@@ -318,16 +325,17 @@ import folb, jax.numpy as jnp
 
 LENGTH = 1.0
 
-def times(factor):
-    def rule(round):
-        return folb.weighted(round, LENGTH * factor * part(round))
-    return rule
+class Times(folb.Rule):
+    factor: float = folb.setting("factor", default=1.0)
+
+    def update(self, round):
+        return folb.weighted(round, LENGTH * self.factor * part(round))
 
 def part(round):
     return round.times / round.times.sum()
 
 def mine(factor=1.0, **common):
-    return folb.compose(times(factor), **common)
+    return folb.compose(Times(factor), **common)
 """
 
 
@@ -341,14 +349,14 @@ def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(t
 
     killed_on_flower(written(MINE), tmp_path / "run")
     for edited, settings in (
-        (MINE.replace("LENGTH * factor", "2 * LENGTH * factor"), {}),
+        (MINE.replace("LENGTH * self", "2 * LENGTH * self"), {}),
         (MINE.replace("return round.times", "return 2 * round.times"), {}),  # in a function that the rule calls
         (MINE.replace("LENGTH = 1.0", "LENGTH = 2.0"), {}),
-        (MINE, {"factor": 0.5}),  # inside a function that another one made
+        (MINE, {"factor": 0.5}),  # a number of the rule
     ):
         with pytest.raises(InputError, match=r"holds another run: .*other code in a part of your own"):
             on_flower(written(edited, **settings), directory=tmp_path / "run", rounds=5)
-    commented = MINE.replace("    def rule", "    # as the paper has it\n    def rule").replace(
+    commented = MINE.replace("    def update", "    # as the paper has it\n    def update").replace(
         "        return", "\n        return"
     )
     on_flower(written(commented), directory=tmp_path / "run", rounds=5)
@@ -445,11 +453,11 @@ def test_rules_of_models_and_not_of_updates():
     size, steps = np.array([10.0, 20.0, 70.0]), np.array([1.0, 2.0, 7.0])
     common = {"correction": np.ones(3), "times": np.array([1.0, 1.0, 0.0]), "size": size, "steps": steps}
     round = folb.Round(params={"w": w}, delta={"w": delta}, **common)
-    nova = jax.jit(own("fednova_of_models.py", "sum_of_models"))(round, 0.0).delta["w"]
+    nova = jax.jit(own("fednova_of_models.py", "SumOfModels")().update)(round).delta["w"]
     p = np.array([1 / 3, 2 / 3])
     expected = (p @ steps[:2]) * sum(p[k] / steps[k] * (w + delta[k]) for k in range(2))
     np.testing.assert_allclose(w + nova, expected, rtol=1e-5)
-    mean = jax.jit(own("largest_of_models.py", "mean_of_models"))(round).delta["w"]
+    mean = jax.jit(own("largest_of_models.py", "MeanOfModels")().update)(round).delta["w"]
     kept = [np.where(np.abs(w + d) >= np.sort(np.abs(w + d))[-4], w + d, 0) for d in delta[:2]]
     np.testing.assert_allclose(w + mean, np.mean(kept, axis=0), rtol=1e-5, atol=1e-6)
 
@@ -495,11 +503,14 @@ def test_an_upload_out_of_its_bounds_is_refused():
 def test_the_loss_of_a_device_is_an_upload_in_both_carriers():
     """Weights in proportion to the loss; the devices on Flower compute theirs in NumPy."""
 
-    def by_loss(round):
-        weights = round.times * round.sent["loss"]
-        return folb.weighted(round, weights / weights.sum())
+    class ByLoss(folb.Rule):
+        uploads = ("loss",)
 
-    algorithm = folb.compose(by_loss, uploads=("loss",), K=K, lr=LR, batch=BATCH)
+        def update(self, round):
+            weights = round.times * round.sent["loss"]
+            return folb.weighted(round, weights / weights.sum())
+
+    algorithm = folb.compose(ByLoss(), K=K, lr=LR, batch=BATCH)
     run = simulated(algorithm)
     deployed, _ = on_flower(algorithm)
     assert furthest(deployed, run.params) <= 1e-5
@@ -513,7 +524,7 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     def by_loss(known):
         return known.survey
 
-    algorithm = folb.compose(folb.rules.mean, sampling=sampling(by_loss, survey="loss"), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), sampling=sampling(by_loss, survey="loss"), K=K, lr=LR, batch=BATCH)
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -547,11 +558,11 @@ def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
         def weigh(self, known):
             return known.memory**3
 
-    algorithm = folb.compose(folb.rules.mean, sampling=ByAnswer(), K=2, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), sampling=ByAnswer(), K=2, lr=LR, batch=BATCH)
     run = simulated(algorithm, rounds=4)
     deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
     assert furthest(deployed, run.params) <= 1e-5
-    uniform_draws = simulated(folb.compose(folb.rules.mean, K=2, lr=LR, batch=BATCH), rounds=4)
+    uniform_draws = simulated(folb.compose(folb.rules.Mean(), K=2, lr=LR, batch=BATCH), rounds=4)
     assert run.devices.tolist() != uniform_draws.devices.tolist()
 
 
@@ -568,7 +579,7 @@ def test_a_step_of_one_s_own_is_never_taken_for_one_of_folb():
             return folb.vector.scaled(g, -lr / 4), state
 
     with pytest.raises(InputError, match="local_step = 'sgd': should have another name"):
-        folb.compose(folb.rules.mean, local_step=Sgd())
+        folb.compose(folb.rules.Mean(), local_step=Sgd())
     for name, parts in {
         "sgd": [Sgd],
         "quarter": [Quarter] * 2,
@@ -596,7 +607,7 @@ class Mixed(folb.LocalStep):
 
 def test_a_device_gets_all_settings_of_a_step_from_the_server():
     step = Mixed(size=0.7, signs=(1, 1, -1), word="b")
-    algorithm = folb.compose(folb.rules.mean, local_step=step, K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), local_step=step, K=K, lr=LR, batch=BATCH)
     deployed, _ = on_flower(algorithm, [Mixed], rounds=2)
     assert furthest(deployed, simulated(algorithm, rounds=2).params) <= 1e-5
 
@@ -677,7 +688,7 @@ class TowardsStart(folb.LocalStep):
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
-    algorithm = folb.compose(folb.rules.mean, local_step=TowardsStart(), K=K, lr=LR, batch=BATCH, unit=unit)
+    algorithm = folb.compose(folb.rules.Mean(), local_step=TowardsStart(), K=K, lr=LR, batch=BATCH, unit=unit)
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, [TowardsStart], rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -689,11 +700,11 @@ def test_a_step_s_state_starts_from_the_model(unit):
 def test_a_round_has_the_same_types_in_both_carriers():
     seen = []
 
-    def rule(round):
+    def mean(round):
         seen.append({name: str(getattr(round, name).dtype) for name in ("t", "N", "steps", "times", "size", "lr")})
-        return folb.rules.mean(round)
+        return folb.rules.Mean().update(round)
 
-    algorithm = folb.compose(rule, K=K, lr=np.float32(LR))
+    algorithm = folb.compose(Ruled(mean), K=K, lr=np.float32(LR))
     simulated(algorithm, rounds=1)
     on_flower(algorithm, rounds=1)
     assert len({tuple(kinds.items()) for kinds in seen}) == 1
@@ -851,22 +862,47 @@ MISTAKES = {
 def test_mistakes_in_parts_are_named(mistake):
     settings, said = MISTAKES[mistake]
     with pytest.raises(InputError, match=said):
-        folb.compose(folb.rules.mean, **settings)
+        folb.compose(folb.rules.Mean(), **settings)
 
 
-def test_a_rule_that_is_no_function_is_named():
-    for rule in (None, "mean"):
-        with pytest.raises(InputError, match=f"rule = {rule!r}: should be a function of the round"):
-            folb.compose(rule)
+class Careless(folb.Rule):
+    uploads = "grad"
+
+    def update(self, round):
+        return folb.rules.Mean().update(round)
 
 
-def test_a_rule_whose_numbers_are_missing_is_named():
-    said = "rule = 'folb_hetero': should be a function of the round alone (missing a required argument: 'psi')"
-    with pytest.raises(InputError, match=re.escape(said)):
-        folb.compose(folb.rules.folb_hetero, uploads=("grad", "gamma"))
-    with pytest.raises(InputError, match="rule = '<lambda>': should be a function of the round alone"):
-        folb.compose(lambda: None)
-    folb.compose(Partial(folb.rules.folb_hetero, psi=0.1), uploads=("grad", "gamma"))
+class Alone(folb.Rule):
+    second = True
+
+    def update(self, round):
+        return folb.rules.Mean().update(round)
+
+
+RULES = {
+    "none": (None, "rule = None: should be a folb.Rule"),
+    "a function": (len, "rule = .*should be a folb.Rule"),
+    "a class": (folb.rules.Mean, "rule = .*should be a folb.Rule"),
+    "no update": (folb.Rule(), "rule = 'rule': should have a method update"),
+    "a text as uploads": (Careless(), "rule: uploads = 'grad': should be a list of uploads"),
+    "a second set alone": (Alone(), r"rule: uploads = \(\): should have 'grad' with `second`"),
+    "a discount below 0": (folb.rules.FolbHetero(-1.0), "psi = -1.0: should be at least 0"),
+    "shares by nothing": (folb.rules.Mean("all"), "averaging = 'all': should be one of simple, samples"),
+}
+
+
+@pytest.mark.parametrize("mistake", RULES)
+def test_mistakes_in_rules_are_named(mistake):
+    rule, said = RULES[mistake]
+    with pytest.raises(InputError, match=said):
+        folb.compose(rule)
+
+
+def test_a_source_of_gradients_needs_a_rule_that_asks_for_them():
+    with pytest.raises(InputError, match="gradient = 'sketch': should be exact: this rule asks for no gradients"):
+        folb.compose(folb.rules.Mean(), gradient="sketch")
+    made = algorithms.folb(gradient=Sketch(m=64))
+    assert [made.origin.settings[name] for name in ("gradient", "sketch", "bits")] == ["sketch", 64, 8]
 
 
 SHAPES = {
@@ -892,7 +928,7 @@ SHAPES = {
         "upload a = 'dict': should be a number, an array, or a dict of arrays",
     ),
     "weights": (
-        {"rule": lambda round: folb.weighted(round, round.times[:1])},
+        {"rule": Ruled(lambda round: folb.weighted(round, round.times[:1]))},
         r"weights: shape = \(1,\): should be \(6,\)",
     ),
     "complex chances": ({"sampling": sampling(lambda known: 1j * known.share)}, "sampling: what it returns"),
@@ -929,7 +965,7 @@ SHAPES = {
 def test_parts_of_wrong_shapes_are_named_before_anything_runs(part):
     settings, said = SHAPES[part]
     with pytest.raises(InputError, match=said):
-        simulated(folb.compose(**{"rule": folb.rules.mean, "K": K} | settings), rounds=2)
+        simulated(folb.compose(**{"rule": folb.rules.Mean(), "K": K} | settings), rounds=2)
 
 
 def test_chances_that_are_no_numbers_are_none():
@@ -939,9 +975,9 @@ def test_chances_that_are_no_numbers_are_none():
     def odd(known):
         return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
 
-    drawn = set(np.unique(simulated(folb.compose(folb.rules.mean, sampling=sampling(odd), K=K), rounds=4).devices))
+    drawn = set(np.unique(simulated(folb.compose(folb.rules.Mean(), sampling=sampling(odd), K=K), rounds=4).devices))
     assert drawn == {3, 4}
-    none = simulated(folb.compose(folb.rules.mean, sampling=sampling(lambda known: 0.0 * known.size), K=K), rounds=4)
+    none = simulated(folb.compose(folb.rules.Mean(), sampling=sampling(lambda known: 0.0 * known.size), K=K), rounds=4)
     assert len(np.unique(none.devices)) == 5
 
 
@@ -951,7 +987,7 @@ def test_a_memory_of_devices_is_refused_where_draws_are_ahead_or_replies_unseen(
         simulate(FEDERATION, MODEL, algorithm, rounds=2, stream=True)
     with pytest.raises(InputError, match="memory = 'unnamed': should be None"):
         memory = remembering(lambda w: ((), 0.0), lambda r: ((), r.own))
-        folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.folb, uploads=("grad",), memory=memory, K=5))
+        folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.Folb(), memory=memory, K=5))
 
 
 def test_a_memory_with_streamed_samples_is_that_without():
@@ -972,8 +1008,8 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
     """Before the first round, in one line, without a traceback."""
     file = tmp_path / "mine.py"
     file.write_text(
-        "import folb\n\ndef rule(round):\n    return round.deltas\n\n"
-        "def mine(**common):\n    return folb.compose(rule, **common)\n"
+        "import folb\n\nclass Rule(folb.Rule):\n    def update(self, round):\n        return round.deltas\n\n"
+        "def mine(**common):\n    return folb.compose(Rule(), **common)\n"
     )
     command = [
         "compare",
@@ -987,12 +1023,12 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
     ]
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert f"{file} = 'line 4': fails: AttributeError: 'Round' object has no attribute 'deltas'" in error
+    assert f"{file} = 'line 5': fails: AttributeError: 'Round' object has no attribute 'deltas'" in error
     assert "Traceback" not in error and not (tmp_path / "run").exists()
 
 
 def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
-    (tmp_path / "beside_mine.py").write_text("import folb\nrule = folb.rules.mean\n")
+    (tmp_path / "beside_mine.py").write_text("import folb\nrule = folb.rules.Mean()\n")
     (tmp_path / "mine.py").write_text(
         "import folb\nfrom beside_mine import rule\ndef mine(**c): return folb.compose(rule, **c)\n"
     )
@@ -1015,7 +1051,7 @@ FIXED = """
 import folb
 
 def three(*, beta: float = 0.5, **common):
-    return folb.compose(folb.rules.mean, server="momentum", K=3, lr=0.02, beta=beta, **common)
+    return folb.compose(folb.rules.Mean(), server="momentum", K=3, lr=0.02, beta=beta, **common)
 """
 
 
@@ -1047,27 +1083,29 @@ def host(times):
         raise ValueError("no more")
     return times / 10
 
-def mine(**common):
-    def rule(round):
+class Rule(folb.Rule):
+    def update(self, round):
         like = jax.ShapeDtypeStruct(round.times.shape, round.times.dtype)
         return folb.weighted(round, jax.pure_callback(host, like, round.times, vmap_method="sequential"))
-    return folb.compose(rule, **common)
+
+def mine(**common):
+    return folb.compose(Rule(), **common)
 """
 OWN_MISTAKES = {
     "endless": (
-        "import folb, math\ndef mine(*, most: float = math.inf, **c): return folb.compose(folb.rules.mean, **c)\n",
+        "import folb, math\ndef mine(*, most: float = math.inf, **c): return folb.compose(folb.rules.Mean(), **c)\n",
         "most = inf: should be a finite number, as the default of a keyword of mine; or None, for none",
     ),
     "nothing made": (
-        "import folb\ndef mine(**c): folb.compose(folb.rules.mean, **c)\n",
+        "import folb\ndef mine(**c): folb.compose(folb.rules.Mean(), **c)\n",
         "mine = None: should make a folb.Algorithm",
     ),
     "no function": (
-        "import folb, functools\nmine = functools.partial(folb.compose, folb.rules.mean)\n",
+        "import folb, functools\nmine = functools.partial(folb.compose, folb.rules.Mean())\n",
         "should be a function with keywords: TypeError",
     ),
     "an unknown annotation": (
-        "import folb\ndef mine(*, k: 'Foo' = 1, **c): return folb.compose(folb.rules.mean, **c)\n",
+        "import folb\ndef mine(*, k: 'Foo' = 1, **c): return folb.compose(folb.rules.Mean(), **c)\n",
         "should be a function with keywords: NameError: name 'Foo' is not defined",
     ),
     "an exit": ("import sys\ndef mine(**c): sys.exit(4)\n", "fails: SystemExit: 4"),
@@ -1102,7 +1140,7 @@ class Half(folb.ServerStep):
 
 def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
     """NumPy's format does not know bfloat16."""
-    algorithm = folb.compose(folb.rules.mean, server=Half(), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), server=Half(), K=K, lr=LR, batch=BATCH)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path / "simulated", monkeypatch, rounds=12)
     np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])
@@ -1125,7 +1163,7 @@ def test_a_step_size_that_counts_is_the_same_in_both_carriers():
         def update(self, memory, round):
             return memory + 1
 
-    algorithm = folb.compose(folb.rules.mean, step_size=Counting(), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), step_size=Counting(), K=K, lr=LR, batch=BATCH)
     deployed, _ = on_flower(algorithm, rounds=4)
     assert furthest(deployed, simulated(algorithm, rounds=4).params) <= 1e-5
 
@@ -1134,7 +1172,7 @@ def test_a_bad_part_does_not_cost_the_results_there_are(tmp_path, capsys):
     """--again with an upload that cannot be sent: it is refused before anything is cleared."""
     file, run = tmp_path / "mine.py", tmp_path / "run"
     source = (
-        "import folb, jax.numpy as jnp\ndef mine(**common):\n    return folb.compose(folb.rules.mean, **common, {})\n"
+        "import folb, jax.numpy as jnp\ndef mine(**common):\n    return folb.compose(folb.rules.Mean(), **common, {})\n"
     )
     command = ["compare", "synthetic_1_1", "--algorithms", f"{file}:mine", "--set", "sizes=20,31", "--rounds", "2"]
     file.write_text(source.format(""))

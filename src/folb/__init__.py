@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from folb.core.algorithm import compose as compose
     from folb.core.algorithm import named as named
     from folb.core.average import Average as Average
+    from folb.core.gradient import GradientSource as GradientSource
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.part import setting as setting
-    from folb.core.rules import Round as Round
-    from folb.core.rules import Update as Update
+    from folb.core.rule import Round as Round
+    from folb.core.rule import Rule as Rule
+    from folb.core.rule import Update as Update
     from folb.core.rules import weighted as weighted
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
@@ -58,17 +60,19 @@ _NAMES = {
     "Experiment": "experiments.experiment",
     "Federation": "data.federation",
     "InputError": "errors",
+    "GradientSource": "core.gradient",
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",
-    "Round": "core.rules",
+    "Round": "core.rule",
+    "Rule": "core.rule",
     "Run": "results.run",
     "RunDirectory": "store.directory",
     "Sampling": "core.selection",
     "ServerStep": "core.server_step",
     "Staleness": "core.staleness",
     "StepSize": "core.step_size",
-    "Update": "core.rules",
+    "Update": "core.rule",
     "Upload": "core.upload",
     "compose": "core.algorithm",
     "execute": "experiments.execute",

@@ -70,11 +70,11 @@ def test_theorem_1_and_proposition_1_hold(double):
 
 def test_the_bound_for_any_weights_holds_for_every_multiset(double):
     """`weights_bound`, which is not the paper's, covers (2), (5), (9), (13) and (18) without expectations."""
-    hetero = partial(rules.folb_hetero, psi=0.5)
+    hetero = rules.FolbHetero(0.5)
     checked = 0
     for case in cases(3, 100) + cases(4, 50, against=True):
         at, c = case.problem.point, case.problem.constants
-        for rule in (rules.mean, rules.signed, rules.folb_two_set, rules.folb, hetero):
+        for rule in (rules.Mean(), rules.Signed(), rules.FolbTwoSet(), rules.Folb(), hetero):
             for loss, weights in zip(*losses(rule, case, FIRST, SECOND), strict=True):
                 assert not exceeds(loss, theory.weights_bound(at, c, case.mu, case.gamma, weights))
                 checked += 1
@@ -184,7 +184,7 @@ def test_theorem_2_fails_by_any_factor(double, near):
     problem = Quadratics(g, np.tile(np.eye(DIM), (N, 1, 1)), UNIFORM)
     mu = 10.0
     case = Case(problem, mu, UNIFORM, np.zeros(N), problem.solve(mu, np.zeros((N, DIM))))
-    expected = losses(rules.folb_two_set, case, FIRST, SECOND)[0].mean()
+    expected = losses(rules.FolbTwoSet(), case, FIRST, SECOND)[0].mean()
     bound = float(theory.lb_near_optimal_bound(problem.point, problem.constants, mu, 0.0))
     print(f"e = {near}: expected f(w+) - f(w) = {expected:.3g}, (8) allows {bound:.3g}")
     assert bound < 0.2
@@ -198,7 +198,7 @@ def test_folb_bound_is_too_strong_by_a_factor_K(double):
     case = Case(problem, mu, UNIFORM, np.zeros(N), problem.solve(mu, np.zeros((N, DIM))))
     at, c = problem.point, problem.constants
     assert c == (1.0, 0.0, 0.0)
-    assert losses(rules.folb, case)[0] == pytest.approx(-(g @ g) / mu)
+    assert losses(rules.Folb(), case)[0] == pytest.approx(-(g @ g) / mu)
     assert theory.folb_bound(at, c, mu, 0.0, K) == pytest.approx(-K * (g @ g) / mu)
     assert theory.folb_bound(at, c, mu, 0.0, 1) == pytest.approx(-(g @ g) / mu)
 

@@ -193,7 +193,9 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "local_step: a device's step": {name: first_line(one) for name, one in LOCAL_STEPS.parts.items()},
         "sampling: which devices a round asks": {name: first_line(one) for name, one in SAMPLINGS.parts.items()},
         "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.parts.items()},
-        "gradient: what stands for grad F_k in FOLB's rules": dict(GRADIENTS),
+        "gradient: what stands for grad F_k in FOLB's rules": {
+            name: first_line(one) for name, one in GRADIENTS.parts.items()
+        },
         "robust: what replaces the mean of updates": {name: first_line(one.centre) for name, one in CENTRES.items()},
         "attack: what lying devices do, in the simulator": dict(SAYS),
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.parts.items()},

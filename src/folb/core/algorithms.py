@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
-
-from jax.tree_util import Partial
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, Literal, get_type_hints
 
 from folb.core import rules
 from folb.core.algorithm import Algorithm, Constructor, Origin, compose, named
-from folb.core.gradient import source
-from folb.core.guard import guard
-from folb.core.rules import Rule
-from folb.core.samplings import SAMPLINGS
-from folb.errors import InputError, check_number, choose
+from folb.core.gradient import GRADIENTS
+from folb.core.guard import Guard, guard
+from folb.core.part import Part, settings_of
+from folb.core.rules import AVERAGING, FedNova, Mean, Rule
+from folb.errors import InputError, choose
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
 
@@ -25,126 +24,96 @@ def _listed(constructor: Constructor) -> Constructor:
     return made
 
 
-Averaging = Annotated[Literal["simple", "samples"], "weights of the average: 1/K as in (2), or n_k as in (1)"]
-
-
-if TYPE_CHECKING:
-    Sampling: TypeAlias = str
-    OneByOne: TypeAlias = str
-else:
-    Sampling = SAMPLINGS.among(lambda kind: not kind.naive)
-    OneByOne = SAMPLINGS.among(
-        lambda kind: kind().one_by_one, "P_k: uniform, or a device's share of the samples, among the free devices"
-    )
-
-
-Gradient = Annotated[
-    Literal["exact", "sketch", "proxy"], "what stands for grad F_k: itself, a sketch of it, or -Delta_k / (lr J_k)"
+Sampling = Annotated[
+    Literal["uniform", "samples", "poisson", "power_of_choice", "remembered_loss", "oort", "clusters"],
+    "P_k. uniform: equal chances; samples: a device's share of the samples; poisson: each device by itself, with "
+    "chance K/N; power_of_choice, remembered_loss: the K of some candidates with the largest loss, reported now or "
+    "last time; oort: by use and speed; clusters: one device of each of K clusters",
 ]
-
-
-Sketch = Annotated[int | None, "m: how many numbers gradient=sketch sends; by default 256"]
-
-
-Bits = Annotated[int | None, "bits of each of these numbers: 1, 2, 4, 8 or 32; by default 8"]
-
-
+OneByOne = Annotated[
+    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among the free devices"
+]
 Mu = Annotated[float, "weight of the proximal term (3); with 0, local work is as in FedAvg"]
-
-
-Psi = Annotated[float, "discount for inexact local work (18)"]
-
-
-Guarded = Annotated[bool, "bound every device's weight, whatever it reports, and never reverse an update"]
-
-
-Cap = Annotated[float, "c of the bound c/K on a device's weight, if guarded"]
-
-
+Averaging = Annotated[Literal["simple", "samples"], AVERAGING]
 NaiveRule = Annotated[Literal["mean", "signed"], "aggregation: (2) or (5)"]
 
 
-def _average(averaging: str) -> Rule:
-    return {"simple": rules.mean, "samples": rules.samples}[choose("averaging", averaging, ("simple", "samples"))]
+def _keywords(kind: type[Part]) -> dict[str, tuple[Any, Any]]:
+    """The settings of a class of parts: their types with a line of help, and their defaults."""
+    hints, known = get_type_hints(kind), settings_of(kind).items()
+    return {name: (Annotated[hints[name], one.metadata["meaning"]], one.default) for name, one in known}
 
 
-@_listed
-def fedavg(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Any) -> Algorithm:
-    """FedAvg (McMahan et al.): local SGD and the average (2)."""
-    return compose(_average(averaging), sampling=sampling, **common)
+GUARDED = "bound every device's weight, whatever it reports, and never reverse an update"
+WEIGHED: dict[str, tuple[Any, Any]] = {  # what a rule that weighs by gradients has besides
+    "gradient": (Annotated[Literal[tuple(GRADIENTS.parts)], GRADIENTS.meaning], "exact"),
+    **{name: (hint, None) for name, hint in GRADIENTS.numbers.items()},
+    "guarded": (Annotated[bool, GUARDED], False),
+    **_keywords(Guard),
+}
 
 
-@_listed
-def fedprox(
-    *,
-    mu: Mu = 1.0,
-    averaging: Averaging = "simple",
-    sampling: Sampling = "uniform",
-    **common: Any,
-) -> Algorithm:
-    """FedProx (Li et al.): the proximal local objective (3) and the average (2)."""
-    return compose(_average(averaging), mu=mu, sampling=sampling, **common)
+def _algorithm(
+    name: str, rule: type[Rule], says: str, *, mu: float | None = None, fixed: Mapping[str, str] | None = None
+) -> Callable[..., Algorithm]:
+    """A constructor: a rule with its settings, draws by `sampling` (of one set), its own mu, and what it fixes."""
+    own, weighs, fixed = _keywords(rule), "grad" in rule.uploads, dict(fixed or {})
+    keywords = {
+        **({} if mu is None else {"mu": (Mu, mu)}),
+        **own,
+        **({} if rule.second else {"sampling": (Sampling, "uniform")}),
+        **(WEIGHED if weighs else {}),
+    }
+
+    def make(**given: Any) -> Algorithm:
+        for field, value in fixed.items():
+            if given.get(field, value) not in (signature(compose).parameters[field].default, value):
+                raise InputError(field, given[field], f"is fixed: {name} has {field}={value}; use fedavg with this one")
+        settings = {field: usual for field, (_, usual) in keywords.items()} | given | fixed
+        guarded, cap = settings.pop("guarded", False), settings.pop("cap", 2.0)
+        if not isinstance(guarded, bool):
+            raise InputError("guarded", guarded, "should be True or False")
+        Guard(cap).check()
+        made = compose(rule(**{field: settings.pop(field) for field in own}), **settings)
+        return guard(made, cap) if guarded else made
+
+    parameters = [Parameter(field, Parameter.KEYWORD_ONLY, default=usual) for field, (_, usual) in keywords.items()]
+    made: Any = make
+    made.__signature__ = Signature([*parameters, Parameter("common", Parameter.VAR_KEYWORD)])
+    made.__annotations__ = {field: hint for field, (hint, _) in keywords.items()}
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = says
+    return _listed(made)
 
 
-def _against_drift(memory: str, says: str) -> Callable[..., Algorithm]:
-    """FedAvg with a memory against drift (`folb.core.drift`), under the memory's name."""
-
-    def make(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Any) -> Algorithm:
-        other = common.get("memory")
-        if other not in (None, memory):
-            expected = f"is fixed: {memory} has a memory of its own; use fedavg with this memory"
-            raise InputError("memory", other, expected)
-        settings: dict[str, Any] = {**common, "memory": memory}
-        made = compose(_average(averaging), sampling=sampling, **settings)
-        return replace(made, origin=Origin(settings={"memory": memory}))
-
-    make.__name__ = make.__qualname__ = memory
-    make.__doc__ = says
-    return _listed(make)
-
-
-scaffold = _against_drift("scaffold", "SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c.")
-feddyn = _against_drift(
-    "feddyn", "FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates."
+fedavg = _algorithm("fedavg", Mean, "FedAvg (McMahan et al.): local SGD and the average (2).")
+fedprox = _algorithm(
+    "fedprox", Mean, "FedProx (Li et al.): the proximal local objective (3) and the average (2).", mu=1.0
 )
-fedvarp = _against_drift(
-    "fedvarp", "FedVARP (Jhunjhunwala et al., 2022): a device's last update stands in for it while it is away."
+scaffold, feddyn, fedvarp, fedcm, mimelite, ghbm, adabest = (
+    _algorithm(name, Mean, says, fixed={"memory": name})
+    for name, says in {
+        "scaffold": "SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c.",
+        "feddyn": "FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates.",
+        "fedvarp": "FedVARP (Jhunjhunwala et al., 2022): a device's last update stands in for it while it is away.",
+        "fedcm": "FedCM (Xu et al., 2021): local steps mixed with the last round's mean step.",
+        "mimelite": "MimeLite with momentum (Karimireddy et al., 2021): local steps with the server's frozen momentum.",
+        "ghbm": "GHBM (Zaccone et al., 2025): local steps with the momentum of the last tau rounds.",
+        "adabest": "AdaBest (Varno et al., 2022): local bias estimates that fade while a device is away.",
+    }.items()
 )
-fedcm = _against_drift("fedcm", "FedCM (Xu et al., 2021): local steps mixed with the last round's mean step.")
-mimelite = _against_drift(
-    "mimelite", "MimeLite with momentum (Karimireddy et al., 2021): local steps with the server's frozen momentum."
+fednova = _algorithm(
+    "fednova",
+    FedNova,
+    "FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged.",
 )
-ghbm = _against_drift("ghbm", "GHBM (Zaccone et al., 2025): local steps with the momentum of the last tau rounds.")
-adabest = _against_drift(
-    "adabest", "AdaBest (Varno et al., 2022): local bias estimates that fade while a device is away."
+fedacg = _algorithm(
+    "fedacg",
+    Mean,
+    "FedACG (Kim et al., 2024): devices start ahead, from w + beta m, and stay near it (mu).",
+    mu=0.01,
+    fixed={"server": "lookahead"},
 )
-
-
-@_listed
-def fednova(*, averaging: Averaging = "simple", sampling: Sampling = "uniform", **common: Any) -> Algorithm:
-    """FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."""
-    by = {"simple": rules.fednova, "samples": rules.fednova_by_samples}
-    made = compose(by[choose("averaging", averaging, by)], sampling=sampling, **common)
-    if not (step := made.solver.step).one_size:
-        raise InputError("local_step", step.name, "should be sgd or momentum: FedNova needs steps of one size")
-    return made
-
-
-@_listed
-def fedacg(
-    *,
-    mu: Mu = 0.01,
-    averaging: Averaging = "simple",
-    sampling: Sampling = "uniform",
-    **common: Any,
-) -> Algorithm:
-    """FedACG (Kim et al., 2024): devices start ahead, from w + beta m, and stay near it (mu)."""
-    server = common.get("server", "plain")
-    if server not in ("plain", "lookahead"):
-        raise InputError("server", server, "is fixed: fedacg has server=lookahead; use fedprox with this server")
-    settings: dict[str, Any] = {**common, "server": "lookahead"}
-    made = compose(_average(averaging), mu=mu, sampling=sampling, **settings)
-    return replace(made, origin=Origin(settings={"server": "lookahead"}))
 
 
 @_listed
@@ -174,7 +143,7 @@ def accord(
         raise InputError("server", server, "is fixed: accord has server=lookahead; use fedavg with this server")
     rate = 0.6 if average == "ema" and average_rate is None else average_rate
     made = compose(
-        _average(averaging),
+        Mean(averaging),
         lr=lr,
         sampling=sampling,
         replacement=replacement,
@@ -200,8 +169,7 @@ def fedbuff(
 ) -> Algorithm:
     """FedBuff (Nguyen et al., 2022): nobody waits; every K updates, weighed by their age, make a step."""
     M = common.get("K", 10) if concurrency is None else concurrency
-    made = compose(_average(averaging), mu=mu, sampling=sampling, concurrency=M, **common)
-    return replace(made, origin=Origin(settings={"concurrency": M}))
+    return compose(Mean(averaging), mu=mu, sampling=sampling, concurrency=M, **common)
 
 
 @_listed
@@ -219,11 +187,11 @@ def fedasync(
     if concurrency is None:
         raise InputError("concurrency", None, "should be a number: the devices of fedasync do not wait")
     settings: dict[str, Any] = {**common, "K": K, "concurrency": concurrency, "server_lr": server_lr}
-    return compose(_average(averaging), mu=mu, sampling=sampling, mixing=True, **settings)
+    return compose(Mean(averaging), mu=mu, sampling=sampling, mixing=True, **settings)
 
 
 def _naive(rule: str) -> Rule:
-    return {"mean": rules.mean, "signed": rules.signed}[choose("rule", rule, ("mean", "signed"))]
+    return {"mean": rules.Mean, "signed": rules.Signed}[choose("rule", rule, ("mean", "signed"))]()
 
 
 @_listed
@@ -235,91 +203,24 @@ def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> A
 @_listed
 def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Algorithm:
     """FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D."""
-    uploads = ("grad",) if rule == "signed" else ()
-    return compose(_naive(rule), mu=mu, sampling="norm", uploads=uploads, **common)
+    return compose(_naive(rule), mu=mu, sampling="norm", **common)
 
 
-@_listed
-def folb(
-    *,
-    mu: Mu = 0.01,
-    sampling: Sampling = "uniform",
-    gradient: Gradient = "exact",
-    sketch: Sketch = None,
-    bits: Bits = None,
-    guarded: Guarded = False,
-    cap: Cap = 2.0,
-    **common: Any,
-) -> Algorithm:
-    """FOLB with one set of devices (13): the version of the paper's experiments."""
-    made = compose(rules.folb, mu=mu, sampling=sampling, gradient=source(gradient, sketch, bits), **common)
-    return _guarded(made, guarded, cap)
-
-
-@_listed
-def folb_two_set(
-    *,
-    mu: Mu = 0.01,
-    gradient: Gradient = "exact",
-    sketch: Sketch = None,
-    bits: Bits = None,
-    guarded: Guarded = False,
-    cap: Cap = 2.0,
-    **common: Any,
-) -> Algorithm:
-    """FOLB with two independent sets of devices (9), Algorithm 2."""
-    made = compose(rules.folb_two_set, mu=mu, uploads=("second",), gradient=source(gradient, sketch, bits), **common)
-    return _guarded(made, guarded, cap)
-
-
-@_listed
-def folb_hetero(
-    *,
-    mu: Mu = 0.01,
-    psi: Psi = 0.1,
-    sampling: Sampling = "uniform",
-    gradient: Gradient = "exact",
-    sketch: Sketch = None,
-    bits: Bits = None,
-    guarded: Guarded = False,
-    cap: Cap = 2.0,
-    **common: Any,
-) -> Algorithm:
-    """FOLB, heterogeneity-aware (18), exactly as printed."""
-    found = source(gradient, sketch, bits)
-    return _guarded(_hetero(rules.folb_hetero, psi, mu=mu, sampling=sampling, gradient=found, **common), guarded, cap)
-
-
-@_listed
-def folb_never_flip(
-    *,
-    mu: Mu = 0.01,
-    psi: Psi = 0.1,
-    sampling: Sampling = "uniform",
-    gradient: Gradient = "exact",
-    sketch: Sketch = None,
-    bits: Bits = None,
-    guarded: Guarded = False,
-    cap: Cap = 2.0,
-    **common: Any,
-) -> Algorithm:
-    """(18) with a discount that shrinks a weight to zero at most, and never changes its sign."""
-    found = source(gradient, sketch, bits)
-    return _guarded(
-        _hetero(rules.folb_never_flip, psi, mu=mu, sampling=sampling, gradient=found, **common), guarded, cap
-    )
-
-
-def _hetero(rule: Callable[..., Any], psi: Any, **settings: Any) -> Algorithm:
-    check_number("psi", psi, lambda psi: psi >= 0, "should be at least 0")
-    return compose(Partial(rule, psi=psi), uploads=("gamma",), **settings)
-
-
-def _guarded(algorithm: Algorithm, guarded: bool, cap: Any) -> Algorithm:
-    if not isinstance(guarded, bool):
-        raise InputError("guarded", guarded, "should be True or False")
-    check_number("cap", cap, lambda cap: cap >= 1, "should be at least 1")
-    return guard(algorithm, cap) if guarded else algorithm
+folb = _algorithm(
+    "folb", rules.Folb, "FOLB with one set of devices (13): the version of the paper's experiments.", mu=0.01
+)
+folb_two_set = _algorithm(
+    "folb_two_set", rules.FolbTwoSet, "FOLB with two independent sets of devices (9), Algorithm 2.", mu=0.01
+)
+folb_hetero = _algorithm(
+    "folb_hetero", rules.FolbHetero, "FOLB, heterogeneity-aware (18), exactly as printed.", mu=0.01
+)
+folb_never_flip = _algorithm(
+    "folb_never_flip",
+    rules.FolbNeverFlip,
+    "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
+    mu=0.01,
+)
 
 
 GROUPS = {  # as `folb list` shows them

@@ -7,70 +7,69 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 from folb.core import tree
+from folb.core.part import Part, Range, Slot, setting, whole
 from folb.core.rules import Gradients, Round, fraction
-from folb.core.sketch import sketched, unpacked
+from folb.core.sketch import BITS, MOST, sketched, unpacked
 from folb.core.upload import DELTA, GRAD, Upload, sketch
 from folb.core.vector import scaled
-from folb.errors import InputError, choose
 from folb.typing import Params
 
-GRADIENTS = {
-    "exact": "The gradient itself: as much as an update.",
-    "sketch": "A few numbers that nearly keep the inner products.",
-    "proxy": "-Delta_k / (lr J_k), the mean gradient of the device's own steps: nothing is sent.",
-}
+BITS_RANGE = Range(lambda bits: bits in BITS, f"should be one of {', '.join(map(str, BITS))}", number=False)
 
 
-class Source(NamedTuple):
-    """An upload of S_1 (None asks for nothing more), the upload of S_2, and the round as the rule sees it."""
+class GradientSource(Part):
+    """What stands for grad F_k in a rule: what devices send for it, and how the server reads that."""
 
-    upload: Upload | None
-    second: Upload  # all that a device of S_2 sends
-    view: Callable[[Round], Round]
+    @property
+    def upload(self) -> Upload | None:
+        """What a device of S_1 sends for it; None: nothing more than its update."""
+        return GRAD
+
+    @property
+    def second(self) -> Upload:
+        """All that a device of S_2 sends."""
+        return GRAD
 
     @property
     def works(self) -> bool:
         """Whether a device of S_2 has to work for what it sends."""
         return "delta" in self.second.needs
 
-
-def _as_sent(round: Round) -> Round:
-    return round
-
-
-def _from_updates(round: Round) -> Round:
-    assert round.steps is not None and round.lr is not None
-    lr = round.lr
-
-    def slopes(delta: Params, steps: Array, times: Array) -> Params:
-        rate = fraction((times > 0).astype(jnp.float32), steps * lr)
-        return jax.vmap(scaled)(delta, -rate)
-
-    second = round.second
-    if second is not None:
-        assert second.steps is not None
-        second = Gradients(slopes(second.grad, second.steps, second.times), *second[1:])
-    slope = slopes(round.delta, round.steps, round.times)
-    grad = slope if round.shift is None else tree.sub(slope, round.shift)
-    return round._replace(grad=grad, downhill=slope, second=second)
+    def view(self, round: Round) -> Round:
+        """The round as the rule sees it."""
+        return round
 
 
-class _Sketches(NamedTuple):
-    """A view by sketches. Equal ones are one function, so that algorithms with the same m are one program."""
+class Exact(GradientSource):
+    """The gradient itself: as much as an update."""
 
-    m: int
-    bits: int
 
-    def __call__(self, round: Round) -> Round:
+class Sketch(GradientSource):
+    """A few numbers that nearly keep the inner products."""
+
+    m: int = setting("how many numbers it sends, m", whole(1, MOST), default=256)
+    bits: int = setting("bits of each of these numbers: 1, 2, 4, 8 or 32", BITS_RANGE, default=8)
+
+    @property
+    def upload(self) -> Upload:
+        """The sketch."""
+        return sketch(self.m, self.bits)
+
+    @property
+    def second(self) -> Upload:
+        """The sketch."""
+        return self.upload
+
+    def view(self, round: Round) -> Round:
+        """Sketches in place of gradients, and sketches of what they are compared with."""
+
         def decode(sent: Any) -> Array:
             return unpacked(sent, self.m, self.bits)
 
@@ -87,15 +86,42 @@ class _Sketches(NamedTuple):
         return round._replace(grad=grad, compared=again(round.delta), downhill=downhill, second=second)
 
 
-def source(wanted: str, m: Any = None, bits: Any = None) -> Source:
-    """Where the gradients come from, by name; `m` numbers of so many `bits` are for a sketch."""
-    choose("gradient", wanted, GRADIENTS)
-    for name, value in (("sketch", m), ("bits", bits)):
-        if value is not None and wanted != "sketch":
-            raise InputError(name, value, f"is for gradient=sketch; gradient is {wanted}")
-    if wanted == "exact":
-        return Source(GRAD, GRAD, Partial(_as_sent))
-    if wanted == "proxy":
-        return Source(None, DELTA, Partial(_from_updates))
-    made = sketch(256 if m is None else m, 8 if bits is None else bits)
-    return Source(made, made, Partial(_Sketches(**dict(made.sizes))))
+class Proxy(GradientSource):
+    """-Delta_k / (lr J_k), the mean gradient of the device's own steps: nothing is sent."""
+
+    @property
+    def upload(self) -> None:
+        """Nothing."""
+        return None
+
+    @property
+    def second(self) -> Upload:
+        """The update."""
+        return DELTA
+
+    def view(self, round: Round) -> Round:
+        """The mean gradients of the steps, without what a memory added to them."""
+        assert round.steps is not None and round.lr is not None
+        lr = round.lr
+
+        def slopes(delta: Params, steps: Array, times: Array) -> Params:
+            rate = fraction((times > 0).astype(jnp.float32), steps * lr)
+            return jax.vmap(scaled)(delta, -rate)
+
+        second = round.second
+        if second is not None:
+            assert second.steps is not None
+            second = Gradients(slopes(second.grad, second.steps, second.times), *second[1:])
+        slope = slopes(round.delta, round.steps, round.times)
+        grad = slope if round.shift is None else tree.sub(slope, round.shift)
+        return round._replace(grad=grad, downhill=slope, second=second)
+
+
+GRADIENTS = Slot(
+    "gradient",
+    GradientSource,
+    (Exact, Sketch, Proxy),
+    "what stands for grad F_k: itself, a sketch of it, or -Delta_k / (lr J_k)",
+    prefix="",
+    others={"m": "sketch"},
+)

@@ -26,7 +26,7 @@ add up to less than 1: the step is shorter, and the bound still holds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,10 +34,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
+from folb.core.part import Part, at_least, setting
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
 from folb.core.server_step import SERVERS
-from folb.errors import InputError, check, check_number
+from folb.errors import InputError, check
 
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
@@ -46,12 +47,45 @@ OTHERWISE = "or set guarded=False"  # as Python and the command line spell it
 LARGEST = 1e6  # longest gradient, in median norms: weights are bounded, so a longer one would change nothing
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Guard:
-    """The bound c/K on a device's weight; c is the cap."""
+class Guard(Part):
+    """The bound c/K on a device's weight, around a rule; c is the cap."""
 
-    cap: Any = 2.0
+    cap: float = setting("c of the bound c/K on a device's weight, if guarded", at_least(1), default=2.0)
+
+    def update(self, rule: Rule, round: Round) -> Update:
+        """The rule's update on the screened round, with weights of at least 0 and at most cap / K, and bounded lengths.
+
+        The update is the sum of the updates with these weights, and so must be that of `rule`: a rule that makes its
+        update in another way, such as a median, cannot be guarded.
+
+        With cap = 1 every device that counts has weight 1/K: the mean (2) of updates clipped to their median length, if
+        each was drawn once and none is rejected. The weights of (9) are not normalised: they keep the scale
+        ||grad_1 f||^2 / ||grad_2 f||^2, computed from clipped gradients.
+        """
+        sound = screened(round)
+        total: Array | float = 1.0
+        if sound.second is not None:
+            g2 = gradient_estimate(sound.second.grad, sound.second.times, sound.second.correction)
+            total = fraction(tree.dot(sound.reference, sound.reference), tree.dot(g2, g2))
+        K = len(round.times)
+        most = jnp.where(_vouched(sound), self.cap, 1.0) / K
+        weights = water_filled(jnp.maximum(rule.update(sound).weights, 0.0), most, total)
+        norm, counted = polar(sound.delta, sound.times > 0).norm, sound.times > 0
+        length = fraction(median(norm, counted), weights * jnp.maximum(jnp.sum(round.times > 0), K / self.cap))
+        kept = jnp.where(counted, jnp.minimum(1.0, fraction(length, norm)), 0.0)
+        return weighted(sound._replace(delta=scaled(sound.delta, kept)), weights)._replace(kept=kept)
+
+    def bounded(self, round: Round) -> Round:
+        """The round for a memory or a server step: screened, in its own units, and clipped to median norms."""
+        sound = screened(round)
+        assert round.grad is not None
+        counted = sound.times > 0
+
+        def short(stack: Any) -> Any:
+            norm = polar(stack, round.times > 0).norm
+            return clipped(stack, norm, counted, median(norm, counted))
+
+        return sound._replace(delta=short(round.delta), grad=short(round.grad))
 
 
 def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
@@ -61,16 +95,17 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     FedProx, most of FedNu) is returned unchanged: a false gradient has no effect on it. Two lies can have an effect,
     and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
-    check_number("cap", cap, lambda cap: (cap >= 1) & (cap < jnp.inf), "should be a number of at least 1")
+    made = Guard(cap)
+    made.check()
     if algorithm.privacy is not None:
         raise InputError("guarded", True, "should be false with privacy, which bounds every device by itself")
-    if not (algorithm.sends("grad") or algorithm.gradient is not None):
+    if not algorithm.sees_gradients:
         return algorithm
     check_around(algorithm)
     if algorithm.guard is not None:
         return algorithm
     origin = replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap})
-    return replace(algorithm, guard=Guard(cap), origin=origin)
+    return replace(algorithm, guard=made, origin=origin)
 
 
 def check_around(algorithm: Algorithm) -> None:
@@ -92,43 +127,6 @@ def check_around(algorithm: Algorithm) -> None:
     expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
     field, value = ("server_lr", server.settings["lr"]) if ours else ("server: gain", gain)
     check(field, value, (gain >= 0) & (gain <= 1 + 1e-6), f"{expected}; {OTHERWISE}")
-
-
-def guarded(rule: Rule, cap: Any, round: Round) -> Update:
-    """The update of `rule` on the screened round, with weights of at least 0 and at most cap / K, and bounded lengths.
-
-    The update is the sum of the updates with these weights, and so must be that of `rule`: a rule that makes its update
-    in another way, such as a median, cannot be guarded.
-
-    With cap = 1 every device that counts has weight 1/K: the mean (2) of updates clipped to their median length, if
-    each was drawn once and none is rejected. The weights of (9) are not normalised: they keep the scale
-    ||grad_1 f||^2 / ||grad_2 f||^2, computed from clipped gradients.
-    """
-    sound = screened(round)
-    total: Array | float = 1.0
-    if sound.second is not None:
-        g2 = gradient_estimate(sound.second.grad, sound.second.times, sound.second.correction)
-        total = fraction(tree.dot(sound.reference, sound.reference), tree.dot(g2, g2))
-    K = len(round.times)
-    most = jnp.where(_vouched(sound), cap, 1.0) / K
-    weights = water_filled(jnp.maximum(rule(sound).weights, 0.0), most, total)
-    norm, counted = polar(sound.delta, sound.times > 0).norm, sound.times > 0
-    length = fraction(median(norm, counted), weights * jnp.maximum(jnp.sum(round.times > 0), K / cap))
-    kept = jnp.where(counted, jnp.minimum(1.0, fraction(length, norm)), 0.0)
-    return weighted(sound._replace(delta=scaled(sound.delta, kept)), weights)._replace(kept=kept)
-
-
-def bounded(round: Round) -> Round:
-    """The screened round for a memory or a server step: gradients in their own unit; all clipped to median norms."""
-    sound = screened(round)
-    assert round.grad is not None
-    counted = sound.times > 0
-
-    def short(stack: Any) -> Any:
-        norm = polar(stack, round.times > 0).norm
-        return clipped(stack, norm, counted, median(norm, counted))
-
-    return sound._replace(delta=short(round.delta), grad=short(round.grad))
 
 
 def screened(round: Round) -> Round:

@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core import accountant, randomness, rules, tree
+from folb.core import accountant, randomness, tree
 from folb.core.accountant import Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
-from folb.core.importance import as_printed, never_flipped
 from folb.core.polar import polar, scaled
-from folb.core.rules import Round, Update
+from folb.core.rules import Round, Rule, Update
+from folb.core.samplings import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
 from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped
@@ -50,8 +50,6 @@ RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding errors do not exceed a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
 SURE = 6.0  # standard deviations that the noise of a device does not exceed
-# what FOLB weighs by: its inner products, less a discount
-WEIGHED = {rules.folb: None, rules.folb_hetero: as_printed, rules.folb_never_flip: never_flipped}
 
 
 @jax.tree_util.register_dataclass
@@ -135,7 +133,7 @@ def private(
     _check_parts(parts, place)
     _check_rule(algorithm, place)
     scheme = _scheme(algorithm, parts["sampling"])
-    weighs = algorithm.gradient is not None
+    weighs = algorithm.rule.alone is not None
     lengths = _looks_at_lengths(algorithm)
     adapts = "clip_quantile" in given
     if "clip_gradient" in given and not weighs:
@@ -174,18 +172,18 @@ RANGES: dict[str, tuple[Any, str]] = {
 
 
 def _check_rule(algorithm: Algorithm, place: str) -> None:
-    found: Any = getattr(algorithm.rule, "func", algorithm.rule)
-    if found in (rules.samples, rules.fednova_by_samples):
+    rule, weighs = algorithm.rule, algorithm.rule.alone is not None
+    if rule.by_samples:
         expected = "should be simple with privacy: nothing bounds a device's number of samples"
         raise InputError("averaging", "samples", expected)
-    if found is not rules.mean and found not in WEIGHED:
+    if not rule.even and not weighs:
         reason = "its rule divides by what devices sent, or is not shown to be private"
-        raise InputError("algorithm", getattr(found, "__name__", "your own rule"), f"cannot be private: {reason}")
-    if found in WEIGHED and place == "distributed":
+        raise InputError("algorithm", rule.name, f"cannot be private: {reason}")
+    if weighs and place == "distributed":
         expected = "should be central: FOLB weighs a device by its gradient, which the server has to see"
         raise InputError("privacy", place, expected)
     extra = [one.name for one in algorithm.uploads if one.name not in (GRAD.name, GAMMA.name, "sketch")]
-    if extra or (algorithm.uploads and found is rules.mean):
+    if extra or (algorithm.uploads and rule.even):
         names = ", ".join(extra or [one.name for one in algorithm.uploads])
         raise InputError("uploads", names, "should be none with privacy: nothing bounds it")
 
@@ -311,7 +309,7 @@ def shapes(algorithm: Algorithm, round: Round) -> dict[str, Any]:
     """The shape of each part of a round's noise."""
     assert algorithm.privacy is not None
     number, grad = jax.ShapeDtypeStruct((), jnp.float32), None
-    if algorithm.gradient is not None:  # itself, or a sketch
+    if "gradient" in algorithm.privacy.parts:  # itself, or a sketch
         stack = jax.eval_shape(algorithm.gradient.view, round).grad
         grad = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack)
     return {part: {"delta": round.params, "gradient": grad}.get(part, number) for part in algorithm.privacy.parts}
@@ -439,7 +437,7 @@ def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
     return tree.add(total, noise, deviation)
 
 
-def _weights(rule: Any, found: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
+def _weights(rule: Rule, found: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
     """FOLB's weight of each device, from -1 to 1: its importance, divided by the squared length of the mean gradient.
 
     `g` is the released gradient. Its squared length contains that of its noise, which is known and subtracted.
@@ -447,9 +445,6 @@ def _weights(rule: Any, found: Privacy, grad: Params, g: Params, gamma: Array | 
     d = sum(leaf.size for leaf in jax.tree.leaves(g))
     added = d * (found.deviation("gradient", found.clip) / found.K) ** 2
     square = jnp.maximum(tree.dot(g, g) - added, added * math.sqrt(2 / d))
-    how = WEIGHED[getattr(rule, "func", rule)]
-    inner = tree.dots(grad, g)
-    if how is not None:
-        assert gamma is not None
-        inner = how(inner, rule.keywords["psi"] * jnp.clip(jnp.nan_to_num(gamma), 0.0, 1.0) * square)
-    return jnp.clip(jnp.nan_to_num(inner / square), -1.0, 1.0)
+    gamma = None if gamma is None else jnp.clip(jnp.nan_to_num(gamma), 0.0, 1.0)
+    importance = rule.importance(tree.dots(grad, g), gamma, square)
+    return jnp.clip(jnp.nan_to_num(importance / square), -1.0, 1.0)

@@ -125,13 +125,12 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     remembers = algorithm.memory
     start = model_sent(algorithm, state, round.key) if round.start is None else round.start
     round = round._replace(shared=state.shared, start=start)
-    if remembers is not None and remembers.shifts and (algorithm.gradient is not None or algorithm.sends("grad")):
+    if remembers is not None and remembers.shifts and algorithm.sees_gradients:
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
         round = told(algorithm.attack, round)
-    if algorithm.gradient is not None:
-        round = algorithm.gradient.view(round)
-    if algorithm.attack is not None and (algorithm.gradient is None or algorithm.gradient.upload is not None):
+    round = algorithm.gradient.view(round)
+    if algorithm.attack is not None and algorithm.gradient.upload is not None:
         round = told_gradients(algorithm.attack, round)
     if algorithm.asynchrony is not None:
         round = algorithm.asynchrony.seen(round, math.inf if algorithm.guard is None else 1.0)

@@ -1,4 +1,4 @@
-"""Aggregation: one function for each rule of the paper.
+"""Aggregation: one class for each rule of the paper.
 
 A rule sees the whole `Round`, all replies stacked, and returns the `Update` of the server's model. A device drawn m
 times into the multiset works once and counts m times; one that was lost counts 0 times. So the paper's K is the sum of
@@ -7,76 +7,22 @@ times into the multiset works once and counts m times; one that was lost counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
 from folb.core.importance import as_printed, never_flipped
+from folb.core.part import at_least, one_of, setting
+from folb.core.rule import Gradients as Gradients
+from folb.core.rule import Round as Round
+from folb.core.rule import Rule as Rule
+from folb.core.rule import Update as Update
+from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params
-
-
-class Round(NamedTuple):
-    """What the server knows when it closes a round; each field is stacked over the slots of S_1.
-
-    A field that the algorithm does not ask its devices to upload is None.
-    """
-
-    params: Params  # w^t, the server's model, not stacked
-    times: Array  # times in the multiset, 0 for a slot without a usable reply
-    size: Array  # n_k
-    correction: Array  # p_k / P_k: corrects a mean over draws from P to the objective (1)
-    delta: Params  # w_k less the model that the device was sent: w^t, unless the server step looks ahead
-    grad: Params | None = None  # grad F_k(w^t)
-    gamma: Array | None = None
-    inner: Array | None = None  # <grad f(w^t), grad F_k(w^t)>, exact, if there was a survey of all devices
-    second: Gradients | None = None  # what S_2 sent, for (9)
-    reference: Params | None = None  # grad_1 f(w^t), if it should differ from (10) of `grad`
-    trusted: Params | None = None  # the server's own update, if it has samples: not stacked
-    device: Array | None = None  # whose replies these are: for attacks, not for rules
-    sent: Mapping[str, Any] = {}  # further uploads, by name
-    t: Array | int | None = None  # the number of the round
-    N: Array | int | None = None  # how many devices there are
-    steps: Array | None = None  # local steps of each slot's device; with momentum, their total weight
-    lr: Array | float | None = None  # size of those steps; one for each slot, if rounds do not wait
-    shared: Any = ()  # the server's part of the memory of devices
-    own: Any = ()  # the part of each slot's device, stacked
-    key: Array | None = None  # two random words that all devices of the round share
-    start: Params | None = None  # the model that devices were sent, not stacked
-    shift: Params | None = None  # what each device added to its gradients, stacked, if it was sent such a term
-    compared: Params | None = None  # the updates, in the same form as `grad`, if that is not the model's
-    downhill: Params | None = None  # what each device was to descend along, in the same form, if not `grad` + `shift`
-    staleness: Array | None = None  # steps of the server since the device started, if rounds do not wait
-    starts: Params | None = None  # the model that each device started from, stacked, if they may differ
-    seconds: Array | None = None  # from the start of the round until each reply came
-    update: Update | None = None  # what the rule made of the round: for server steps and memories
-    noise: Any = None  # of a private round, before it is scaled
-    mean_square: Array | None = None  # of the updates' lengths, if no single update may be seen
-    noise_square: Array | None = None  # how long the noise in the update is, on average, squared
-
-
-class Gradients(NamedTuple):
-    """The gradients of one multiset of devices: all that S_2 of Algorithm 2 sends."""
-
-    grad: Params
-    times: Array
-    correction: Array
-    device: Array | None = None
-    steps: Array | None = None  # local steps, if they had to work for it
-
-
-class Update(NamedTuple):
-    """The round's step `delta`, and the weight each slot's update got in it: delta = sum_k weights_k kept_k Delta_k."""
-
-    delta: Params
-    weights: Array
-    kept: Array | float = 1.0  # what was kept of each update's length, if the rule shortened some
-
-
-Rule = Callable[[Round], Update]
 
 
 def weighted(round: Round, weights: Array) -> Update:
@@ -111,88 +57,149 @@ def inner_products(round: Round) -> tuple[Array, Params]:
     return tree.dots(round.grad, g1), g1
 
 
-def mean(round: Round) -> Update:
-    """(2): w^{t+1} = 1/K sum_{k in S_t} w_k."""
-    return weighted(round, fraction(round.times, jnp.sum(round.times)))
+AVERAGING = "weights of the average: 1/K as in (2), or n_k as in (1)"
 
 
-def samples(round: Round) -> Update:
-    """(2) with the weights p_k = n_k / n of (1) in place of 1/K, as in FedProx's public code."""
-    n = round.times * round.size
-    return weighted(round, fraction(n, jnp.sum(n)))
+class ByShare(Rule):
+    """Rules with the share of each device: 1/K, or p_k = n_k / n of (1) as in FedProx's public code."""
+
+    abstract = True
+    averaging: Literal["simple", "samples"] = setting(AVERAGING, one_of("simple", "samples"), default="simple")
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether p_k is the share."""
+        return self.averaging == "samples"
+
+    def shares(self, round: Round) -> Array:
+        """The share of each slot."""
+        count = round.times * round.size if self.by_samples else round.times
+        return fraction(count, jnp.sum(count))
 
 
-def fednova(round: Round) -> Update:
+class Mean(ByShare):
+    """(2): w^{t+1} = 1/K sum_{k in S_t} w_k, or with p_k in place of 1/K."""
+
+    @property
+    def even(self) -> bool:
+        """With 1/K it is (2)."""
+        return not self.by_samples
+
+    def update(self, round: Round) -> Update:
+        """The mean."""
+        return weighted(round, self.shares(round))
+
+
+class FedNova(ByShare):
     """FedNova (Wang et al., 2020): (sum_k p_k a_k) sum_k p_k Delta_k / a_k, where a_k is the number of local steps.
 
     With local momentum a_k is larger: the total weight of the gradients in these steps. `round.steps` has it.
     """
-    return _fednova(round, round.times)
+
+    one_size = True
+
+    def update(self, round: Round) -> Update:
+        """The sum."""
+        assert round.steps is not None
+        p, a = self.shares(round), round.steps.astype(jnp.float32)
+        return weighted(round, jnp.sum(p * a) * fraction(p, a))
 
 
-def fednova_by_samples(round: Round) -> Update:
-    """FedNova with p_k = n_k / n."""
-    return _fednova(round, round.times * round.size)
-
-
-def _fednova(round: Round, count: Array) -> Update:
-    if round.steps is None:
-        raise InputError("steps", None, "FedNova needs the devices' numbers of local steps")
-    p, a = fraction(count, jnp.sum(count)), round.steps.astype(jnp.float32)
-    return weighted(round, jnp.sum(p * a) * fraction(p, a))
-
-
-def signed(round: Round) -> Update:
+class Signed(Rule):
     """(5): w^{t+1} = w^t + 1/K sum_{k in S_t} sign(<grad f, grad F_k>) Delta w_k.
 
     The inner product comes from the survey, if there was one; otherwise it is estimated with (10).
     """
-    inner = inner_products(round)[0] if round.inner is None else round.inner
-    return weighted(round, fraction(round.times, jnp.sum(round.times)) * jnp.sign(inner))
+
+    uploads = ("grad",)
+    surveyed = True
+
+    def update(self, round: Round) -> Update:
+        """The mean of updates with signs."""
+        inner = inner_products(round)[0] if round.inner is None else round.inner
+        return weighted(round, fraction(round.times, jnp.sum(round.times)) * jnp.sign(inner))
 
 
-def folb_two_set(round: Round) -> Update:
+class FolbTwoSet(Rule):
     """(9): weights <grad F_k, grad_1 f> / sum_{k' in S_2} <grad F_k', grad_2 f>.
 
     They are not normalised: they add up to ||grad_1 f||^2 / ||grad_2 f||^2 when both sets have K members.
     """
-    if round.second is None:
-        raise InputError("uploads", (), "(9) needs the second set's gradients: should have 'grad' and 'second'")
-    second = round.second
-    inner, _ = inner_products(round)
-    g2 = gradient_estimate(second.grad, second.times, second.correction)
-    total = jnp.sum(jnp.where(second.times > 0, second.times * tree.dots(second.grad, g2), 0.0))
-    return weighted(round, fraction(round.times * inner, total))
+
+    called = "folb_two_set"
+    uploads = ("grad",)
+    second = True
+
+    def update(self, round: Round) -> Update:
+        """The sum of updates with these weights."""
+        second = round.second
+        assert second is not None
+        inner, _ = inner_products(round)
+        g2 = gradient_estimate(second.grad, second.times, second.correction)
+        total = jnp.sum(jnp.where(second.times > 0, second.times * tree.dots(second.grad, g2), 0.0))
+        return weighted(round, fraction(round.times * inner, total))
 
 
-def folb(round: Round) -> Update:
+class ByImportance(Rule):
+    """Weights I_k / sum_{k' in S_1} |I_k'|, with an I_k that follows from a device's reply and g = grad_1 f."""
+
+    abstract = True
+    uploads: ClassVar[tuple[str | Upload, ...]] = ("grad",)
+
+    def update(self, round: Round) -> Update:
+        """The sum of updates with these weights."""
+        inner, g1 = inner_products(round)
+        importance = self.importance(inner, round.gamma, tree.dot(g1, g1))
+        counted = jnp.where(round.times > 0, round.times * importance, 0.0)
+        return weighted(round, fraction(counted, jnp.sum(jnp.abs(counted))))
+
+
+class Folb(ByImportance):
     """(13): weights <grad F_k, grad_1 f> / sum_{k' in S_1} |<grad F_k', grad_1 f>|."""
-    return weighted(round, _normalised(round, inner_products(round)[0]))
+
+    @property
+    def alone(self) -> Mapping[str, Any]:
+        """None are needed."""
+        return {}
+
+    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
+        """I_k = <grad F_k, grad_1 f>."""
+        return inner
 
 
-def folb_hetero(round: Round, psi: Array | float) -> Update:
+class Discounted(ByImportance):
+    """Rules with a discount for inexact local work."""
+
+    abstract = True
+    uploads = ("grad", "gamma")
+    flip: ClassVar[float] = 1.0  # whether a discount may reverse an update
+    psi: float = setting("discount for inexact local work (18)", at_least(0), default=0.1)
+
+    @property
+    def alone(self) -> Mapping[str, Any]:
+        """Those of the discount."""
+        return {"psi": self.psi, "flip": self.flip}
+
+
+class FolbHetero(Discounted):
     """(18): weights I_k / sum |I_k'|, with I_k = <grad_1 f, grad F_k> - psi gamma_k ||grad_1 f||^2.
 
     Exactly as printed: a discount larger than the inner product reverses a device's update.
     """
-    inner, discount = _discounted(round, psi)
-    return weighted(round, _normalised(round, as_printed(inner, discount)))
+
+    called = "folb_hetero"
+
+    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
+        """I_k, as printed."""
+        return as_printed(inner, self.psi * gamma * square)
 
 
-def folb_never_flip(round: Round, psi: Array | float) -> Update:
+class FolbNeverFlip(Discounted):
     """(18), but the discount shrinks |I_k| to zero at most, so that psi cannot flip a sign."""
-    inner, discount = _discounted(round, psi)
-    return weighted(round, _normalised(round, never_flipped(inner, discount)))
 
+    called = "folb_never_flip"
+    flip = 0.0
 
-def _discounted(round: Round, psi: Array | float) -> tuple[Array, Array]:
-    if round.gamma is None:
-        raise InputError("uploads", (), "(18) needs the devices' gamma: should have 'grad' and 'gamma'")
-    inner, g1 = inner_products(round)
-    return inner, psi * round.gamma * tree.dot(g1, g1)
-
-
-def _normalised(round: Round, importance: Array) -> Array:
-    """count_k I_k / sum_k' count_k' |I_k'|."""
-    counted = jnp.where(round.times > 0, round.times * importance, 0.0)
-    return fraction(counted, jnp.sum(jnp.abs(counted)))
+    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
+        """I_k, with its sign kept."""
+        return never_flipped(inner, self.psi * gamma * square)

@@ -18,13 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 from flwr.app import Message
-from jax.tree_util import Partial
 
-from folb.core import rules
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Compression
 from folb.core.round import State
-from folb.core.rules import Round
+from folb.core.rules import Mean, Round
 from folb.core.server_step import SERVERS
 from folb.core.upload import GRAD, Upload
 from folb.errors import InputError, check_whole
@@ -35,8 +33,6 @@ from folb.flower.strategy import FederatedStrategy
 from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCALED_GRAD, WEIGHTED
 
 Sum = Callable[[Sequence[Arrays]], Arrays]
-
-RULES = (rules.folb, rules.folb_hetero, rules.folb_never_flip)
 
 
 def in_the_clear(parts: Sequence[Arrays]) -> Arrays:
@@ -87,16 +83,15 @@ class TwoPhaseStrategy(FederatedStrategy):
             expected = "should be none: a sum adds up numbers, and a codec's bytes do not add up"
             name = "compress_up" if algorithm.compression.up is not None else "compress_down"
             raise InputError(name, algorithm.origin.settings.get(name), expected)
-        if algorithm.gradient is not None and algorithm.gradient.upload != GRAD:
-            name = "proxy" if algorithm.gradient.upload is None else algorithm.gradient.upload.name
-            raise InputError("gradient", name, "should be exact: a device computes its own weight from its gradient")
+        if algorithm.gradient.upload != GRAD:
+            expected = "should be exact: a device computes its own weight from its gradient"
+            raise InputError("gradient", algorithm.gradient.name, expected)
         if algorithm.selection.first is not None:
             raise InputError("sampling", algorithm.name, "should not ask a device for its own sketch, but does")
         self.min_devices, self.add = min_devices, add
-        rule: Any = algorithm.rule
-        if getattr(rule, "func", rule) not in RULES:
-            names = ", ".join(known.__name__ for known in RULES)
-            raise InputError("algorithm", algorithm.name, f"should be one of {names}: all others need more than sums")
+        if algorithm.rule.alone is None:
+            expected = "should be one of folb, folb_hetero, folb_never_flip: all others need more than sums"
+            raise InputError("algorithm", algorithm.name, expected)
         server = algorithm.server
         if not server.sum_alone:
             known = ", ".join(name for name, step in SERVERS.parts.items() if step.sum_alone)
@@ -109,14 +104,9 @@ class TwoPhaseStrategy(FederatedStrategy):
 
     def uploads(self, algorithm: Algorithm) -> tuple[Upload, Upload]:
         """What a device sends in phase 2: its terms of the two sums."""
-        rule: Any = algorithm.rule
-        if rule.func is rules.folb:
+        if not (numbers := algorithm.rule.alone):
             return WEIGHTED, IMPORTANCE
-        numbers = {
-            "psi": float(rule.keywords["psi"]),
-            "flip": float(rule.func is not rules.folb_never_flip),
-            "most": 1.0 if algorithm.clamp_gamma else math.inf,
-        }
+        numbers = {**numbers, "most": 1.0 if algorithm.clamp_gamma else math.inf}
         return _with(HETERO_WEIGHTED, **numbers), _with(HETERO_IMPORTANCE, **numbers)
 
     def _ask(self, opened: OpenRound) -> list[Message]:
@@ -161,7 +151,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             delta={name: value[None] / np.float32(total or 1.0) for name, value in step.items()},
         )
         how = replace(opened.algorithm.selection, K=1)
-        alone = replace(opened.algorithm, selection=how, rule=Partial(rules.mean))
+        alone = replace(opened.algorithm, selection=how, rule=Mean())
         return opened.close(jax.tree.map(np.asarray, close(alone, opened.state, round)))
 
 

@@ -14,7 +14,7 @@ from jax import Array
 from folb.core import rules
 from folb.core.algorithm import Algorithm
 from folb.core.round import State
-from folb.core.rules import Round, Update
+from folb.core.rules import Round, Rule, Update
 from folb.core.server_step import Plain
 from folb.errors import InputError, check
 from folb.simulation.play import play
@@ -46,12 +46,12 @@ Claim = Callable[[Point, Constants, Any, Played], Any]
 
 # What the paper claims for a rule. (6) needs exact signs, which only the selection (7) has. The paper prints no bound
 # for (18), so it is compared with (15), from which it is derived.
-CLAIMS: dict[Any, tuple[str, Claim]] = {
-    rules.mean: ("(4)", lambda at, c, mu, r: mean_bound(at, c, mu, r.gamma.max(), r.share)),
-    rules.signed: ("(6)", lambda at, c, mu, r: signed_bound(at, c, mu, r.gamma.max(), r.share)),
-    rules.folb_two_set: ("(8)", lambda at, c, mu, r: lb_near_optimal_bound(at, c, mu, r.gamma.max())),
-    rules.folb: ("(14)", lambda at, c, mu, r: folb_bound(at, c, mu, r.gamma.max(), r.K)),
-    rules.folb_hetero: ("(15)", lambda at, c, mu, r: hetero_bound(at, c, mu, r.gamma, r.share, psi(c, mu, r.K))),
+CLAIMS: dict[type[Rule], tuple[str, Claim]] = {
+    rules.Mean: ("(4)", lambda at, c, mu, r: mean_bound(at, c, mu, r.gamma.max(), r.share)),
+    rules.Signed: ("(6)", lambda at, c, mu, r: signed_bound(at, c, mu, r.gamma.max(), r.share)),
+    rules.FolbTwoSet: ("(8)", lambda at, c, mu, r: lb_near_optimal_bound(at, c, mu, r.gamma.max())),
+    rules.Folb: ("(14)", lambda at, c, mu, r: folb_bound(at, c, mu, r.gamma.max(), r.K)),
+    rules.FolbHetero: ("(15)", lambda at, c, mu, r: hetero_bound(at, c, mu, r.gamma, r.share, psi(c, mu, r.K))),
 }
 
 
@@ -111,7 +111,7 @@ def audit(
     before, after, bound, guaranteed, gamma = _audit(
         problem, algorithm, params, constants, jnp.asarray(seeds, jnp.uint32), jnp.int32(t)
     )
-    equation, _ = CLAIMS.get(_function(algorithm), (None, None))
+    equation, _ = _claim(algorithm)
     arrays = (np.asarray(a) for a in (after, bound, guaranteed, gamma))
     return Audit(equation, Constants(*map(float, constants)), float(before), *arrays)
 
@@ -121,9 +121,10 @@ def _audit(
     problem: Problem, algorithm: Algorithm, params: Params, constants: Constants, seeds: Array, t: Array
 ) -> tuple[Array, ...]:
     problem = replace(problem, record=("weights", "gamma"))
-    measured = replace(algorithm, rule=_clamping(algorithm), clamp_gamma=False)
+    rule = Clamping(algorithm.rule) if algorithm.clamp_gamma else algorithm.rule
+    measured = replace(algorithm, rule=rule, clamp_gamma=False)
     mu, at = algorithm.solver.mu, survey(problem, params)
-    _, claim = CLAIMS.get(_function(algorithm), (None, None))
+    _, claim = _claim(algorithm)
     valid = (mu > 0) & (constants.mu_prime(mu) > 0)
 
     def one(seed: Array) -> tuple[Array, ...]:
@@ -147,18 +148,19 @@ def _audit(
     return (at.loss, *jax.lax.map(one, seeds))
 
 
-def _clamping(algorithm: Algorithm) -> Callable[[Round], Update]:
-    """The algorithm's rule with gamma clamped if it asks for that; the round's record can keep gamma unclamped."""
+class Clamping(Rule):
+    """A rule that sees gamma clamped, while the round's record keeps it unclamped."""
 
-    def rule(round: Round) -> Update:
-        if algorithm.clamp_gamma and round.gamma is not None:
+    rule: Rule
+
+    def update(self, round: Round) -> Update:
+        """The rule's own."""
+        if round.gamma is not None:
             round = round._replace(gamma=jnp.clip(round.gamma, 0.0, 1.0))
-        return algorithm.rule(round)
-
-    return rule
+        return self.rule.update(round)
 
 
-def _function(algorithm: Algorithm) -> Any:
-    """The rule without its numbers; None if something stands around it, for which nothing is claimed."""
+def _claim(algorithm: Algorithm) -> tuple[str, Claim] | tuple[None, None]:
+    """The equation for the rule, and its bound; None if something stands around it, for which nothing is claimed."""
     plain = algorithm.guard is None and algorithm.robust is None
-    return getattr(algorithm.rule, "func", algorithm.rule) if plain else None
+    return CLAIMS.get(type(algorithm.rule), (None, None)) if plain else (None, None)

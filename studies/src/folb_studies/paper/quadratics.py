@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from folb.core import rules, samplings
-from folb.core.rules import Gradients, Round
+from folb.core.rules import Gradients, Round, Rule
 from folb.theory import bounds
 from folb.theory.constants import Constants, Point
 from folb.typing import NDArray
@@ -108,21 +108,19 @@ def cases(seed: int, count: int, **settings: Any) -> list[Case]:
 
 
 @cache
-def _compiled(rule: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(rule: Rule) -> Callable[..., Any]:
     """The library's rule for many multisets at once: (delta, grad, gamma, inner, second's grad) -> Update."""
 
     def one(delta: Any, grad: Any, gamma: Any, inner: Any, second: Any) -> Any:
         ones = jnp.ones(len(delta))
-        return rule(
+        return rule.update(
             Round(jnp.zeros(delta.shape[1]), ones, ones, ones, delta, grad, gamma, inner, Gradients(second, ones, ones))
         )
 
     return jax.jit(jax.vmap(one))
 
 
-def losses(
-    rule: Callable[..., Any], case: Case, S: NDArray = MULTISETS, second: NDArray | None = None
-) -> tuple[NDArray, NDArray]:
+def losses(rule: Rule, case: Case, S: NDArray = MULTISETS, second: NDArray | None = None) -> tuple[NDArray, NDArray]:
     """f(w^{t+1}) after each multiset of S, and the weight each device got in it [multisets, N]."""
     g, second = case.problem.g, S if second is None else second
     update = _compiled(rule)(case.delta[S], g[S], case.gamma[S], case.problem.point.inner[S], g[second])
@@ -146,7 +144,7 @@ def theorem_1(tried: Sequence[Case]) -> dict[str, NDArray]:
     false: dict[str, list[bool]] = {"(4)": [], "(6)": [], "(8)": []}
     for case in tried:
         at, c, mu, gamma = case.problem.point, case.problem.constants, case.mu, case.gamma.max()
-        mean, signed = losses(rules.mean, case)[0], losses(rules.signed, case)[0]
+        mean, signed = losses(rules.Mean(), case)[0], losses(rules.Signed(), case)[0]
         P_lb = np.asarray(samplings.lb_near_optimal(at.inner))
         false["(4)"].append(exceeds(chances(case.P) @ mean, bounds.mean_bound(at, c, mu, gamma, case.P)))
         false["(6)"].append(exceeds(chances(case.P) @ signed, bounds.signed_bound(at, c, mu, gamma, case.P)))
@@ -159,7 +157,7 @@ def theorem_2(tried: Sequence[Case]) -> NDArray:
 
     def false(case: Case) -> bool:
         bound = bounds.lb_near_optimal_bound(case.problem.point, case.problem.constants, case.mu, 0.0)
-        return exceeds(losses(rules.folb_two_set, case, FIRST, SECOND)[0].mean(), bound)
+        return exceeds(losses(rules.FolbTwoSet(), case, FIRST, SECOND)[0].mean(), bound)
 
     return np.array([false(case) for case in tried])
 
@@ -169,7 +167,7 @@ def one_set(tried: Sequence[Case]) -> dict[str, NDArray]:
     false: dict[str, list[bool]] = {"as printed": [], "with 1 for K": []}
     for case in tried:
         at, c = case.problem.point, case.problem.constants
-        expected = losses(rules.folb, case)[0].mean()
+        expected = losses(rules.Folb(), case)[0].mean()
         false["as printed"].append(exceeds(expected, bounds.folb_bound(at, c, case.mu, 0.0, K)))
         false["with 1 for K"].append(exceeds(expected, bounds.folb_bound(at, c, case.mu, 0.0, 1)))
     return {name: np.array(values) for name, values in false.items()}
@@ -188,7 +186,7 @@ def theorem_3(seed: int, count: int) -> dict[str, dict[str, NDArray]]:
         printed, corrected = [], []
         for case in [case for case in made if case.mu <= high][:count]:  # in some cases sigma raises mu
             at, c = case.problem.point, case.problem.constants
-            expected = chances(case.P) @ losses(rules.mean, case)[0]
+            expected = chances(case.P) @ losses(rules.Mean(), case)[0]
             bound = partial(bounds.hetero_bound, at, c, case.mu, case.gamma, case.P)
             printed.append(exceeds(expected, bound(bounds.psi(c, case.mu, K))))
             corrected.append(exceeds(expected, bound(bounds.corrected_psi(c, case.mu))))
@@ -239,7 +237,7 @@ def hetero_selection(tried: Sequence[Case]) -> Selected:
     weaker: list[bool] = []
     for case in tried:
         at, c, mu, gamma = case.problem.point, case.problem.constants, case.mu, case.gamma
-        loss = losses(rules.mean, case)[0]
+        loss = losses(rules.Mean(), case)[0]
         right = bounds.corrected_psi(c, mu)
         for psi, false in ((bounds.psi(c, mu, K), printed), (right, corrected)):
             P = np.asarray(samplings.lb_near_optimal_hetero(at.inner, jnp.asarray(gamma), psi, at.square))
