@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.part import setting as setting
+    from folb.core.privacy import Privacy as Privacy
     from folb.core.rules import Round as Round
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
@@ -63,6 +64,7 @@ _NAMES = {
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",
+    "Privacy": "core.privacy",
     "Round": "core.rules",
     "Run": "results.run",
     "RunDirectory": "store.directory",

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb.core.part import at_least
 from folb.errors import InputError, check, check_whole
 from folb.typing import NDArray
 
@@ -30,7 +31,7 @@ SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighb
 NOISES = (1e-2, 1e4)  # a budget that needs a noise outside these bounds is an error
 DIGITS = 4  # of a noise that is found
 # of a noise that the user sets: with much less, epsilon is not finite, and no record of a round may have such a value
-NOISE = (lambda noise: noise >= 1e-6, "should be at least 0.000001")
+NOISE = at_least(1e-6)
 # orders for fixed draws: with all of the accountant's usual ones, epsilon is 0.3 % less, at four times the time
 FEWER = (*range(2, 33), 40, 48, 64, 96, 128)
 

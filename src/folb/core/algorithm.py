@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_t
 
 import jax
 
+from folb.core import conflicts, samplings, selection, tree
 from folb.core import liars as attacks
 from folb.core import local_step as local_steps
-from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
-from folb.core import samplings, selection, tree
 from folb.core import staleness as staleness_of
 from folb.core.average import AVERAGES, Average, ServerModel
 from folb.core.codec import Compression, compression
@@ -29,7 +28,7 @@ from folb.core.liars import Attack
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
 from folb.core.part import Part, Slot
-from folb.core.privacy import Privacy
+from folb.core.privacy import PRIVACIES, Privacy, finished
 from folb.core.robust import Robust
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
@@ -189,39 +188,10 @@ class Common(TypedDict, total=False):
     attackers: Annotated[
         float | None, "with attack: the share of devices that lie: those numbered from 0 on; by default 0.2"
     ]
-    privacy: Annotated[
-        Literal["central", "distributed"] | None,
-        "differential privacy of devices (docs/privacy.md): who adds the noise, the server or the devices",
-    ]
-    epsilon: Annotated[
-        float | None,
-        "with privacy: the budget; by default the noise is such that all rounds together spend it; if noise is set, "
-        "the run ends when it is spent",
-    ]
-    delta: Annotated[float | None, "with privacy: delta, less than 1 / N; by default 0.00001"]
-    noise: Annotated[
-        float | None,
-        "with privacy: the standard deviation of the noise on a sum of updates, in units of clip; by default computed "
-        "from epsilon",
-    ]
-    clip: Annotated[
-        float | None, "with privacy: the largest norm of an update; longer updates are clipped to it; by default 1"
-    ]
-    clip_quantile: Annotated[
-        float | None, "with privacy: adapt clip to this quantile of the updates' lengths; by default it stays"
-    ]
-    clip_gradient: Annotated[
-        float | None, "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1"
-    ]
-    replay: Annotated[
-        bool | None,
-        "with privacy, in the simulator: false takes draws and noise from the operating system, so that nobody can "
-        "replay the run; by default they follow from the seed",
-    ]
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
-SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS, PRIVACIES)
 
 
 @functools.cache
@@ -303,14 +273,7 @@ def compose(
     root: int | None = None,
     attack: str | None = None,
     attackers: Any = None,
-    privacy: str | None = None,
-    epsilon: Any = None,
-    delta: Any = None,
-    noise: Any = None,
-    clip: Any = None,
-    clip_quantile: Any = None,
-    clip_gradient: Any = None,
-    replay: bool | None = None,
+    privacy: str | Privacy | None = None,
     clamp_gamma: bool = True,
     **numbers: Any,
 ) -> Algorithm:
@@ -342,46 +305,21 @@ def compose(
     names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
     asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
     sent = tuple(_uploads(asked, clamp_gamma))
-    second = "second" in uploads
-    if second and gradient is None and GRAD not in sent:
-        expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
-        raise InputError("uploads", uploads, expected)
-    if gradient is not None and gradient.upload != GRAD and GRAD in sent:
-        expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
-        raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
-    if chosen.memory and remembers is None and chosen.keeps is None:
-        raise InputError("memory", None, "should be a DeviceMemory: the sampling needs one")
     step = local_steps.local_step(
         local_step, beta=local_beta, beta2=local_beta2, eps=local_eps, gamma=local_gamma, delta=local_delta
     )
-    shifts = remembers is not None and remembers.shifts
-    if not step.one_size:
-        if gradient is not None and gradient.works:
-            expected = f"should be exact or sketch: the steps of {step.name} differ in size"
-            raise InputError("gradient", "proxy", expected)
-        if remembers is not None and remembers.one_size:
-            expected = f"should be sgd or momentum: memory={memory} divides by the size of a step"
-            raise InputError("local_step", step.name, expected)
-    if second and gradient is not None and gradient.works and shifts:
-        raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
-    if second and chosen.candidates is not None:
-        raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
     codecs = compression(compress_up, compress_down, keep, error_feedback)
-    if second and gradient is not None and gradient.works and codecs.up is not None:
-        raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
     joined = device_memory(remembers, chosen.keeps)
     if joined is not None:
         lr, mu = lr * joined.pace, mu + joined.prox
     asynchronous = staleness_of.asynchrony(concurrency, staleness, mixing, numbers)
-    if asynchronous is not None:
-        _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
     stepping = SERVERS.part(server, numbers)
     if average is None:
         average = stepping.average
     slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(
         selection=selection.over_selected(
-            Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection
+            Selection(slots, replacement, replace(chosen, keeps=None), "second" in uploads), over_selection
         ),
         solver=Solver(lr, mu, batch, unit, step),
         rule=tree.compiled(rule),
@@ -395,30 +333,12 @@ def compose(
         compression=codecs,
         attack=attacks.attack(attack, attackers),
         robust=robust_rules.robust(robust, liars, bucket, K),
+        privacy=PRIVACIES.chosen(privacy, numbers),
         root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
-    return privacies.private(
-        made,
-        privacy,
-        {
-            "sampling": sampling,
-            "memory": memory,
-            "robust": robust,
-            "attack": attack,
-            "concurrency": concurrency,
-            "over_selection": over_selection,
-            "compress_up": compress_up,
-            "compress_down": compress_down,
-        },
-        replay,
-        epsilon=epsilon,
-        delta=delta,
-        noise=noise,
-        clip=clip,
-        clip_quantile=clip_quantile,
-        clip_gradient=clip_gradient,
-    )
+    conflicts.check(made := finished(made))
+    return made
 
 
 def _check_rule(rule: Any) -> None:
@@ -432,23 +352,6 @@ def _check_rule(rule: Any) -> None:
         raise InputError("rule", _written(rule), f"{expected}jax.tree_util.Partial(rule, name=value)") from None
     except ValueError:  # some compiled functions do not say what they take
         pass
-
-
-def _check_asynchronous(
-    M: int, sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any
-) -> None:
-    """Raise an `InputError` for what needs all devices of a round at the same time."""
-    if over_selection is not None:
-        raise InputError("over_selection", over_selection, "should be None with concurrency: a round does not wait")
-    if second:
-        raise InputError("concurrency", M, "should be None with a second set: both sets need the same model")
-    if memory is not None:
-        name = memory if isinstance(memory, str) else "your own"
-        raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")
-    needs_all = chosen.candidates is not None or chosen.first is not None or chosen.expected is not None
-    if chosen.survey is not None or chosen.memory or needs_all:
-        expected = "should be uniform, samples or chances of your own with concurrency: devices are drawn one by one"
-        raise InputError("sampling", sampling if isinstance(sampling, str) else "your own", expected)
 
 
 def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:

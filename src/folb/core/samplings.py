@@ -81,6 +81,12 @@ def is_poisson(sampling: Sampling) -> bool:
     return getattr(sampling.weigh, "func", None) is _poisson
 
 
+def called(sampling: Sampling) -> str:
+    """How users call it."""
+    names = {getattr(one.weigh, "func", None): name for name, one in SAMPLINGS.items()}
+    return names.get(getattr(sampling.weigh, "func", sampling.weigh), "your own")
+
+
 FULL = 1e-5  # how often a round may have no room for all devices that join
 
 
