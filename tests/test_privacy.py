@@ -173,7 +173,7 @@ def test_what_is_not_shown_to_be_private_is_refused_in_a_line(says):
 @pytest.mark.parametrize(
     ("numbers", "N", "says"),
     [
-        ({"epsilon": 8.0, "delta": 0.1}, 30, "delta = 0.1: should be less than 1 / N"),
+        ({"epsilon": 8.0, "delta": 0.1}, 30, "delta = 0.1: should be more than 0 and less than 1 / N = 0.0333"),
         ({"epsilon": 8.0, "K": 40}, 30, "K = 40: should be at most the 30 devices"),
         ({"epsilon": 1e-6}, 30, "epsilon = 1e-06: should be larger"),
         ({"epsilon": 0.5, "noise": 0.5}, 30, "epsilon = 0.5: should be more: the first round spends"),

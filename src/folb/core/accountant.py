@@ -11,6 +11,7 @@ devices that were drawn by chance. Neighbouring federations differ in one device
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import logging
@@ -50,11 +51,7 @@ class Rounds(NamedTuple):
 
     def within(self, epsilon: float, delta: float, most: int) -> int:
         """How many rounds, at most `most`, stay within a budget."""
-        low, high = 0, most + 1  # `low` rounds do; `high` rounds do not, or are more than `most`
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle, delta) <= epsilon else (low, middle)
-        return low
+        return bisect.bisect_right(range(1, most + 1), epsilon, key=lambda rounds: self.epsilon(rounds, delta))
 
 
 @functools.lru_cache
@@ -83,11 +80,10 @@ def check_budget(epsilon: float | None, delta: float, K: int, N: int) -> None:
     """Raise an `InputError` for a budget, or a number of devices, that makes no sense."""
     if epsilon is not None:
         check("epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0, and finite")
-    check("delta", delta, lambda value: 0 < value < 1, "should be more than 0 and less than 1 / N")
     check_whole("devices", N, 1)
     if K > N:
         raise InputError("K", K, f"should be at most the {N} devices")
-    check("delta", delta, delta < 1 / N, f"should be less than 1 / N = {1 / N:g}, for {N} devices")
+    check("delta", delta, 0 < delta < 1 / N, f"should be more than 0 and less than 1 / N = {1 / N:g}, for {N} devices")
 
 
 @functools.lru_cache(maxsize=10**5)
