@@ -49,6 +49,14 @@ def test_every_setting_of_every_part_has_help_a_range_and_a_default_within_it(sl
             assert slot.spelt(setting) in slot.numbers
 
 
+def test_two_parts_with_the_same_fields_are_two_programs():
+    """jax compares structures: were they equal, it could run the program of the other part."""
+    parts = [kind() for slot in SLOTS for kind in slot.known]
+    for i, one in enumerate(parts):
+        assert all(jax.tree.structure(one) != jax.tree.structure(other) for other in parts[:i])
+        assert jax.tree.structure(one) == jax.tree.structure(type(one)())
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

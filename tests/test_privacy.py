@@ -26,6 +26,7 @@ from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness, samplings
 from folb.core import step_size as step_sizes
 from folb.core.accountant import Rounds, noise_for
+from folb.core.gradient import source
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
 from folb.core.selection import Known, drawing, room
@@ -119,8 +120,8 @@ OWN = {"privacy": "central", "noise": 1.0, "sampling": "poisson"}
 REFUSED = {
     "epsilon = 0": lambda: algorithms.fedavg(privacy="central", epsilon=0, sampling="poisson"),
     "epsilon = None": lambda: algorithms.fedavg(privacy="central", sampling="poisson"),
-    "epsilon = 8: is for a private": lambda: algorithms.fedavg(epsilon=8),
-    "replay = False: is for a private": lambda: algorithms.fedavg(replay=False),
+    "epsilon = 8: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(epsilon=8),
+    "replay = False: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(replay=False),
     "replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, replay=0),
     "clip = 0": lambda: algorithms.fedavg(**OWN, clip=0),
     "noise = 0": lambda: algorithms.fedavg(**OWN | {"noise": 0}),
@@ -131,7 +132,7 @@ REFUSED = {
     "privacy = 'local'": lambda: algorithms.fedavg(**OWN | {"privacy": "local"}),
     "replacement = True": lambda: algorithms.fedavg(**OWN | {"sampling": "uniform"}),
     "sampling = 'samples'": lambda: algorithms.accord(privacy="central", noise=1.0),
-    "uploads = 'loss'": lambda: algorithms.fedavg(**OWN | {"sampling": "oort"}),
+    "sampling = 'oort'": lambda: algorithms.fedavg(**OWN | {"sampling": "oort"}),
     "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"sampling": "clusters"}),
     "sampling = 'your own'": lambda: algorithms.fedavg(**OWN | {"sampling": sampling(lambda known: known.size)}),
     "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, averaging="samples"),
@@ -143,7 +144,7 @@ REFUSED = {
     "concurrency = 10": lambda: algorithms.fedbuff(privacy="central", noise=1.0),
     "over_selection = 1.5": lambda: algorithms.fedavg(**NUMBERS, replacement=False, over_selection=1.5),
     "robust = 'median'": lambda: algorithms.fedavg(**OWN, robust="median"),
-    "attack = 'flipped'": lambda: algorithms.fedavg(**OWN, attack="flipped"),
+    "should be none with privacy: the liars of the simulator": lambda: algorithms.fedavg(**OWN, attack="flipped"),
     "guarded = True": lambda: algorithms.folb(**OWN, guarded=True),
     "privacy = 'distributed'": lambda: algorithms.folb(**OWN | {"privacy": "distributed"}),
     "compress_up = 'int8'": lambda: algorithms.fedavg(**OWN | {"privacy": "distributed"}, compress_up="int8"),
@@ -167,7 +168,7 @@ def test_what_is_not_shown_to_be_private_is_refused_in_a_line(says):
 @pytest.mark.parametrize(
     ("numbers", "N", "says"),
     [
-        ({"epsilon": 8.0, "delta": 0.1}, 30, "delta = 0.1: should be less than 1 / N"),
+        ({"epsilon": 8.0, "delta": 0.1}, 30, "delta = 0.1: should be more than 0 and less than 1 / N = 0.0333"),
         ({"epsilon": 8.0, "K": 40}, 30, "K = 40: should be at most the 30 devices"),
         ({"epsilon": 1e-6}, 30, "epsilon = 1e-06: should be larger"),
         ({"epsilon": 0.5, "noise": 0.5}, 30, "epsilon = 0.5: should be more: the first round spends"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from folb.core.rule import Round as Round
     from folb.core.rule import Rule as Rule
     from folb.core.rule import Update as Update
+    from folb.core.privacy import Privacy as Privacy
     from folb.core.rules import weighted as weighted
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
@@ -66,6 +67,7 @@ _NAMES = {
     "Model": "models",
     "Round": "core.rule",
     "Rule": "core.rule",
+    "Privacy": "core.privacy",
     "Run": "results.run",
     "RunDirectory": "store.directory",
     "Sampling": "core.selection",

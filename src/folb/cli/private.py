@@ -37,7 +37,7 @@ def _privacy(options: argparse.Namespace) -> None:
     accountant.check_budget(options.epsilon, options.delta, options.K, options.devices)
     noise = options.noise
     if noise is not None:
-        check_number("noise", noise, *accountant.NOISE)
+        check_number("noise", noise, *accountant.NOISE[:2])
     elif options.epsilon is None:
         raise InputError(
             "epsilon", None, "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"

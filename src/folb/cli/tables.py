@@ -164,10 +164,10 @@ def _private(planned: Plan) -> Iterator[str]:
             epsilon = found.rounds(planned.federation.N).epsilon(rounds, found.delta)
             early = rounds < planned.experiment.rounds
             yield (
-                f"private ({found.place}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
+                f"private ({found.name}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
                 f"{rounds} round{'s' * (rounds != 1)}, with delta {found.delta:g}"
                 + (f", and one more round would exceed {found.epsilon:g}" if early else "")
-                + (f"; {results_of.SECRET}" if found.secret else "")
+                + (f"; {results_of.SECRET}" if not found.replay else "")
             )
 
 

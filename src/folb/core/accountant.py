@@ -11,6 +11,7 @@ devices that were drawn by chance. Neighbouring federations differ in one device
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import logging
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folb.core.part import at_least
 from folb.errors import InputError, check, check_whole
 from folb.typing import NDArray
 
@@ -30,7 +32,7 @@ SCHEMES = {"poisson": 1.0, "fixed": 2.0}  # by how many clips the sums of neighb
 NOISES = (1e-2, 1e4)  # a budget that needs a noise outside these bounds is an error
 DIGITS = 4  # of a noise that is found
 # of a noise that the user sets: with much less, epsilon is not finite, and no record of a round may have such a value
-NOISE = (lambda noise: noise >= 1e-6, "should be at least 0.000001")
+NOISE = at_least(1e-6)
 # orders for fixed draws: with all of the accountant's usual ones, epsilon is 0.3 % less, at four times the time
 FEWER = (*range(2, 33), 40, 48, 64, 96, 128)
 
@@ -49,11 +51,7 @@ class Rounds(NamedTuple):
 
     def within(self, epsilon: float, delta: float, most: int) -> int:
         """How many rounds, at most `most`, stay within a budget."""
-        low, high = 0, most + 1  # `low` rounds do; `high` rounds do not, or are more than `most`
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle, delta) <= epsilon else (low, middle)
-        return low
+        return bisect.bisect_right(range(1, most + 1), epsilon, key=lambda rounds: self.epsilon(rounds, delta))
 
 
 @functools.lru_cache
@@ -82,11 +80,10 @@ def check_budget(epsilon: float | None, delta: float, K: int, N: int) -> None:
     """Raise an `InputError` for a budget, or a number of devices, that makes no sense."""
     if epsilon is not None:
         check("epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0, and finite")
-    check("delta", delta, lambda value: 0 < value < 1, "should be more than 0 and less than 1 / N")
     check_whole("devices", N, 1)
     if K > N:
         raise InputError("K", K, f"should be at most the {N} devices")
-    check("delta", delta, delta < 1 / N, f"should be less than 1 / N = {1 / N:g}, for {N} devices")
+    check("delta", delta, 0 < delta < 1 / N, f"should be more than 0 and less than 1 / N = {1 / N:g}, for {N} devices")
 
 
 @functools.lru_cache(maxsize=10**5)

@@ -18,9 +18,9 @@ released sums: the server step, the step size and the average are given a round 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,46 +29,71 @@ from jax import Array
 from folb.core import accountant, randomness, tree
 from folb.core.accountant import Rounds
 from folb.core.clipping import BOUNDED, SQUARE, WITHIN
+from folb.core.part import FLAG, Part, Range, Slot, more_than, setting
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Rule, Update
-from folb.core.samplings import SAMPLINGS, is_poisson
 from folb.core.shuffle import mixed
-from folb.core.upload import GAMMA, GRAD
 from folb.core.vector import shaped
-from folb.errors import InputError, check_number, choose
+from folb.errors import InputError
 from folb.typing import Params
 
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
 
-PLACES = {
-    "central": "The server adds the noise to the sum.",
-    "distributed": "Each device adds its share of the noise to what it sends.",
-}
 SHARES = {"within": 0.05, "square": 0.05, "gradient": 0.2, "importance": 0.05}  # of the whole; `delta` has the rest
 RATE = 0.2  # of adaptive clipping (Andrew et al., 2021)
 TIGHT = 1 - 1e-6  # so that rounding errors do not exceed a bound
 LEAST = 0.1  # of K: FOLB divides by no smaller sum of weights, which would be mostly noise
 SURE = 6.0  # standard deviations that the noise of a device does not exceed
+INSIDE = Range(lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1")
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Privacy:
-    """How an algorithm is private. A setting that was not given is None."""
+class Privacy(Part):
+    """How an algorithm is private: its budget, its bounds, and who adds the noise.
 
-    place: str = field(metadata={"static": True})  # of PLACES
-    scheme: str = field(metadata={"static": True})  # of accountant.SCHEMES
-    K: int = field(metadata={"static": True})  # devices of a round, or their expected number
-    parts: tuple[str, ...] = field(metadata={"static": True})
-    epsilon: Any  # the budget
-    delta: Any
-    noise: Any  # if it is None, `calibrated` finds it
-    clip: Any
-    clip_gradient: Any
-    quantile: Any
-    secret: bool = field(default=False, metadata={"static": True})  # draws and noise follow from `key`, not the seed
-    key: Any = None  # two words, by `with_key`
+    The fields that are no settings follow from the other parts of the algorithm (`finished`).
+    """
+
+    needed = ("noise_of",)
+    by_devices: ClassVar[bool] = False  # whether what devices send has noise already
+    epsilon: float | None = setting(
+        "with privacy: the budget; by default the noise is such that all rounds together spend it; if noise is set, "
+        "the run ends when it is spent",
+        more_than(0),
+        default=None,
+    )
+    delta: float = setting("with privacy: delta, less than 1 / N", INSIDE, default=accountant.DELTA)
+    noise: float | None = setting(
+        "with privacy: the standard deviation of the noise on a sum of updates, in units of clip; by default computed "
+        "from epsilon",
+        accountant.NOISE,
+        default=None,
+    )
+    clip: float = setting(
+        "with privacy: the largest norm of an update; longer updates are clipped to it", more_than(0), default=1.0
+    )
+    clip_quantile: float | None = setting(
+        "with privacy: adapt clip to this quantile of the updates' lengths; by default it stays", INSIDE, default=None
+    )
+    clip_gradient: float | None = setting(
+        "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1",
+        more_than(0),
+        default=None,
+    )
+    replay: bool = setting(
+        "with privacy, in the simulator: false takes draws and noise from the operating system, so that nobody can "
+        "replay the run; true takes them from the seed",
+        FLAG,
+        default=True,
+    )
+    scheme: str = field(default="", kw_only=True, metadata={"static": True})  # of accountant.SCHEMES; "": of none
+    K: int = field(default=0, kw_only=True, metadata={"static": True})  # devices of a round, or their expected number
+    parts: tuple[str, ...] = field(default=(), kw_only=True, metadata={"static": True})  # the sums that are released
+    key: Any = field(default=None, kw_only=True)  # two words, by `with_key`
+
+    def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
+        """The noise of a sum, before it is scaled; `there` says which slots' devices came."""
+        raise NotImplementedError
 
     def share(self, part: str) -> float:
         """The part's share of the whole."""
@@ -86,7 +111,43 @@ class Privacy:
 
     def rounds(self, N: int) -> Rounds:
         """What the accountant is told, if there are N devices."""
-        return Rounds(self.scheme, self.K, N, float(self.noise))
+        return Rounds(self.scheme, self.K, N, float(self.noise))  # type: ignore[arg-type]
+
+
+class Central(Privacy):
+    """The server adds the noise to the sum."""
+
+    def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
+        """The server's."""
+        return noise.server[part]
+
+
+class Distributed(Privacy):
+    """Each device adds its share of the noise to what it sends."""
+
+    by_devices = True
+
+    def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
+        """The server adds the shares of the slots whose device did not come.
+
+        So the noise is the same however many came. Otherwise its length would show how many, and amplification by
+        sampling holds only while nobody knows that number.
+        """
+        slots = len(there)
+        # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
+        own = jax.tree.map(lambda leaf: leaf * jnp.sqrt((slots - jnp.sum(there)) / slots), noise.server[part])
+        if noise.devices is None:
+            return own
+        return tree.add(own, tree.combine(there / math.sqrt(slots), noise.devices[part]))
+
+
+PRIVACIES = Slot(
+    "privacy",
+    Privacy,
+    (Central, Distributed),
+    "differential privacy of devices (docs/privacy.md): who adds the noise, the server or the devices",
+    prefix="",
+)
 
 
 class Noise(NamedTuple):
@@ -107,130 +168,28 @@ class Released(NamedTuple):
     clip: Any
 
 
-def private(
-    algorithm: Algorithm,
-    place: str | None,
-    parts: Mapping[str, Any],
-    replay: bool | None = None,
-    **numbers: Any,
-) -> Algorithm:
-    """The algorithm with privacy; None leaves it as it is. What cannot be private is rejected, with the reason.
-
-    `parts` has the settings of parts that may not be private, as they were given.
-    """
-    if not isinstance(replay, bool | None):
-        raise InputError("replay", replay, "should be True or False")
-    given = {name: value for name, value in numbers.items() if value is not None}
-    if place is None:
-        for name, value in (given | ({} if replay is None else {"replay": replay})).items():
-            raise InputError(name, value, "is for a private algorithm: set privacy=central or privacy=distributed")
+def finished(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with all that its privacy depends on: the draws, the sums, and what devices send for them."""
+    found = algorithm.privacy
+    if found is None:
         return algorithm
-    choose("privacy", place, PLACES)
-    for name, value in given.items():
-        check_number(name, value, *RANGES[name])
-    if "epsilon" not in given and "noise" not in given:
-        raise InputError("epsilon", None, "should be the budget, such as 8; or set noise, such as noise=1")
-    _check_parts(parts, place)
-    _check_rule(algorithm, place)
-    scheme = _scheme(algorithm, parts["sampling"])
-    weighs = algorithm.rule.alone is not None
-    lengths = _looks_at_lengths(algorithm)
-    adapts = "clip_quantile" in given
-    if "clip_gradient" in given and not weighs:
-        raise InputError("clip_gradient", given["clip_gradient"], "is for FOLB, whose devices send gradients")
-    summed = (
-        "delta",
-        *(("within",) if adapts else ()),
-        *(("square",) if lengths else ()),
-        *(("gradient", "importance") if weighs else ()),
+    weighs, size = algorithm.rule.alone is not None, algorithm.step_size
+    wanted = {
+        "delta": True,
+        "within": found.clip_quantile is not None,
+        "square": algorithm.server.by_lengths or (size is not None and size.by_lengths),
+        "gradient": weighs,
+        "importance": weighs,
+    }
+    made = replace(
+        found,
+        clip_gradient=1.0 if weighs and found.clip_gradient is None else found.clip_gradient,
+        scheme=algorithm.selection.sampling.scheme or "",
+        K=algorithm.selection.expected,
+        parts=tuple(part for part in wanted if wanted[part]),
     )
-    made = Privacy(
-        place,
-        scheme,
-        algorithm.selection.expected,
-        summed,
-        given.get("epsilon"),
-        given.get("delta", accountant.DELTA),
-        given.get("noise"),
-        given.get("clip", 1.0),
-        given.get("clip_gradient", 1.0),
-        given.get("clip_quantile"),
-        secret=replay is False,
-    )
-    asked = tuple(BOUNDED[name] for name in summed if name in BOUNDED)
+    asked = tuple(one for name, one in BOUNDED.items() if name in made.parts)
     return with_clip(replace(algorithm, privacy=made, uploads=(*algorithm.uploads, *asked)), ())
-
-
-RANGES: dict[str, tuple[Any, str]] = {
-    "epsilon": (lambda value: value > 0, "should be more than 0"),
-    "delta": (lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1 / N"),
-    "noise": accountant.NOISE,
-    "clip": (lambda value: value > 0, "should be more than 0"),
-    "clip_gradient": (lambda value: value > 0, "should be more than 0"),
-    "clip_quantile": (lambda value: (value > 0) & (value < 1), "should be more than 0 and less than 1"),
-}
-
-
-def _check_rule(algorithm: Algorithm, place: str) -> None:
-    rule, weighs = algorithm.rule, algorithm.rule.alone is not None
-    if rule.by_samples:
-        expected = "should be simple with privacy: nothing bounds a device's number of samples"
-        raise InputError("averaging", "samples", expected)
-    if not rule.even and not weighs:
-        reason = "its rule divides by what devices sent, or is not shown to be private"
-        raise InputError("algorithm", rule.name, f"cannot be private: {reason}")
-    if weighs and place == "distributed":
-        expected = "should be central: FOLB weighs a device by its gradient, which the server has to see"
-        raise InputError("privacy", place, expected)
-    extra = [one.name for one in algorithm.uploads if one.name not in (GRAD.name, GAMMA.name, "sketch")]
-    if extra or (algorithm.uploads and rule.even):
-        names = ", ".join(extra or [one.name for one in algorithm.uploads])
-        raise InputError("uploads", names, "should be none with privacy: nothing bounds it")
-
-
-REASONS = {
-    "memory": "what the server keeps of a device has no noise",
-    "robust": "one device can move a robust centre far",
-    "attack": "the liars of the simulator know the others' updates",
-    "concurrency": "devices that do not wait are not drawn again in each round",
-    "over_selection": "fast devices would be in more rounds than by chance",
-}
-
-
-def _check_parts(parts: Mapping[str, Any], place: str) -> None:
-    """Raise an `InputError` for a part that is not shown to be private."""
-    reasons = {name: f"should be none with privacy: {reason}" for name, reason in REASONS.items()}
-    if place == "distributed":
-        codec = "should be none with privacy=distributed: a codec would change the noise"
-        reasons |= {"compress_up": codec, "compress_down": codec}
-    for name, expected in reasons.items():
-        if parts[name] is not None:
-            raise InputError(name, _called(parts[name]), expected)
-
-
-def _called(part: Any) -> Any:
-    return part if isinstance(part, str | int | float) else "your own"
-
-
-def _scheme(algorithm: Algorithm, sampling: Any) -> str:
-    how = algorithm.selection
-    if how.sampling.scheme == "poisson":
-        return "poisson"
-    if how.sampling.scheme != "fixed":
-        expected = "should be poisson, or uniform without replacement, with privacy: others depend on the devices' data"
-        raise InputError("sampling", _called(sampling), expected)
-    if how.replacement:
-        expected = (
-            "is not private, since a device may count twice in a round: set sampling=poisson, or replacement=false"
-        )
-        raise InputError("replacement", True, expected)
-    return "fixed"
-
-
-def _looks_at_lengths(algorithm: Algorithm) -> bool:
-    """Whether the server's step, or what sets the step size, needs the lengths of the updates."""
-    size = algorithm.step_size
-    return bool(algorithm.server.by_lengths or (size is not None and size.by_lengths))
 
 
 def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:
@@ -277,13 +236,13 @@ def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
 def first_clip(algorithm: Algorithm) -> Any:
     """The clip that a run begins with, if it adapts."""
     found = algorithm.privacy
-    return () if found is None or found.quantile is None else jnp.float32(found.clip)
+    return () if found is None or found.clip_quantile is None else jnp.float32(found.clip)
 
 
 def with_key(algorithm: Algorithm, drawn: Callable[[], Any]) -> Algorithm:
     """The algorithm for one run. If draws and noise are secret, they follow from two words, drawn()."""
     found = algorithm.privacy
-    if found is None or not found.secret:
+    if found is None or found.replay:
         return algorithm
     return replace(algorithm, privacy=replace(found, key=tuple(drawn())))
 
@@ -296,7 +255,7 @@ def without_key(algorithm: Algorithm) -> Algorithm:
 
 def luck(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
     """The two words that the draws and the noise of round t follow from: the seed and t, or else words of the key."""
-    if algorithm.privacy is None or not algorithm.privacy.secret:
+    if algorithm.privacy is None or algorithm.privacy.replay:
         return seed, t
     if algorithm.privacy.key is None:
         raise InputError("replay", False, "should be True here, where no run has a key from the operating system")
@@ -337,12 +296,12 @@ def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
     assert round.t is not None
     wanted, own = shapes(algorithm, round), luck(algorithm, seed, round.t)
     server = normals(wanted, randomness.words(*own, randomness.NOISE, 2))
-    if found.place == "central" or round.device is None:
+    if not found.by_devices or round.device is None:
         return round._replace(noise=Noise(server))
     # the first four words of a device are for its batches and its effort
     words = randomness.words(*own, round.device, 6)[:, 4:]
     # mixing can be undone: who knows some of its numbers could find the key, which the block cipher does not give away
-    how = normals if found.secret else quick_normals
+    how = quick_normals if found.replay else normals
     return round._replace(noise=Noise(server, jax.vmap(lambda one: how(wanted, one))(words)))
 
 
@@ -361,9 +320,9 @@ def release(algorithm: Algorithm, round: Round) -> Released:
     if SQUARE.name in total:
         square = jnp.maximum(total[SQUARE.name] / found.K, 0.0) * jnp.float32(found.clip) ** 2
     clip: Any = ()
-    if WITHIN.name in total:
+    if found.clip_quantile is not None:
         share = total[WITHIN.name] / found.K + 0.5
-        clip = jnp.float32(found.clip) * jnp.exp(-RATE * (jnp.clip(share, 0.0, 1.0) - found.quantile))
+        clip = jnp.float32(found.clip) * jnp.exp(-RATE * (jnp.clip(share, 0.0, 1.0) - found.clip_quantile))
     blank: Any = None
     alone = Round(round.params, blank, blank, blank, blank, t=round.t, N=round.N, lr=round.lr, key=round.key)
     added = tree.size(round.params) * (found.deviation("delta", found.clip) / size) ** 2
@@ -398,7 +357,7 @@ def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]
 
 def _came_noisy(found: Privacy, round: Round) -> bool:
     """Whether the replies have their devices' noise already: those of real devices."""
-    return found.place == "distributed" and round.noise is not None and round.noise.devices is None
+    return found.by_devices and round.noise is not None and round.noise.devices is None
 
 
 def _clipped(found: Privacy, part: str, round: Round) -> Params:
@@ -419,22 +378,9 @@ def _sum(stack: Params) -> Params:
 
 
 def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
-    """A sum with its noise. If devices add their shares, the server adds those of the slots whose device did not come.
-
-    So the noise is the same however many came. Otherwise its length would show how many, and amplification by sampling
-    holds only while nobody knows that number.
-    """
+    """A sum with its noise."""
     assert round.noise is not None
-    deviation = found.deviation(part, found.clip)
-    noise = round.noise.server[part]
-    if found.place == "distributed":
-        there, slots = round.times > 0, len(round.times)
-        # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
-        noise = jax.tree.map(lambda leaf: leaf * jnp.sqrt((slots - jnp.sum(there)) / slots), noise)
-        if round.noise.devices is not None:
-            shares = tree.combine(there / math.sqrt(slots), round.noise.devices[part])
-            noise = tree.add(noise, shares)
-    return tree.add(total, noise, deviation)
+    return tree.add(total, found.noise_of(round.noise, part, round.times > 0), found.deviation(part, found.clip))
 
 
 def _weights(rule: Rule, found: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:

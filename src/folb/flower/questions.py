@@ -88,7 +88,7 @@ class Questions:
         if found is None:
             return {}
         told = {"clip": float(found.clip)}
-        if found.place == "distributed":
+        if found.by_devices:
             told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(slots) for part in found.parts}
             told["replay"] = float(self.replay)
         return {f"privacy.{name}": value for name, value in told.items()}

@@ -79,7 +79,7 @@ class FederatedStrategy(Strategy):
         usual = "0" if algorithm.privacy is not None else "half of the" if settings.trusts_majority else "1"
         log.info("rounds of at most %g s, and at least %s replies", self.round_seconds, settings.min_replies or usual)
         if (found := algorithm.privacy) is not None:
-            told = (found.place, found.scheme, settings.min_available_nodes, found.noise, found.delta)
+            told = (found.name, found.scheme, settings.min_available_nodes, found.noise, found.delta)
             log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
         if settings.guarded and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)

@@ -133,7 +133,7 @@ class StrategySettings:
         """Raise an `InputError` for settings that would send values without noise, or that epsilon does not cover."""
         assert algorithm.privacy is not None
         K = algorithm.privacy.K
-        if self.replay and algorithm.privacy.secret:
+        if self.replay and not algorithm.privacy.replay:
             raise InputError("replay", self.replay, "should be False: the algorithm has replay=False")
         for name in ("fraction_train", "min_replies", "over_selection"):
             value = getattr(self, name)

@@ -69,7 +69,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.enough}")
         if algorithm.privacy is not None:
             expected = "should be None with sums only: a device would have to know the noisy mean before it clips"
-            raise InputError("privacy", algorithm.privacy.place, expected)
+            raise InputError("privacy", algorithm.privacy.name, expected)
         survey = algorithm.selection.survey
         if survey is not None:
             raise InputError("sampling", algorithm.name, f"should not ask a device for its own {survey.name}, but does")
