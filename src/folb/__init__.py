@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from folb.core.algorithm import compose as compose
     from folb.core.algorithm import named as named
     from folb.core.average import Average as Average
+    from folb.core.codec import Codec as Codec
+    from folb.core.liars import Attack as Attack
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.part import setting as setting
+    from folb.core.robust import Robust as Robust
+    from folb.core.robust import Vectors as Vectors
     from folb.core.rules import Round as Round
     from folb.core.rules import Update as Update
     from folb.core.rules import weighted as weighted
@@ -54,7 +58,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Algorithm": "core.algorithm",
+    "Attack": "core.liars",
     "Average": "core.average",
+    "Codec": "core.codec",
     "DeviceMemory": "core.memory",
     "Experiment": "experiments.experiment",
     "Federation": "data.federation",
@@ -63,6 +69,7 @@ _NAMES = {
     "Known": "core.selection",
     "LocalStep": "core.local_step",
     "Model": "models",
+    "Robust": "core.robust",
     "Round": "core.rules",
     "Run": "results.run",
     "RunDirectory": "store.directory",
@@ -72,6 +79,7 @@ _NAMES = {
     "StepSize": "core.step_size",
     "Update": "core.rules",
     "Upload": "core.upload",
+    "Vectors": "core.robust",
     "compose": "core.algorithm",
     "execute": "experiments.execute",
     "load_model": "experiments.kept_model",

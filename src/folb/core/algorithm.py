@@ -14,23 +14,22 @@ from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_t
 
 import jax
 
-from folb.core import liars as attacks
 from folb.core import local_step as local_steps
 from folb.core import privacy as privacies
 from folb.core import robust as robust_rules
 from folb.core import samplings, selection, tree
 from folb.core import staleness as staleness_of
 from folb.core.average import AVERAGES, Average, ServerModel
-from folb.core.codec import Compression, compression
+from folb.core.codec import DOWN, UP, Codec, Compression, compression
 from folb.core.drift import MEMORIES
 from folb.core.gradient import Source
 from folb.core.guard import Guard
-from folb.core.liars import Attack
+from folb.core.liars import ATTACKS, Attack, Lies
 from folb.core.local_step import LocalStep
 from folb.core.memory import DeviceMemory, device_memory
 from folb.core.part import Part, Slot
 from folb.core.privacy import Privacy
-from folb.core.robust import Robust
+from folb.core.robust import ROBUST, Robust
 from folb.core.rules import Rule
 from folb.core.selection import Known, Sampling, Selection
 from folb.core.server_step import SERVERS, ServerStep
@@ -77,9 +76,8 @@ class Algorithm:
     compression: Compression = field(default=Compression(), metadata={"static": True})  # of what is sent
     guard: Guard | None = None  # how a rule's weights are bounded
     robust: Robust | None = None  # what is in place of the rule's mean
-    attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
+    attack: Lies | None = None  # what some devices report in place of the truth: only in the simulator
     privacy: Privacy | None = None  # how it is differentially private; None: it is not
-    root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
     clamp_gamma: bool = field(default=True, metadata={"static": True})
     origin: Origin = field(default_factory=Origin, metadata={"static": True})
 
@@ -103,6 +101,11 @@ class Algorithm:
     def second_works(self) -> bool:
         """Whether a device of S_2 has to work for what it sends."""
         return self.gradient is not None and self.gradient.works
+
+    @property
+    def own_samples(self) -> int:
+        """How many samples of its own the server needs."""
+        return 0 if self.robust is None else self.robust.own_samples
 
     def sends(self, name: str) -> bool:
         """Whether its devices send the upload of that name."""
@@ -133,61 +136,9 @@ class Common(TypedDict, total=False):
     concurrency: Annotated[
         int | None, "M: devices that work at any time, and a round takes the next K replies; by default rounds wait"
     ]
-    compress_up: Annotated[
-        Literal["int8", "int4", "top_k", "random_k", "sign"] | None,
-        "the codec of updates, and of gradients sent with them; by default none",
-    ]
-    compress_down: Annotated[Literal["int8", "int4"] | None, "the codec of the model; by default none"]
-    keep: Annotated[
-        float | None, "with compress_up=top_k or random_k: the share of the numbers that is sent; by default 0.1"
-    ]
     error_feedback: Annotated[
         bool | None,
         "add what a codec left out to the next message; by default with top_k, random_k and sign",
-    ]
-    robust: Annotated[
-        Literal[
-            "median",
-            "trimmed_mean",
-            "krum",
-            "multi_krum",
-            "geometric_median",
-            "centred_clipping",
-            "norm_bound",
-            "fltrust",
-        ]
-        | None,
-        "what replaces the mean of the updates, if devices may lie; by default the mean is used",
-    ]
-    liars: Annotated[float | None, "with robust: the share of devices that may lie; by default 0.2"]
-    bucket: Annotated[int | None, "with robust: replies are first averaged in random groups of this size; by default 1"]
-    root: Annotated[int | None, "with robust=fltrust: training samples that the server has, too; by default 100"]
-    attack: Annotated[
-        Literal[
-            "honest",
-            "flipped",
-            "flipped_x1000",
-            "inflated",
-            "inflated_back",
-            "not_finite",
-            "noise",
-            "reversed",
-            "grazing",
-            "alie",
-            "ipm",
-            "min_max",
-            "min_sum",
-            "labels",
-            "backdoor",
-            "adaptive",
-            "gamma",
-            "loss",
-        ]
-        | None,
-        "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
-    ]
-    attackers: Annotated[
-        float | None, "with attack: the share of devices that lie: those numbered from 0 on; by default 0.2"
     ]
     privacy: Annotated[
         Literal["central", "distributed"] | None,
@@ -221,7 +172,7 @@ class Common(TypedDict, total=False):
     clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
 
 
-SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+SLOTS: tuple[Slot[Any], ...] = (MEMORIES, SERVERS, STEP_SIZES, AVERAGES, STALENESS, UP, DOWN, ROBUST, ATTACKS)
 
 
 @functools.cache
@@ -293,16 +244,11 @@ def compose(
     concurrency: int | None = None,
     staleness: str | Callable[[Any], Any] | None = None,
     mixing: bool = False,
-    compress_up: str | None = None,
-    compress_down: str | None = None,
-    keep: float | None = None,
+    compress_up: str | Codec | None = None,
+    compress_down: str | Codec | None = None,
     error_feedback: bool | None = None,
-    robust: str | None = None,
-    liars: Any = None,
-    bucket: int | None = None,
-    root: int | None = None,
-    attack: str | None = None,
-    attackers: Any = None,
+    robust: str | Robust | None = None,
+    attack: str | Attack | None = None,
     privacy: str | None = None,
     epsilon: Any = None,
     delta: Any = None,
@@ -366,7 +312,7 @@ def compose(
         raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
     if second and chosen.candidates is not None:
         raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
-    codecs = compression(compress_up, compress_down, keep, error_feedback)
+    codecs = compression(compress_up, compress_down, error_feedback, numbers)
     if second and gradient is not None and gradient.works and codecs.up is not None:
         raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
     joined = device_memory(remembers, chosen.keeps)
@@ -378,6 +324,7 @@ def compose(
     stepping = SERVERS.part(server, numbers)
     if average is None:
         average = stepping.average
+    lying = ATTACKS.chosen(attack, numbers)
     slots = K if chosen.expected is None else samplings.room(K)
     made = Algorithm(
         selection=selection.over_selected(
@@ -393,9 +340,8 @@ def compose(
         asynchrony=asynchronous,
         average=AVERAGES.part("none" if average is None else average, numbers),
         compression=codecs,
-        attack=attacks.attack(attack, attackers),
-        robust=robust_rules.robust(robust, liars, bucket, K),
-        root=robust_rules.root(robust, root),
+        attack=None if lying is None else lying.record,
+        robust=robust_rules.robust(robust, numbers, K),
         clamp_gamma=clamp_gamma,
     )
     return privacies.private(
