@@ -219,9 +219,9 @@ def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monk
     ("settings", "message"),
     [
         ({"attack": "flip"}, "attack = 'flip': did you mean"),
-        ({"attackers": 0.1}, "attackers = 0.1: is for an attack; attack is none"),
+        ({"attackers": 0.1}, "attackers = 0.1: is for any attack; attack is not set"),
         ({"attack": "alie", "attackers": 1.5}, "attackers = 1.5: should be from 0 to 1"),
-        ({"attack": "alie", "attackers": float("nan")}, "attackers = nan: should be a share"),
+        ({"attack": "alie", "attackers": float("nan")}, "attackers = nan: should be from 0 to 1"),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -1,5 +1,6 @@
 """Robust rules against literal NumPy, and their promises for any reply."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from luck import uniform
 
+import folb
 from folb import algorithms, rules, simulate
 from folb.core import guard, robust
 from folb.core.robust import ROBUST, TrimmedMean
@@ -16,6 +18,7 @@ from folb.core.round import begin, close
 from folb.core.rules import Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
+from folb.experiments.settings import chosen_part
 from folb.models import logistic
 
 K, P = 9, 6
@@ -308,6 +311,32 @@ def test_a_server_with_samples_of_its_own():
     first, again = (simulate(federation, model, made, rounds=4, seeds=[2])[0] for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
     assert first.train_loss[-1] < first.train_loss[0]
+
+
+def test_a_centre_of_one_s_own(tmp_path):
+    """The one in docs/parts.md, from a file, and refused like any other."""
+    page = (Path(__file__).parents[1] / "docs/parts.md").read_text()
+    (code,) = re.findall(r"```python\n(import jax.*?)```", page, flags=re.S)
+    (tmp_path / "mine.py").write_text(code)
+    shortest = chosen_part("algorithms", f"{tmp_path / 'mine.py'}:shortest", {}).constructor
+    made = shortest(K=5, bucket=None)
+    assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.4, 5)
+    round = a_round(6, times=np.ones(K))
+    update = jax.jit(lambda how: robust.recentred(rules.mean(round), how, round))(made.robust)
+    first = np.argmin(np.linalg.norm(flat(round.delta), axis=1))
+    np.testing.assert_allclose(flat(update.delta), flat(round.delta)[first], rtol=1e-5)
+    np.testing.assert_allclose(update.weights, np.arange(K) == first, atol=1e-6)
+    with pytest.raises(InputError, match=r"K = 4: should be 5, the next that is enough, with robust=shortest"):
+        shortest(K=4)
+    with pytest.raises(InputError, match="bucket = 2: is for any robust; robust is your own"):
+        shortest(K=5, bucket=2)
+
+    class Short(folb.Robust):
+        def centre(self, given):
+            return folb.Update(given.stack, given.even)
+
+    with pytest.raises(InputError, match="robust: the delta of centre"):
+        robust.recentred(rules.mean(round), Short(), round)
 
 
 def test_draws_with_replacement_are_counted_as_different_devices():
