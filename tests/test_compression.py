@@ -22,9 +22,9 @@ from test_cli import folb as folb_command
 from test_family import LR, SEED, Vector, average, full_gradient, mean, model, replies, rounds
 from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume, on_flower, simulated
 
-from folb import InputError, algorithms, system
+from folb import Codec, InputError, algorithms, system
 from folb.core import sketch
-from folb.core.codec import BLOCK, UP, RandomK
+from folb.core.codec import BLOCK, UP, RandomK, TopK
 from folb.core.costs import costs
 from folb.core.polar import polar
 from folb.core.randomness import ROUND
@@ -490,6 +490,31 @@ def test_what_does_not_go_together_is_refused():
             TwoPhaseStrategy(algorithms.folb(K=4, **{name: "int8"}))
     with pytest.raises(InputError, match="fewer than 16777216 parameters"):
         RandomK().shapes(2**24)
+
+
+class Half(Codec):
+    """Two bytes for each number."""
+
+    whole = True
+
+    def shapes(self, d):
+        return {"values": ((d,), "float16")}
+
+    def encode(self, row, words):
+        return {"values": row.astype("float16")}
+
+    def decode(self, sent, words, d, whole):
+        return sent["values"].astype("float32")
+
+
+def test_a_codec_of_one_s_own():
+    made = algorithms.fedavg(**USUAL, compress_up=Half(), compress_down=Half())
+    assert sizes(made, begin())[:3] == (2 * D, 0, 2 * D)
+    assert 0 < furthest(simulated(made).params, simulated(algorithms.fedavg(**USUAL)).params) < 0.01
+    with pytest.raises(InputError, match="compress_up = 'half': should be one of folb's"):
+        FederatedStrategy(made)
+    with pytest.raises(InputError, match="compress_down = 'top_k': should be int8 or int4"):
+        algorithms.fedavg(compress_down=TopK())
 
 
 def test_codecs_are_swept_on_the_command_line(tmp_path, capsys):
