@@ -25,7 +25,7 @@ from folb.core import screening
 from folb.core.drift import MEMORIES
 from folb.core.guard import Guard, screened
 from folb.core.polar import median
-from folb.core.robust import CENTRES
+from folb.core.robust import ROBUST
 from folb.core.rules import Gradients, Round
 from folb.core.server_step import SERVERS
 from folb.data.synthetic import synthetic
@@ -52,7 +52,7 @@ def stepped(server):
 EVERY = [
     (name, {"robust": robust} | step)
     for name in GUARDED
-    for robust in (None, *CENTRES)
+    for robust in (None, *ROBUST.parts)
     for server in SERVERS.parts
     for step in stepped(server)
 ]

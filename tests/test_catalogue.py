@@ -359,11 +359,11 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
     """A new part is not known to the command line until its name is in the setting's annotation."""
     from folb.core.algorithm import common_hints
     from folb.core.algorithms import Sampling
-    from folb.core.codec import CODECS
+    from folb.core.codec import DOWN, UP
     from folb.core.drift import MEMORIES
-    from folb.core.liars import SAYS
+    from folb.core.liars import ATTACKS
     from folb.core.local_step import LOCAL_STEPS
-    from folb.core.robust import CENTRES
+    from folb.core.robust import ROBUST
     from folb.core.samplings import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.core.staleness import STALENESS
@@ -381,9 +381,10 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
         "server": SERVERS.parts,
         "step_size": STEP_SIZES.parts,
         "staleness": STALENESS.parts,
-        "compress_up": CODECS,
-        "robust": CENTRES,
-        "attack": SAYS,
+        "compress_up": UP.parts,
+        "compress_down": DOWN.parts,
+        "robust": ROBUST.parts,
+        "attack": ATTACKS.parts,
     }
     for setting, parts in known.items():
         assert names(common[setting]) == set(parts), setting

@@ -22,9 +22,9 @@ from test_cli import folb as folb_command
 from test_family import LR, SEED, Vector, average, full_gradient, mean, model, replies, rounds
 from test_slots import FEDERATION, MODEL, begin, furthest, grid, kill_and_resume, on_flower, simulated
 
-from folb import InputError, algorithms, system
+from folb import Codec, InputError, algorithms, system
 from folb.core import sketch
-from folb.core.codec import BLOCK, CODECS, Codec
+from folb.core.codec import BLOCK, UP, RandomK, TopK
 from folb.core.costs import costs
 from folb.core.polar import polar
 from folb.core.randomness import ROUND
@@ -44,7 +44,7 @@ SOME = {"bias": np.linspace(-1, 2, 7, dtype=np.float32), "weight": np.sin(np.ara
 
 
 def codec(name, keep=0.1):
-    return Codec(name, keep) if name.endswith("_k") else Codec(name)
+    return UP.part(name, {"keep": keep} if name.endswith("_k") else {})
 
 
 # A codec, number by number -------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def lossy(name, a, pair, keep=0.1, whole=False):
     return Vector(parts)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", UP.parts)
 def test_a_codec_is_a_literal_loop_in_numpy_and_in_jax(name):
     made = codec(name)
     sent = made.encoded(SOME, WORDS)
@@ -115,7 +115,7 @@ def test_a_codec_without_feedback_is_right_on_average(name):
     assert found.std(axis=0).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", UP.parts)
 def test_a_vector_of_zeros_or_of_one_number(name):
     for d in (1, 2, BLOCK + 1):
         zero = {"w": np.zeros(d, np.float32)}
@@ -124,7 +124,7 @@ def test_a_vector_of_zeros_or_of_one_number(name):
     assert codec(name).decoded(codec(name).encoded(one, WORDS), WORDS, one)["w"][0] == pytest.approx(-2.5)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", UP.parts)
 @pytest.mark.parametrize("scale", [0.5, 1.5, 9e37, 3e38, np.inf, np.nan])
 def test_the_largest_numbers_come_through_a_codec(name, scale):
     """What is not finite stays so."""
@@ -142,7 +142,9 @@ def test_the_largest_numbers_come_through_a_codec(name, scale):
                 assert np.abs(found / scale - unit).max() <= 1.001 / {"int8": 127, "int4": 7}.get(name, 1e6)
 
 
-@pytest.mark.parametrize("name", [name for name in CODECS if name != "random_k"])  # which leaves out numbers by chance
+@pytest.mark.parametrize(
+    "name", [name for name in UP.parts if name != "random_k"]
+)  # which leaves out numbers by chance
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_single_number_that_is_not_finite_comes_through(name, bad):
     made, row = codec(name, keep=0.1), np.linspace(-1, 1, 1000, dtype=np.float32)
@@ -461,8 +463,8 @@ MISTAKES = {
     "an unknown codec": ({"compress_up": "zip"}, "compress_up = 'zip'"),
     "an unknown codec down": ({"compress_down": "zip"}, "compress_down = 'zip'"),
     "a part of the model": ({"compress_down": "top_k"}, "devices keep no model"),
-    "keep with int8": ({"compress_up": "int8", "keep": 0.1}, "is for compress_up=top_k or random_k"),
-    "keep alone": ({"keep": 0.1}, "compress_up is none"),
+    "keep with int8": ({"compress_up": "int8", "keep": 0.1}, "is for compress_up=top_k, random_k"),
+    "keep alone": ({"keep": 0.1}, "compress_up is not set"),
     "keep nothing": ({"compress_up": "top_k", "keep": 0.0}, "more than 0 and at most 1"),
     "keep more than all": ({"compress_up": "random_k", "keep": 1.5}, "more than 0 and at most 1"),
     "keep what is no number": ({"compress_up": "top_k", "keep": float("nan")}, "keep"),
@@ -487,7 +489,32 @@ def test_what_does_not_go_together_is_refused():
         with pytest.raises(InputError, match=f"{name} .*do not add up"):
             TwoPhaseStrategy(algorithms.folb(K=4, **{name: "int8"}))
     with pytest.raises(InputError, match="fewer than 16777216 parameters"):
-        Codec("random_k", 0.1).shapes(2**24)
+        RandomK().shapes(2**24)
+
+
+class Half(Codec):
+    """Two bytes for each number."""
+
+    whole = True
+
+    def shapes(self, d):
+        return {"values": ((d,), "float16")}
+
+    def encode(self, row, words):
+        return {"values": row.astype("float16")}
+
+    def decode(self, sent, words, d, whole):
+        return sent["values"].astype("float32")
+
+
+def test_a_codec_of_one_s_own():
+    made = algorithms.fedavg(**USUAL, compress_up=Half(), compress_down=Half())
+    assert sizes(made, begin())[:3] == (2 * D, 0, 2 * D)
+    assert 0 < furthest(simulated(made).params, simulated(algorithms.fedavg(**USUAL)).params) < 0.01
+    with pytest.raises(InputError, match="compress_up = 'half': should be one of folb's"):
+        FederatedStrategy(made)
+    with pytest.raises(InputError, match="compress_down = 'top_k': should be int8 or int4"):
+        algorithms.fedavg(compress_down=TopK())
 
 
 def test_codecs_are_swept_on_the_command_line(tmp_path, capsys):

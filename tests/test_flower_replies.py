@@ -13,7 +13,7 @@ from inprocess import InProcessGrid
 from malformed.kinds import KINDS, SHAPES, device
 
 from folb import algorithms, system
-from folb.core.robust import CENTRES
+from folb.core.robust import ROBUST
 from folb.flower import FederatedStrategy, arrays, client_app, protocol
 from folb.flower.replies import Expected, Form, Refused, checked, length
 from folb.store import directory
@@ -243,7 +243,7 @@ def test_no_generated_reply_spoils_the_model(name, count):
     generated(algorithm, count, len(name), guarded=name == "folb")
 
 
-ON_FLOWER = [name for name in CENTRES if name != "fltrust"]  # which needs samples of the server
+ON_FLOWER = [name for name in ROBUST.parts if name != "fltrust"]  # which needs samples of the server
 
 
 @pytest.mark.parametrize("name", ON_FLOWER)

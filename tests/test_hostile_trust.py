@@ -9,7 +9,7 @@ from test_hostile import HURTS
 from folb import algorithms
 from folb.cli.main import main
 from folb.core.liars import ATTACKS
-from folb.core.robust import CENTRES
+from folb.core.robust import ROBUST
 from folb.errors import InputError
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
@@ -49,7 +49,7 @@ def rejected(seed, attempt, *given):
 def hostile_setting(random):
     """One setting is wrong, among others that are right."""
     name = random.choice(NAMES)
-    right = {"robust": random.choice(sorted(CENTRES)), "attack": random.choice(sorted(ATTACKS))}
+    right = {"robust": random.choice(sorted(ROBUST.parts)), "attack": random.choice(sorted(ATTACKS.parts))}
     setting = random.choice(["robust", "attack", *BEYOND])
     if setting in right:
         right[setting] = random.choice([*WRONG, *NEARLY])
@@ -73,7 +73,7 @@ def test_a_thousand_settings_are_rejected_alone():
 
 
 def test_the_settings_that_are_right_are_taken():
-    for centre in CENTRES:
+    for centre in ROBUST.parts:
         for attack in ("alie", "backdoor"):
             algorithms.fedavg(K=20, robust=centre, attack=attack, attackers=0.4, liars=0.1, bucket=2)
 

@@ -1,5 +1,6 @@
 """Robust rules against literal NumPy, and their promises for any reply."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -9,17 +10,19 @@ import numpy as np
 import pytest
 from luck import uniform
 
+import folb
 from folb import algorithms, rules, simulate
 from folb.core import guard, robust
-from folb.core.robust import CENTRES, Robust
+from folb.core.robust import ROBUST, TrimmedMean
 from folb.core.round import begin, close
 from folb.core.rules import Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
+from folb.experiments.settings import chosen_part
 from folb.models import logistic
 
 K, P = 9, 6
-every_centre = pytest.mark.parametrize("name", CENTRES)
+every_centre = pytest.mark.parametrize("name", ROBUST.parts)
 
 
 def nested(flat):
@@ -46,8 +49,8 @@ def a_round(seed, times=None):
 
 
 @partial(jax.jit, static_argnums=0)
-def ruled(name, round, liars=0.2, bucket=1.0):
-    return robust.recentred(rules.Mean().update(robust.finite(round)), Robust(name, liars, bucket), round)
+def ruled(name, round, liars=0.2, bucket=1):
+    return robust.recentred(rules.Mean().update(robust.finite(round)), ROBUST.parts[name](liars=liars, bucket=bucket), round)
 
 
 # The centres, literally
@@ -104,7 +107,7 @@ def test_a_centre_is_its_formula(name):
         parts = flat(round.delta)[there] * (n * times[there] / times.sum())[:, None]
         update = ruled(name, round)
         f = int(np.ceil(0.2 * n - 1e-4))
-        expected = literal(name, parts, f, flat(round.trusted)) if n >= CENTRES[name].needs(f) else np.zeros(P)
+        expected = literal(name, parts, f, flat(round.trusted)) if n >= ROBUST.parts[name]().needs(f) else np.zeros(P)
         np.testing.assert_allclose(flat(update.delta), expected, rtol=2e-3, atol=2e-5)
         assert not np.any(np.asarray(update.weights)[~there])
         assert np.all(np.asarray(update.weights) >= -1e-6)
@@ -117,7 +120,7 @@ def test_buckets_are_means_of_replies_at_random(name):
     order = np.argsort(luck)
     parts = np.stack([flat(round.delta)[order[i : i + 2]].mean(axis=0) for i in range(0, K, 2)])
     expected = literal(name, parts, 1, flat(round.trusted))
-    np.testing.assert_allclose(flat(ruled(name, round, 0.1, 2.0).delta), expected, rtol=2e-3, atol=2e-5)
+    np.testing.assert_allclose(flat(ruled(name, round, 0.1, 2).delta), expected, rtol=2e-3, atol=2e-5)
 
 
 @every_centre
@@ -199,7 +202,7 @@ def test_nothing_trimmed_is_the_rule_itself():
     round = a_round(3)
     for rule in (rules.Mean(), rules.Mean("samples")):
         expected = rule.update(round)
-        found = robust.recentred(expected, Robust("trimmed_mean", 0.0), round)
+        found = robust.recentred(expected, TrimmedMean(liars=0.0), round)
         np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
 
@@ -213,8 +216,8 @@ def test_nothing_trimmed_is_the_rule_itself():
         ({"robust": "medain"}, "robust = 'medain': did you mean 'median'?"),
         ({"robust": "krum", "liars": 0.5}, "liars = 0.5: should be at least 0 and less than 0.5"),
         ({"robust": "krum", "liars": float("nan")}, "liars = nan: should be at least 0"),
-        ({"liars": 0.1}, "liars = 0.1: is for a robust rule; robust is none"),
-        ({"bucket": 2}, "bucket = 2: is for a robust rule; robust is none"),
+        ({"liars": 0.1}, "liars = 0.1: is for any robust; robust is not set"),
+        ({"bucket": 2}, "bucket = 2: is for any robust; robust is not set"),
         ({"robust": "median", "bucket": 0}, "bucket = 0: should be a whole number from 1"),
         ({"robust": "median", "root": 10}, "root = 10: is for robust=fltrust; robust is median"),
         ({"robust": "fltrust", "root": 0}, "root = 0: should be a whole number from 1"),
@@ -262,7 +265,7 @@ def test_equal_liars_never_win_if_enough_others_reply(name):
                 times=ones, size=ones, correction=ones, delta=nested(jnp.asarray(sent, jnp.float32))
             )
             update = ruled(name, round, liars)
-            if n < CENTRES[name].needs(f):
+            if n < ROBUST.parts[name]().needs(f):
                 assert not np.any(flat(update.delta)) and not np.any(update.weights)
             else:
                 assert not np.any(update.weights[:f]) and 0 < np.linalg.norm(flat(update.delta)) < 20
@@ -308,6 +311,32 @@ def test_a_server_with_samples_of_its_own():
     first, again = (simulate(federation, model, made, rounds=4, seeds=[2])[0] for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
     assert first.train_loss[-1] < first.train_loss[0]
+
+
+def test_a_centre_of_one_s_own(tmp_path):
+    """The one in docs/parts.md, from a file, and refused like any other."""
+    page = (Path(__file__).parents[1] / "docs/parts.md").read_text()
+    (code,) = re.findall(r"```python\n(import jax.*?)```", page, flags=re.S)
+    (tmp_path / "mine.py").write_text(code)
+    shortest = chosen_part("algorithms", f"{tmp_path / 'mine.py'}:shortest", {}).constructor
+    made = shortest(K=5, bucket=None)
+    assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.4, 5)
+    round = a_round(6, times=np.ones(K))
+    update = jax.jit(lambda how: robust.recentred(rules.mean(round), how, round))(made.robust)
+    first = np.argmin(np.linalg.norm(flat(round.delta), axis=1))
+    np.testing.assert_allclose(flat(update.delta), flat(round.delta)[first], rtol=1e-5)
+    np.testing.assert_allclose(update.weights, np.arange(K) == first, atol=1e-6)
+    with pytest.raises(InputError, match=r"K = 4: should be 5, the next that is enough, with robust=shortest"):
+        shortest(K=4)
+    with pytest.raises(InputError, match="bucket = 2: is for any robust; robust is your own"):
+        shortest(K=5, bucket=2)
+
+    class Short(folb.Robust):
+        def centre(self, given):
+            return folb.Update(given.stack, given.even)
+
+    with pytest.raises(InputError, match="robust: the delta of centre"):
+        robust.recentred(rules.mean(round), Short(), round)
 
 
 def test_draws_with_replacement_are_counted_as_different_devices():

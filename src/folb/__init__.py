@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from folb.core.rule import Rule as Rule
     from folb.core.rule import Update as Update
     from folb.core.privacy import Privacy as Privacy
+    from folb.core.codec import Codec as Codec
+    from folb.core.liars import Attack as Attack
+    from folb.core.robust import Robust as Robust
+    from folb.core.robust import Vectors as Vectors
     from folb.core.rules import weighted as weighted
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling
@@ -56,7 +60,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Algorithm": "core.algorithm",
+    "Attack": "core.liars",
     "Average": "core.average",
+    "Codec": "core.codec",
     "DeviceMemory": "core.memory",
     "Experiment": "experiments.experiment",
     "Federation": "data.federation",
@@ -68,6 +74,7 @@ _NAMES = {
     "Round": "core.rule",
     "Rule": "core.rule",
     "Privacy": "core.privacy",
+    "Robust": "core.robust",
     "Run": "results.run",
     "RunDirectory": "store.directory",
     "Sampling": "core.selection",
@@ -76,6 +83,7 @@ _NAMES = {
     "StepSize": "core.step_size",
     "Update": "core.rule",
     "Upload": "core.upload",
+    "Vectors": "core.robust",
     "compose": "core.algorithm",
     "execute": "experiments.execute",
     "load_model": "experiments.kept_model",

@@ -84,7 +84,7 @@ def test_our_files_name_what_there_is():
     for rule in rules:
         assert plan(Battle(replace(TINY, set=SMALL | {"K": 5, "replacement": False}), rule, 20).experiment).algorithms
     everything = {*opponents.EVERYWHERE, *(name for rule in rules for name in rule.attacks), "honest", "loss"}
-    assert everything == set(ATTACKS)
+    assert everything == set(ATTACKS.parts)
     assert sum(dataset.goal for dataset in opponents.datasets()) >= 1
     for dataset in opponents.datasets():
         assert len(dataset.seeds) == 5 and 20 in dataset.shares

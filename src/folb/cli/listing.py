@@ -176,12 +176,12 @@ def _common(but: Callable[..., Any] | None = None) -> None:
 
 def _kinds_of_parts() -> dict[str, dict[str, str]]:
     """What algorithms are made of, kind by kind."""
-    from folb.core.codec import CODECS
+    from folb.core.codec import UP
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
-    from folb.core.liars import SAYS
+    from folb.core.liars import ATTACKS
     from folb.core.local_step import LOCAL_STEPS
-    from folb.core.robust import CENTRES
+    from folb.core.robust import ROBUST
     from folb.core.samplings import SAMPLINGS
     from folb.core.server_step import SERVERS
     from folb.core.staleness import STALENESS
@@ -196,8 +196,10 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "gradient: what stands for grad F_k in FOLB's rules": {
             name: first_line(one) for name, one in GRADIENTS.parts.items()
         },
-        "robust: what replaces the mean of updates": {name: first_line(one.centre) for name, one in CENTRES.items()},
-        "attack: what lying devices do, in the simulator": dict(SAYS),
+        "robust: what replaces the mean of updates": {name: first_line(one) for name, one in ROBUST.parts.items()},
+        "attack: what lying devices do, in the simulator": {
+            name: first_line(one) for name, one in ATTACKS.parts.items()
+        },
         "server: the server's step": {name: first_line(one) for name, one in SERVERS.parts.items()},
         "step_size: how the server changes lr from round to round": {
             name: first_line(one) for name, one in STEP_SIZES.parts.items()
@@ -205,7 +207,9 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "staleness: how much an old update counts, with concurrency": {
             name: first_line(one) for name, one in STALENESS.parts.items()
         },
-        "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
+        "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": {
+            name: first_line(one) for name, one in UP.parts.items()
+        },
         "metrics: what --metrics measures besides the accuracy": dict(METRICS),
     }
 

@@ -12,115 +12,218 @@ All sizes follow from the number of parameters and the settings. The same functi
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from folb.core.part import Part, Slot, setting, up_to
 from folb.core.shuffle import mixed, shuffled
 from folb.core.sketch import from_bytes, to_bytes
 from folb.core.vector import flat, namespace, over_largest, shaped, size
-from folb.errors import InputError, check, choose
+from folb.errors import InputError
 from folb.typing import Params
 
 BLOCK = 256  # numbers with one scale
-BITS = {"int8": 8, "int4": 4, "sign": 1}
 MOST_PLACES = 2**24  # the shuffle of random_k cannot handle more parameters
 OWN = 0x5BD1E995  # keeps a codec's random numbers apart from those of the batches
-CODECS = {
-    "int8": "A byte for each number, right on average, and a scale for each 256.",
-    "int4": "Half a byte for each number, right on average, and a scale for each 256.",
-    "top_k": "The numbers that are largest in absolute value, and their places.",
-    "random_k": "Numbers at random places, which need not be sent.",
-    "sign": "A bit for each number, and the mean absolute value of each 256.",
-}
-SPARSE = ("top_k", "random_k")
-WHOLE = ("int8", "int4")  # they keep every number, so the model may go through them
 
 
-class Codec(NamedTuple):
-    """A codec by its name; `keep` is the share of the numbers that top_k and random_k send."""
+class Codec(Part):
+    """A vector as fewer bytes. One of your own is a class of this base with `shapes`, `encode` and `decode`."""
 
-    name: str
-    keep: float = 1.0
-
-    def count(self, d: int) -> int:
-        """How many of d numbers are sent."""
-        return max(1, math.ceil(self.keep * d - 1e-9)) if self.name in SPARSE else d
+    needed = ("shapes", "encode", "decode")
+    whole: ClassVar[bool] = False  # whether it keeps every number, so that the model may go through it
+    feedback: ClassVar[bool] = False  # whether it has error feedback unless that is set
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
         """The arrays that stand for d numbers: their shapes and types."""
-        k = self.count(d)
-        if self.name == "top_k":
-            return {"places": ((k,), "int32"), "values": ((k,), "float32")}
-        if self.name == "random_k":
-            if d >= MOST_PLACES:
-                expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
-                raise InputError("compress_up", f"random_k, {d} parameters", expected)
-            return {"values": ((k,), "float32")}
-        return {"codes": ((-(-d * BITS[self.name] // 8),), "uint8"), "scale": ((-(-d // BLOCK),), "float32")}
+        raise NotImplementedError
+
+    def encode(self, row: Any, words: Any) -> dict[str, Any]:
+        """The arrays that stand for a row of numbers; `words` are two random words."""
+        raise NotImplementedError
+
+    def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
+        """The row of d numbers. With `whole`, error feedback sends what is missing later."""
+        raise NotImplementedError
+
+    def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
+        """What is wrong with arrays of the right shapes that a device sent; "" if nothing is."""
+        return ""
 
     def nbytes(self, d: int) -> int:
         """The bytes that stand for d numbers."""
         return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.shapes(d).values())
 
     def encoded(self, a: Params, words: Any) -> dict[str, Any]:
-        """The arrays that stand for the tree `a`; `words` are two random words."""
-        row = flat(a)
-        d = row.shape[0]
-        if self.name == "top_k":
-            places = _largest(row, self.count(d))
-            return {"places": places, "values": row[places]}
-        if self.name == "random_k":
-            return {"values": row[self._places(words, d)]}
-        xp = namespace(row)
-        blocks = xp.concat([row, xp.zeros(-d % BLOCK, dtype=xp.float32)]).reshape(-1, BLOCK)
-        if self.name == "sign":
-            there = xp.minimum(xp.full(blocks.shape[0], BLOCK), d - BLOCK * xp.arange(blocks.shape[0]))
-            scale = xp.sum(xp.abs(blocks), axis=1) / there.astype(xp.float32)
-            return {"codes": to_bytes((row > 0).astype(xp.uint32), 1), "scale": scale}
-        top = _levels(self.name)
+        """The arrays that stand for the tree `a`."""
+        return self.encode(flat(a), words)
+
+    def decoded(self, sent: dict[str, Any], words: Any, like: Params, whole: bool = False) -> Params:
+        """The tree that was encoded, with the errors of the codec, in the shapes of `like`."""
+        return shaped(self.decode(sent, words, size(like), whole), like)
+
+
+class Blocks(Codec):
+    """Codecs with some bits for each number, and a scale for each block of them."""
+
+    abstract = True
+    bits: ClassVar[int]
+
+    def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
+        """The bits, and the scales."""
+        return {"codes": ((-(-d * self.bits // 8),), "uint8"), "scale": ((-(-d // BLOCK),), "float32")}
+
+    def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
+        """A scale."""
+        fits = np.all((sent["scale"] >= 0) & (sent["scale"] <= most))
+        return "" if fits else f"a scale is not from 0 to {most:g}"
+
+    def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
+        """Its unit times its scale."""
+        unit, scale = self.unit(from_bytes(sent["codes"], self.bits, d)), sent["scale"]
+        return unit * namespace(unit).repeat(scale, BLOCK)[:d]
+
+    def unit(self, codes: Any) -> Any:
+        """What each code stands for, from -1 to 1."""
+        raise NotImplementedError
+
+
+class Levels(Blocks):
+    """Codecs that round to levels at random."""
+
+    abstract = True
+    whole = True
+
+    @property
+    def top(self) -> int:
+        """The levels on each side of 0."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def encode(self, row: Any, words: Any) -> dict[str, Any]:
+        """A level for each number."""
+        d, xp, blocks, top = row.shape[0], namespace(row), _blocks(row), self.top
         scale = xp.max(xp.abs(blocks), axis=1)
         unit = over_largest(blocks, scale[:, None]).reshape(-1)[:d]
         level = xp.clip(xp.floor(unit * xp.float32(top) + _chances(words, d)), -top, top)
         codes = (level + xp.float32(top + 1)).astype(xp.uint32)
-        return {"codes": to_bytes(codes, BITS[self.name]), "scale": scale}
+        return {"codes": to_bytes(codes, self.bits), "scale": scale}
 
-    def decoded(self, sent: dict[str, Any], words: Any, like: Params, whole: bool = False) -> Params:
-        """The tree that was encoded, with the errors of the codec, in the shapes of `like`.
-
-        random_k multiplies its numbers by d / k, so that they are right on average. It does not if `whole`: then error
-        feedback sends the missing numbers later.
-        """
-        d = size(like)
-        if self.name in SPARSE:
-            values = sent["values"]
-            if self.name == "random_k" and not whole:
-                values = values * namespace(values).float32(d / self.count(d))
-            places = sent["places"] if self.name == "top_k" else self._places(words, d)
-            return shaped(_placed(values, places, d), like)
-        codes = from_bytes(sent["codes"], BITS[self.name], d)
+    def unit(self, codes: Any) -> Any:
+        """A level over the largest one."""
         xp = namespace(codes)
-        if self.name == "sign":
-            unit = xp.where(codes == 1, xp.float32(1), xp.float32(-1))
-        else:
-            top = _levels(self.name)
-            unit = (codes.astype(xp.float32) - xp.float32(top + 1)) * xp.float32(1 / top)
-        return shaped(unit * xp.repeat(sent["scale"], BLOCK)[:d], like)
+        return (codes.astype(xp.float32) - xp.float32(self.top + 1)) * xp.float32(1 / self.top)
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """What is wrong with arrays of the right shapes that a device sent; "" if nothing is."""
-        if "scale" in sent and not np.all((sent["scale"] >= 0) & (sent["scale"] <= most)):
-            return f"a scale is not from 0 to {most:g}"
-        if self.name in WHOLE and not np.all(from_bytes(sent["codes"], BITS[self.name], d) > 0):
-            return f"a code is 0, which is not a level of {self.name}"
-        if "places" in sent:
-            places = sent["places"]
-            if not (np.all((places >= 0) & (places < d)) and np.all(places[1:] > places[:-1])):
-                return f"the places are not in ascending order, each once, from 0 to {d - 1}"
-        return ""
+        """A scale or a code."""
+        fits = np.all(from_bytes(sent["codes"], self.bits, d) > 0)
+        return super().fault(sent, d, most) or ("" if fits else f"a code is 0, which is not a level of {self.name}")
+
+
+class Int8(Levels):
+    """A byte for each number, right on average, and a scale for each 256."""
+
+    bits = 8
+
+
+class Int4(Levels):
+    """Half a byte for each number, right on average, and a scale for each 256."""
+
+    bits = 4
+
+
+class Sign(Blocks):
+    """A bit for each number, and the mean absolute value of each 256."""
+
+    bits = 1
+    feedback = True
+
+    def encode(self, row: Any, words: Any) -> dict[str, Any]:
+        """A sign for each number."""
+        xp, blocks = namespace(row), _blocks(row)
+        there = xp.minimum(xp.full(blocks.shape[0], BLOCK), row.shape[0] - BLOCK * xp.arange(blocks.shape[0]))
+        scale = xp.sum(xp.abs(blocks), axis=1) / there.astype(xp.float32)
+        return {"codes": to_bytes((row > 0).astype(xp.uint32), 1), "scale": scale}
+
+    def unit(self, codes: Any) -> Any:
+        """1 or -1."""
+        xp = namespace(codes)
+        return xp.where(codes == 1, xp.float32(1), xp.float32(-1))
+
+
+class Sparse(Codec):
+    """Codecs that send some of the numbers."""
+
+    abstract = True
+    feedback = True
+    keep: float = setting("the share of the numbers that is sent", up_to(1), default=0.1, static=True)
+
+    def count(self, d: int) -> int:
+        """How many of d numbers are sent."""
+        return max(1, math.ceil(self.keep * d - 1e-9))
+
+
+class TopK(Sparse):
+    """The numbers that are largest in absolute value, and their places."""
+
+    called = "top_k"
+
+    def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
+        """The places, and the values."""
+        return {"places": ((self.count(d),), "int32"), "values": ((self.count(d),), "float32")}
+
+    def encode(self, row: Any, words: Any) -> dict[str, Any]:
+        """Those that are largest."""
+        places = _largest(row, self.count(row.shape[0]))
+        return {"places": places, "values": row[places]}
+
+    def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
+        """The values at their places."""
+        return _placed(sent["values"], sent["places"], d)
+
+    def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
+        """A place."""
+        places = sent["places"]
+        fits = np.all((places >= 0) & (places < d)) and np.all(places[1:] > places[:-1])
+        return "" if fits else f"the places are not in ascending order, each once, from 0 to {d - 1}"
+
+
+class RandomK(Sparse):
+    """Numbers at random places, which need not be sent."""
+
+    called = "random_k"
+
+    def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
+        """The values."""
+        if d >= MOST_PLACES:
+            expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
+            raise InputError("compress_up", f"random_k, {d} parameters", expected)
+        return {"values": ((self.count(d),), "float32")}
+
+    def encode(self, row: Any, words: Any) -> dict[str, Any]:
+        """The numbers there."""
+        return {"values": row[self._places(words, row.shape[0])]}
+
+    def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
+        """The values at their places, times d / k unless `whole`: then they are right on average."""
+        values = sent["values"]
+        if not whole:
+            values = values * namespace(values).float32(d / self.count(d))
+        return _placed(values, self._places(words, d), d)
 
     def _places(self, words: Any, d: int) -> Any:
         return shuffled(_own(words), 0, namespace(words).arange(self.count(d)), d)
+
+
+UP = Slot(
+    "compress_up",
+    Codec,
+    (Int8, Int4, TopK, RandomK, Sign),
+    "the codec of updates, and of gradients sent with them; by default none",
+    prefix="",
+)
+DOWN = Slot("compress_down", Codec, (Int8, Int4), "the codec of the model; by default none", prefix="")
 
 
 class Compression(NamedTuple):
@@ -136,32 +239,24 @@ class Compression(NamedTuple):
         return self.up is not None and self.feedback
 
 
-def compression(up: str | None, down: str | None, keep: float | None, feedback: bool | None) -> Compression:
-    """The codecs by name, checked."""
-    if up is not None:
-        choose("compress_up", up, CODECS)
-    if down is not None and choose("compress_down", down, CODECS) not in WHOLE:
-        expected = f"should be {' or '.join(WHOLE)}: devices keep no model, so each round sends all of its numbers"
-        raise InputError("compress_down", down, expected)
-    if keep is not None and up not in SPARSE:
-        raise InputError("keep", keep, f"is for compress_up={' or '.join(SPARSE)}; compress_up is {up or 'none'}")
-    if keep is not None:
-        check("keep", keep, lambda keep: (keep > 0) & (keep <= 1), "should be more than 0 and at most 1")
+def compression(up: Any, down: Any, feedback: bool | None, given: Mapping[str, Any]) -> Compression:
+    """The codecs by name or as values, checked."""
+    made = UP.chosen(up, given)
+    if not getattr(UP.parts.get(down) if isinstance(down, str) else down, "whole", True):
+        expected = f"should be {' or '.join(DOWN.parts)}: devices keep no model, so each round sends all of its numbers"
+        raise InputError("compress_down", getattr(down, "name", down), expected)
     if feedback not in (None, True, False):
         raise InputError("error_feedback", feedback, "should be True or False")
     if feedback is not None and up is None and down is None:
         raise InputError("error_feedback", feedback, "needs a codec: set compress_up or compress_down")
-    share = (0.1 if keep is None else float(keep)) if up in SPARSE else 1.0
-    return Compression(
-        None if up is None else Codec(up, share),
-        None if down is None else Codec(down),
-        up in (*SPARSE, "sign") if feedback is None else feedback,
-    )
+    usual = made is not None and made.feedback
+    return Compression(made, DOWN.chosen(down, {}), usual if feedback is None else feedback)
 
 
-def _levels(name: str) -> int:
-    """The levels on each side of 0."""
-    return int(2 ** (BITS[name] - 1) - 1)
+def _blocks(row: Any) -> Any:
+    """The numbers in rows of a block each; the last is filled up with 0."""
+    xp = namespace(row)
+    return xp.concat([row, xp.zeros(-row.shape[0] % BLOCK, dtype=xp.float32)]).reshape(-1, BLOCK)
 
 
 def _own(words: Any) -> Any:

@@ -6,7 +6,8 @@ they send their own. An attack is a record of numbers, so that many attacks run 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,14 @@ import numpy as np
 from jax import Array
 
 from folb.core import tree
+from folb.core.part import Part, Slot, between, setting
 from folb.core.polar import median, scaled
 from folb.core.rules import Round, fraction
-from folb.errors import InputError, check_number, choose
+from folb.errors import InputError, choose
 from folb.typing import Params
 
 
-class Attack(NamedTuple):
+class Lies(NamedTuple):
     """What liars report. By default they report the truth; a factor of 0 leaves a part out of their update."""
 
     share: Any = 0.0  # of all devices
@@ -39,69 +41,100 @@ class Attack(NamedTuple):
     poison: Any = 0.0  # 1: their labels are reversed; 2: they learn a backdoor
 
 
+class Attack(Part):
+    """What lying devices do. One of your own is a class of this base with `lies`: some numbers of `Lies`, by name."""
+
+    lies: ClassVar[Mapping[str, float]] = {}
+    share: float = setting(
+        "with attack: the share of devices that lie: those numbered from 0 on", between(0, 1), default=0.2
+    )
+
+    @property
+    def record(self) -> Lies:
+        """All that they do, as numbers: of the same form for all attacks."""
+        return Lies(self.share, **self.lies)
+
+    def check(self, spelt: Any = str) -> None:
+        """The share, and the names of its lies."""
+        super().check(spelt)
+        for name in self.lies:
+            choose("attack: lies", name, Lies._fields[1:])
+
+
+def _attack(name: str, says: str, lies: Mapping[str, float]) -> type[Attack]:
+    return type(name, (Attack,), {"__module__": __name__, "__doc__": says, "lies": lies})
+
+
 FLIPPED = {"own": -1.0}
 REVERSED = {"own": 0.0, "mean": -1.0, "length": 1.0, "shared": 1.0}
 
-ATTACKS: dict[str, dict[str, float]] = {
-    "honest": {},
-    "flipped": FLIPPED,
-    "flipped_x1000": {"own": -1000.0},
-    "inflated": FLIPPED | {"gradient": 1e6},
-    "inflated_back": FLIPPED | {"gradient": -100.0},
-    "not_finite": {"own": np.nan},
-    "noise": {"noise": 3.0},
-    "reversed": REVERSED | {"gradient": -1.0},
-    "grazing": REVERSED | {"gradient": 1e6, "grazing": 1.0},
-    "alie": {"own": 0.0, "mean": 1.0, "spread": -1.5},
-    "ipm": {"own": 0.0, "mean": -0.5, "shared": 1.0, "gradient": -1.0},
-    "min_max": {"reach": 1.0},
-    "min_sum": {"reach": 2.0},
-    "labels": {"poison": 1.0},
-    "backdoor": {"poison": 2.0},
-    "adaptive": {"own": 0.0, "mean": -1.0, "length": 3.0, "vouch": 1.0},
-    "gamma": FLIPPED | {"gamma": 1000.0},
-    "loss": FLIPPED | {"loss": 1e6},
-}
-SAYS = {
-    "honest": "They tell the truth, for comparison.",
-    "flipped": "The update of the other sign.",
-    "flipped_x1000": "The same, a thousand times as long.",
-    "inflated": "The update of the other sign, with its gradient times 1e6.",
-    "inflated_back": "The update of the other sign, with its gradient times -100.",
-    "not_finite": "An update that is not a number.",
-    "noise": "Gaussian noise of three times the norm of the update.",
-    "reversed": "The honest mean update and gradient of the other sign, of the usual length.",
-    "grazing": "The honest mean update reversed, turned until it just descends on an inflated gradient.",
-    "alie": "A little is enough (Baruch et al., 2019): the honest mean less 1.5 standard deviations.",
-    "ipm": "Inner-product manipulation (Xie et al., 2020): -1/2 times the honest mean.",
-    "min_max": "Min-max (Shejwalkar and Houmansadr, 2021): as far off as the honest are from each other.",
-    "min_sum": "Min-sum (the same): as far off as the honest are from each other on the whole.",
-    "labels": "Honest work on reversed labels.",
-    "backdoor": "Honest work on samples with a trigger, all labelled 0.",
-    "adaptive": "Knows the guard: the honest mean reversed, of 3 median norms, with a gradient that vouches for it.",
-    "gamma": "The update of the other sign, with gamma + 1000.",
-    "loss": "The update of the other sign, with a loss times 1e6, to be drawn again.",
-}
+ATTACKS = Slot(
+    "attack",
+    Attack,
+    (
+        _attack("honest", "They tell the truth, for comparison.", {}),
+        _attack("flipped", "The update of the other sign.", FLIPPED),
+        _attack("flipped_x1000", "The same, a thousand times as long.", {"own": -1000.0}),
+        _attack("inflated", "The update of the other sign, with its gradient times 1e6.", FLIPPED | {"gradient": 1e6}),
+        _attack(
+            "inflated_back",
+            "The update of the other sign, with its gradient times -100.",
+            FLIPPED | {"gradient": -100.0},
+        ),
+        _attack("not_finite", "An update that is not a number.", {"own": np.nan}),
+        _attack("noise", "Gaussian noise of three times the norm of the update.", {"noise": 3.0}),
+        _attack(
+            "reversed",
+            "The honest mean update and gradient of the other sign, of the usual length.",
+            REVERSED | {"gradient": -1.0},
+        ),
+        _attack(
+            "grazing",
+            "The honest mean update reversed, turned until it just descends on an inflated gradient.",
+            REVERSED | {"gradient": 1e6, "grazing": 1.0},
+        ),
+        _attack(
+            "alie",
+            "A little is enough (Baruch et al., 2019): the honest mean less 1.5 standard deviations.",
+            {"own": 0.0, "mean": 1.0, "spread": -1.5},
+        ),
+        _attack(
+            "ipm",
+            "Inner-product manipulation (Xie et al., 2020): -1/2 times the honest mean.",
+            {"own": 0.0, "mean": -0.5, "shared": 1.0, "gradient": -1.0},
+        ),
+        _attack(
+            "min_max",
+            "Min-max (Shejwalkar and Houmansadr, 2021): as far off as the honest are from each other.",
+            {"reach": 1.0},
+        ),
+        _attack(
+            "min_sum", "Min-sum (the same): as far off as the honest are from each other on the whole.", {"reach": 2.0}
+        ),
+        _attack("labels", "Honest work on reversed labels.", {"poison": 1.0}),
+        _attack("backdoor", "Honest work on samples with a trigger, all labelled 0.", {"poison": 2.0}),
+        _attack(
+            "adaptive",
+            "Knows the guard: the honest mean reversed, of 3 median norms, with a gradient that vouches for it.",
+            {"own": 0.0, "mean": -1.0, "length": 3.0, "vouch": 1.0},
+        ),
+        _attack("gamma", "The update of the other sign, with gamma + 1000.", FLIPPED | {"gamma": 1000.0}),
+        _attack(
+            "loss", "The update of the other sign, with a loss times 1e6, to be drawn again.", FLIPPED | {"loss": 1e6}
+        ),
+    ),
+    "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
+    prefix="",
+    others={"share": "attackers"},
+)
 
 
-def attack(name: str | None, attackers: Any = None) -> Attack | None:
-    """An attack by its name, by this share of the devices; None for no attack."""
-    if name is None:
-        if attackers is not None:
-            raise InputError("attackers", attackers, "is for an attack; attack is none")
-        return None
-    choose("attack", name, ATTACKS)
-    share = 0.2 if attackers is None else attackers
-    check_number("attackers", share, lambda share: (share >= 0) & (share <= 1), "should be a share, from 0 to 1")
-    return Attack(share, **ATTACKS[name])
-
-
-def count(attack: Attack, N: Any) -> Any:
+def count(attack: Lies, N: Any) -> Any:
     """How many of N devices lie."""
     return jnp.floor(attack.share * N + 1e-4).astype(jnp.int32)
 
 
-def _sides(attack: Attack, round: Round, device: Array | None, times: Array) -> tuple[Array, Array]:
+def _sides(attack: Lies, round: Round, device: Array | None, times: Array) -> tuple[Array, Array]:
     """The slots of liars, and the slots of honest devices that replied."""
     if device is None:
         raise InputError("attack", "set", "should be none on real devices: attacks are for the simulator")
@@ -109,7 +142,7 @@ def _sides(attack: Attack, round: Round, device: Array | None, times: Array) -> 
     return liars, (times > 0) & ~liars
 
 
-def told(attack: Attack, round: Round) -> Round:
+def told(attack: Lies, round: Round) -> Round:
     """The round with the liars' updates, gammas and losses."""
     liars, honest = _sides(attack, round, round.device, round.times)
     delta = _mixed(liars, _updates(attack, round, honest), round.delta)
@@ -120,7 +153,7 @@ def told(attack: Attack, round: Round) -> Round:
     return round._replace(delta=delta, gamma=gamma, sent=sent)
 
 
-def told_gradients(attack: Attack, round: Round) -> Round:
+def told_gradients(attack: Lies, round: Round) -> Round:
     """The round with the liars' gradients, in the form in which the rule sees them, and updates that graze them."""
     if round.grad is None:
         return round
@@ -139,7 +172,7 @@ def told_gradients(attack: Attack, round: Round) -> Round:
     return round._replace(grad=grad, second=second)
 
 
-def _updates(attack: Attack, round: Round, honest: Array) -> Params:
+def _updates(attack: Lies, round: Round, honest: Array) -> Params:
     """What each slot would send if it lied."""
     together = _even(honest, round.delta)
     away = jax.tree.map(lambda leaf, m: leaf - m, round.delta, together)
@@ -164,7 +197,7 @@ def _updates(attack: Attack, round: Round, honest: Array) -> Params:
     return scaled(found, jnp.where(attack.length > 0, fraction(wanted, tree.norms(found)), 1.0))
 
 
-def _farthest(attack: Attack, away: Params, spread: Params, honest: Array) -> Array:
+def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Array:
     """The largest g for which the mean - g spread is no farther from the honest updates than they are from each other.
 
     Min-max compares the largest distances, min-sum the sums of squared distances.
@@ -187,7 +220,7 @@ def _farthest(attack: Attack, away: Params, spread: Params, honest: Array) -> Ar
     return jnp.where(n > 0, jnp.maximum(found, 0.0), 0.0)
 
 
-def _gradients(attack: Attack, stack: Params, honest: Array) -> Params:
+def _gradients(attack: Lies, stack: Params, honest: Array) -> Params:
     """A factor times each own gradient, or times the honest mean gradient of their norm."""
     together = _even(honest, stack)
     length = fraction(tree.norms(stack), tree.norm(together))

@@ -63,12 +63,12 @@ def up_to(high: float, low: float = 0.0) -> Range:
 FLAG = Range(lambda value: isinstance(value, bool), "should be True or False", number=False)
 
 
-def whole(low: int, high: int) -> Range:
-    """A whole number from `low` to `high`."""
+def whole(low: int, high: int, *, number: bool = False) -> Range:
+    """A whole number from `low` to `high`: a shape, say, which is static, or with `number` a leaf as others are."""
     return Range(
         lambda value: isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= high,
         f"should be a whole number from {low} to {high}",
-        number=False,
+        number,
     )
 
 
@@ -242,11 +242,12 @@ class Slot(Generic[P]):
             return self.part(wanted, given)
         for name, value in given.items():
             if value is not None and name in self.numbers:
-                raise InputError(name, value, f"is for {self.name}={self._owners(name)}; {self.name} is not set")
+                raise InputError(name, value, f"is for {self._owners(name)}; {self.name} is not set")
         return None
 
     def _owners(self, name: str) -> str:
-        return ", ".join(other for other, one in self.parts.items() if name in map(self.spelt, settings_of(one)))
+        those = [other for other, one in self.parts.items() if name in map(self.spelt, settings_of(one))]
+        return f"any {self.name}" if len(those) == len(self.known) else f"{self.name}={', '.join(those)}"
 
     def part(self, wanted: Any, given: Mapping[str, Any]) -> P:
         """A part by its name, with its settings in `given` that are not None; or a user's own, which has its own."""
@@ -261,7 +262,7 @@ class Slot(Generic[P]):
         for name, value in given.items():
             if name not in chosen:
                 which = wanted if isinstance(wanted, str) else "your own"
-                raise InputError(name, value, f"is for {self.name}={self._owners(name)}; {self.name} is {which}")
+                raise InputError(name, value, f"is for {self._owners(name)}; {self.name} is {which}")
         made = kind(**{chosen[name]: value for name, value in given.items()}) if isinstance(wanted, str) else wanted
         check_part(self.name, made, self.base)
         made.check(self.spelt)

@@ -11,8 +11,7 @@ The server step, the memories of devices and the step size see updates clipped t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +19,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import randomness, tree
+from folb.core.part import Part, Slot, below, setting, whole
 from folb.core.polar import SMALLEST, clipped, median, over, polar, scaled
 from folb.core.rules import Round, Update, fraction
 from folb.core.selection import MOST
-from folb.errors import InputError, check_number, check_whole, choose
+from folb.errors import InputError
 from folb.typing import Params
 
 LARGEST = 1e6  # longest vector, in median norms: a longer one changes no centre, and its square could overflow
@@ -49,17 +49,170 @@ class Vectors(NamedTuple):
         return fraction(self.counted.astype(jnp.float32), self.n)
 
 
-Centre = Callable[[Vectors], Update]  # the weights are the vectors' shares
+class Robust(Part):
+    """A centre in place of a rule's mean. One of your own is a class of this base with `centre`."""
+
+    needed = ("centre",)
+    liars: float = setting("with robust: the share of devices that may lie", below(0.5), default=0.2)
+    bucket: int = setting(
+        "with robust: replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
+    )
+
+    def centre(self, given: Vectors) -> Update:
+        """The centre, and the share of each vector in it."""
+        raise NotImplementedError
+
+    def needs(self, f: Any) -> Any:
+        """How many vectors it needs to hold against f false ones."""
+        return 2 * f + 1
+
+    @property
+    def even(self) -> bool:
+        """Whether no reply has more than an even share of the centre."""
+        return False
+
+    @property
+    def own_samples(self) -> int:
+        """How many samples of its own the server needs, for `Vectors.trusted`."""
+        return 0
+
+    def enough(self, replies: int) -> bool:
+        """Whether so many replies, each of another device, are enough."""
+        return bool(math.ceil(replies / self.bucket) >= self.needs(_most_liars(self.liars, replies)))
 
 
-def coordinate_median(given: Vectors) -> Update:
+class Median(Robust):
     """The median of each coordinate (Yin et al., 2018). A device's weight is its share of the coordinates."""
-    return _trimmed(given, (given.n - 1) // 2)
+
+    def centre(self, given: Vectors) -> Update:
+        """Nothing is left of the values but the middle."""
+        return _trimmed(given, (given.n - 1) // 2)
 
 
-def trimmed_mean(given: Vectors) -> Update:
+class TrimmedMean(Robust):
     """The mean of each coordinate without its largest and smallest values (Yin et al., 2018), as many as may lie."""
-    return _trimmed(given, jnp.minimum(given.liars, (given.n - 1) // 2))
+
+    called = "trimmed_mean"
+
+    def centre(self, given: Vectors) -> Update:
+        """Never without all."""
+        return _trimmed(given, jnp.minimum(given.liars, (given.n - 1) // 2))
+
+
+class Krum(Robust):
+    """Krum (Blanchard et al., 2017): the vector with the smallest sum of squared distances to its n - f - 2 nearest."""
+
+    def needs(self, f: Any) -> Any:
+        """As in the paper."""
+        return 2 * f + 3
+
+    def centre(self, given: Vectors) -> Update:
+        """One vector."""
+        return _nearest(given, jnp.int32(1))
+
+
+class MultiKrum(Robust):
+    """Multi-Krum (Blanchard et al., 2017): the mean of the n - f vectors that Krum likes best."""
+
+    called = "multi_krum"
+
+    def needs(self, f: Any) -> Any:
+        """As Krum."""
+        return 2 * f + 3
+
+    def centre(self, given: Vectors) -> Update:
+        """n - f vectors."""
+        return _nearest(given, jnp.maximum(given.n - given.liars, 1))
+
+
+class GeometricMedian(Robust):
+    """The geometric median (Pillutla et al., 2022): smoothed Weiszfeld steps, from the mean of clipped vectors."""
+
+    called = "geometric_median"
+
+    def centre(self, given: Vectors) -> Update:
+        """Each step weighs a vector by its closeness."""
+        first, norm = _norm_bound(given), tree.norms(given.stack)
+        smallest = 1e-6 * median(norm, given.counted) + SMALLEST
+
+        def turn(_: Any, at: Update) -> Update:
+            closeness = jnp.where(given.counted, 1.0 / jnp.maximum(_distances(given.stack, at.delta), smallest), 0.0)
+            return _mean(given.stack, fraction(closeness, jnp.sum(closeness)))
+
+        return jax.lax.fori_loop(0, TURNS, turn, Update(first.delta, first.weights))
+
+
+class CentredClipping(Robust):
+    """Centred clipping (Karimireddy et al., 2021): v <- v + mean of the distances to v, each clipped to their median.
+
+    It begins at 0, so its first step is the norm bound; the paper begins at the last round's v, and tunes the radius.
+    """
+
+    called = "centred_clipping"
+
+    def centre(self, given: Vectors) -> Update:
+        """v after some turns."""
+
+        def turn(_: Any, at: Update) -> Update:
+            away = _distances(given.stack, at.delta)
+            short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
+            keeps = 1.0 - jnp.sum(short)
+            delta = tree.add(tree.combine(short, given.stack), at.delta, keeps)
+            return Update(delta, keeps * at.weights + short)
+
+        return jax.lax.fori_loop(0, TURNS, turn, Update(_zero(given.stack), jnp.zeros_like(given.even)))
+
+
+class NormBound(Robust):
+    """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
+
+    called = "norm_bound"
+
+    @property
+    def even(self) -> bool:
+        """The last bucket may have fewer replies than the others, which then weigh more."""
+        return bool(self.bucket == 1)
+
+    def needs(self, f: Any) -> Any:
+        """It bounds liars, and never leaves them out."""
+        return 1
+
+    def centre(self, given: Vectors) -> Update:
+        """All count evenly."""
+        return _norm_bound(given)
+
+
+class FLTrust(Robust):
+    """FLTrust (Cao et al., 2021): vectors as long as the server's own update, weighed by their cosine with it."""
+
+    root: int = setting("training samples that the server has, too", whole(1, 10**6), default=100)
+
+    @property
+    def own_samples(self) -> int:
+        """They give the update that it trusts."""
+        return self.root
+
+    def needs(self, f: Any) -> Any:
+        """The server trusts its own update."""
+        return 1
+
+    def centre(self, given: Vectors) -> Update:
+        """Vectors that point away from the server's count for nothing."""
+        assert given.trusted is not None
+        own, norm = tree.norm(given.trusted), tree.norms(given.stack)
+        cosine = fraction(tree.dots(given.stack, given.trusted), norm * own)
+        trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)
+        weights, kept = fraction(trust, jnp.sum(trust)), fraction(own, norm)
+        return _mean(scaled(given.stack, kept), weights)._replace(kept=kept)
+
+
+ROBUST = Slot(
+    "robust",
+    Robust,
+    (Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CentredClipping, NormBound, FLTrust),
+    "what replaces the mean of the updates, if devices may lie; by default the mean is used",
+    prefix="",
+)
 
 
 def _trimmed(given: Vectors, trim: Array) -> Update:
@@ -76,16 +229,6 @@ def _trimmed(given: Vectors, trim: Array) -> Update:
     return Update(delta, jax.tree.reduce(jnp.add, shares) / tree.size(delta))
 
 
-def krum(given: Vectors) -> Update:
-    """Krum (Blanchard et al., 2017): the vector with the smallest sum of squared distances to its n - f - 2 nearest."""
-    return _nearest(given, jnp.int32(1))
-
-
-def multi_krum(given: Vectors) -> Update:
-    """Multi-Krum (Blanchard et al., 2017): the mean of the n - f vectors that Krum likes best."""
-    return _nearest(given, jnp.maximum(given.n - given.liars, 1))
-
-
 def _nearest(given: Vectors, m: Array) -> Update:
     """The mean of the m vectors with the smallest scores of Krum."""
     pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1) @ leaf.reshape(len(leaf), -1).T, given.stack)
@@ -100,49 +243,10 @@ def _nearest(given: Vectors, m: Array) -> Update:
     return _mean(given.stack, fraction(chosen, jnp.sum(chosen)))
 
 
-def geometric_median(given: Vectors) -> Update:
-    """The geometric median (Pillutla et al., 2022): smoothed Weiszfeld steps, from the mean of clipped vectors."""
-    first, norm = norm_bound(given), tree.norms(given.stack)
-    smallest = 1e-6 * median(norm, given.counted) + SMALLEST
-
-    def turn(_: Any, at: Update) -> Update:
-        closeness = jnp.where(given.counted, 1.0 / jnp.maximum(_distances(given.stack, at.delta), smallest), 0.0)
-        return _mean(given.stack, fraction(closeness, jnp.sum(closeness)))
-
-    return jax.lax.fori_loop(0, TURNS, turn, Update(first.delta, first.weights))
-
-
-def centred_clipping(given: Vectors) -> Update:
-    """Centred clipping (Karimireddy et al., 2021): v <- v + mean of the distances to v, each clipped to their median.
-
-    It begins at 0, so its first step is the norm bound; the paper begins at the last round's v, and tunes the radius.
-    """
-
-    def turn(_: Any, at: Update) -> Update:
-        away = _distances(given.stack, at.delta)
-        short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
-        keeps = 1.0 - jnp.sum(short)
-        delta = tree.add(tree.combine(short, given.stack), at.delta, keeps)
-        return Update(delta, keeps * at.weights + short)
-
-    return jax.lax.fori_loop(0, TURNS, turn, Update(_zero(given.stack), jnp.zeros_like(given.even)))
-
-
-def norm_bound(given: Vectors) -> Update:
-    """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
+def _norm_bound(given: Vectors) -> Update:
     norm = tree.norms(given.stack)
     kept = jnp.minimum(1.0, fraction(median(norm, given.counted), norm))
     return _mean(scaled(given.stack, kept), given.even)._replace(kept=kept)
-
-
-def fltrust(given: Vectors) -> Update:
-    """FLTrust (Cao et al., 2021): vectors as long as the server's own update, weighed by their cosine with it."""
-    assert given.trusted is not None
-    own, norm = tree.norm(given.trusted), tree.norms(given.stack)
-    cosine = fraction(tree.dots(given.stack, given.trusted), norm * own)
-    trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)
-    weights, kept = fraction(trust, jnp.sum(trust)), fraction(own, norm)
-    return _mean(scaled(given.stack, kept), weights)._replace(kept=kept)
 
 
 def _mean(stack: Params, weights: Array) -> Update:
@@ -157,73 +261,11 @@ def _zero(stack: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), stack)
 
 
-def _for_a_majority(f: Any) -> Any:
-    return 2 * f + 1
-
-
-def _for_krum(f: Any) -> Any:
-    return 2 * f + 3
-
-
-def _one(f: Any) -> Any:
-    return 1
-
-
-class KnownCentre(NamedTuple):
-    """A centre, and what others must know of it."""
-
-    centre: Centre
-    needs: Callable[[Any], Any]  # f -> how many vectors it needs to hold against f false ones
-    even: bool = False  # whether no vector has more than an even share of it
-
-
-CENTRES = {
-    "median": KnownCentre(coordinate_median, _for_a_majority),
-    "trimmed_mean": KnownCentre(trimmed_mean, _for_a_majority),
-    "krum": KnownCentre(krum, _for_krum),
-    "multi_krum": KnownCentre(multi_krum, _for_krum),
-    "geometric_median": KnownCentre(geometric_median, _for_a_majority),
-    "centred_clipping": KnownCentre(centred_clipping, _for_a_majority),
-    "norm_bound": KnownCentre(norm_bound, _one, even=True),
-    "fltrust": KnownCentre(fltrust, _one),
-}
-ROOT = 100  # samples of the server, for FLTrust, unless set
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Robust:
-    """A centre in place of a rule's mean."""
-
-    name: str = field(metadata={"static": True})
-    liars: Any = 0.2  # the share of devices that may lie
-    bucket: Any = 1.0  # replies are first averaged in random groups of this size
-
-    @property
-    def even(self) -> bool:
-        """Whether no reply has more than an even share of the centre."""
-        # the last bucket may have fewer replies than the others, which then weigh more
-        return CENTRES[self.name].even and bool(self.bucket == 1)
-
-    def enough(self, replies: int) -> bool:
-        """Whether so many replies, each of another device, are enough."""
-        return math.ceil(replies / self.bucket) >= CENTRES[self.name].needs(_most_liars(self.liars, replies))
-
-
-def robust(name: str | None, liars: Any, bucket: Any, K: int) -> Robust | None:
-    """A robust centre by its name, for rounds of K devices; None leaves the mean."""
-    for setting, value in (("liars", liars), ("bucket", bucket)):
-        if value is not None and name is None:
-            raise InputError(setting, value, "is for a robust rule; robust is none")
-    if name is None:
-        return None
-    choose("robust", name, CENTRES)
-    liars = 0.2 if liars is None else liars
-    check_number("liars", liars, lambda liars: (liars >= 0) & (liars < 0.5), "should be at least 0 and less than 0.5")
-    if bucket is not None:
-        check_whole("bucket", bucket, 1, 10**4)
-    made = Robust(name, liars, 1.0 if bucket is None else float(bucket))
-    check_enough(made, K)
+def robust(wanted: Any, given: Mapping[str, Any], K: int) -> Robust | None:
+    """A robust centre by its name, or a user's own, for rounds of K devices; None leaves the mean."""
+    made = ROBUST.chosen(wanted, given)
+    if made is not None:
+        check_enough(made, K)
     return made
 
 
@@ -253,16 +295,6 @@ def _most_liars(liars: Any, n: Any) -> Any:
     return jnp.ceil(liars * n - 1e-4).astype(jnp.int32)
 
 
-def root(centre: str | None, samples: int | None) -> int | None:
-    """How many samples the server needs for a centre; None if it needs none."""
-    if centre is not None and choose("robust", centre, CENTRES) == "fltrust":
-        check_whole("root", ROOT if samples is None else samples, 1, 10**6)
-        return ROOT if samples is None else int(samples)
-    if samples is not None:
-        raise InputError("root", samples, f"is for robust=fltrust; robust is {'none' if centre is None else centre}")
-    return None
-
-
 def bounded(round: Round) -> Round:
     """The round with updates clipped to their median norm; a reply that is not finite counts 0 times."""
     norm = polar(round.delta, round.times > 0).norm
@@ -279,7 +311,7 @@ def finite(round: Round) -> Round:
 
 def recentred(made: Update, how: Robust, round: Round) -> Update:
     """What a rule made of a round, with a robust centre in place of its mean."""
-    known, sound = CENTRES[how.name], finite(round)
+    sound = finite(round)
     n = jnp.sum(sound.times > 0)
     parts = scaled(round.delta, jnp.where(sound.times > 0, n * made.weights * made.kept, 0.0))
     norm = polar(parts, sound.times > 0).norm
@@ -288,11 +320,13 @@ def recentred(made: Update, how: Robust, round: Round) -> Update:
     false = _most_liars(how.liars, n)
     shares, groups = _buckets(round, counted, how.bucket)
     mixed = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), short)
-    found = known.centre(Vectors(mixed, groups, false, round.trusted))
-    enough = jnp.where(jnp.sum(groups) >= known.needs(false), 1.0, 0.0)
-    whole = jnp.where(counted, enough * n * made.weights, 0.0)
-    weights = whole * (found.weights @ shares)
-    kept = fraction(whole * made.kept * ((found.weights * found.kept) @ shares), weights)
+    found = how.centre(Vectors(mixed, groups, false, round.trusted))
+    tree.check_like("robust: the delta of centre(given)", found.delta, round.params)
+    tree.check_like("robust: the weights of centre(given)", found.weights, made.weights)
+    enough = jnp.where(jnp.sum(groups) >= how.needs(false), 1.0, 0.0)
+    full = jnp.where(counted, enough * n * made.weights, 0.0)
+    weights = full * (found.weights @ shares)
+    kept = fraction(full * made.kept * ((found.weights * found.kept) @ shares), weights)
     return Update(jax.tree.map(lambda leaf: enough * leaf, found.delta), weights, kept)
 
 

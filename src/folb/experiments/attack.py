@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from folb.core.robust import CENTRES
+from folb.core.robust import ROBUST
 
 ALGORITHMS = ("fedavg", "folb", "accord")
 ATTACKS = (
     *("honest", "flipped", "flipped_x1000", "inflated_back", "noise", "reversed", "alie", "ipm", "min_max", "min_sum"),
     *("labels", "backdoor", "adaptive"),
 )
-RULES = {"fedavg": ("none", *CENTRES), "accord": ("none", "norm_bound")}  # of others: none, and norm_bound
+RULES = {"fedavg": ("none", *ROBUST.parts), "accord": ("none", "norm_bound")}  # of others: none, and norm_bound
 
 
 def settings(

@@ -64,7 +64,8 @@ class Questions:
         codecs = self.algorithm.compression
         if codecs.up is None:
             return task
-        numbers = {"codec.keep": codecs.up.keep, "codec.feedback": float(codecs.feedback)}
+        given = {**codecs.up.settings, "feedback": float(codecs.feedback)}
+        numbers = {f"codec.{name}": value for name, value in given.items()}
         return replace(task, codec=codecs.up.name, numbers={**task.numbers, **numbers})
 
     def work(self, slots: Slots, i: int, *uploads: Upload) -> Task:

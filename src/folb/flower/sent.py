@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from folb.core import gaussian
 from folb.core.clipping import BOUNDED
-from folb.core.codec import Codec
+from folb.core.codec import DOWN, UP
 from folb.core.upload import DELTA, ENCODED
 from folb.core.vector import each
 from folb.flower import protocol
@@ -32,7 +32,7 @@ def model(task: Task, record: ArrayRecord) -> Arrays:
     sent = protocol.unpacked(record)
     if not task.down:
         return sent
-    return Codec(task.down).decoded(sent, np.array(task.key, np.uint32), protocol.like(task.shapes))
+    return DOWN.part(task.down, {}).decoded(sent, np.array(task.key, np.uint32), protocol.like(task.shapes))
 
 
 def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[str, Arrays]:
@@ -40,7 +40,7 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     if not task.codec:
         return arrays
     numbers, words = task.numbers_of("codec"), np.array(task.words, np.uint32)
-    codec, found = Codec(task.codec, numbers["keep"]), dict(arrays)
+    codec, found = UP.part(task.codec, numbers), dict(arrays)
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
         feedback = name == DELTA.name and numbers["feedback"] > 0

@@ -11,6 +11,7 @@ from typing import Any
 from folb.core import selection
 from folb.core import system as systems
 from folb.core.algorithm import Algorithm
+from folb.core.codec import UP
 from folb.core.guard import check_around, guard
 from folb.errors import SINGLE, InputError, check, check_whole, choose
 from folb.measures import ACCURACY, KNOWN, is_measure, measure
@@ -81,7 +82,10 @@ class StrategySettings:
         expected = "should be none on real devices: attacks are for the simulator"
         check("attack", algorithm.name, algorithm.attack is None, expected)
         expected = "should be another rule: a Flower server has no samples of its own"
-        check("robust", "fltrust", algorithm.root is None, expected)
+        check("robust", algorithm.robust and algorithm.robust.name, not algorithm.own_samples, expected)
+        expected = "should be one of folb's: devices do not have your own"
+        for name, codec in (("compress_up", algorithm.compression.up), ("compress_down", algorithm.compression.down)):
+            check(name, codec and codec.name, codec is None or type(codec) in UP.known, expected)
         if algorithm.privacy is not None:
             self._check_private(algorithm)
         if algorithm.guard is not None:

@@ -58,13 +58,13 @@ def _rate(problem: Problem, params: Params) -> Array:
 def trusted_update(
     problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array
 ) -> Params | None:
-    """The server's own update: full-gradient steps on `root` samples, as many as the median of `steps`.
+    """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`.
 
     None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
     """
-    if algorithm.root is None:
+    if not algorithm.own_samples:
         return None
-    words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.root)
+    words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.own_samples)
     x, y = problem.train.take(randomness.below(len(problem.train.y), words))
     solver = algorithm.solver
 

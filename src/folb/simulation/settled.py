@@ -131,7 +131,7 @@ def check(
             reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
             expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
             raise InputError("algorithms", algorithm.name, expected)
-        if streamed and (algorithm.attack is not None or algorithm.root is not None):
+        if streamed and (algorithm.attack is not None or algorithm.own_samples):
             expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
             raise InputError("algorithms", algorithm.name, expected)
         _check_batch(algorithm.solver, int(federation.train.size.max()))

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from folb import atomic
-from folb.core.robust import Robust, different_devices
+from folb.core.robust import ROBUST, different_devices
 from folb.results import summary
 from folb.results.run import HELD
 from folb.store import lock
@@ -218,7 +218,7 @@ def _few(losses: Losses) -> str:
         rule = next(one for one in losses.rules if one.name == name)
         if share == PACE or "robust" not in rule.set:
             continue
-        how = Robust(rule.set["robust"], share / 100 if rule.informed else 0.2)
+        how = ROBUST.part(rule.set["robust"], {"liars": share / 100 if rule.informed else None})
         if not how.enough(different_devices(cell["devices"], dataset.set["K"])):
             found.setdefault((rule.title, dataset.title), []).append(share)
     return "; ".join(f"{rule} on {dataset} ({_percents(shares)})" for (rule, dataset), shares in found.items())

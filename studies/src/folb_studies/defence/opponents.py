@@ -45,7 +45,7 @@ class Dataset:
         if len(frozenset(self.shares)) < len(self.shares) or not all(0 < share < 50 for share in self.shares):
             raise InputError(f"{self.name}: shares", list(self.shares), "should be different percents from 1 to 49")
         for name in self.attacks:
-            choose(f"{self.name}: attacks", name, ATTACKS)
+            choose(f"{self.name}: attacks", name, ATTACKS.parts)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Rule:
         """Check the name, which is part of a file's name, and the attacks."""
         check_name("rule", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
         for name in self.attacks:
-            choose(f"{self.name}: attacks", name, ATTACKS)
+            choose(f"{self.name}: attacks", name, ATTACKS.parts)
 
 
 @dataclass(frozen=True)
