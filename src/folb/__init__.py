@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from folb.core import tree as tree
     from folb.core import vector as vector
     from folb.core.algorithm import Algorithm as Algorithm
-    from folb.core.algorithm import compose as compose
-    from folb.core.algorithm import named as named
     from folb.core.average import Average as Average
     from folb.core.gradient import GradientSource as GradientSource
     from folb.core.local_step import LocalStep as LocalStep
@@ -84,10 +82,8 @@ _NAMES = {
     "Update": "core.rule",
     "Upload": "core.upload",
     "Vectors": "core.robust",
-    "compose": "core.algorithm",
     "execute": "experiments.execute",
     "load_model": "experiments.kept_model",
-    "named": "core.algorithm",
     "plot": "report.figures",
     "read": "store.reading",
     "resume": "experiments.execute",

@@ -1,55 +1,80 @@
-"""The record of an algorithm, and `compose`, which builds one.
-
-The keywords of a constructor are its settings, on the command line and in Python. The numbers among them (mu, psi, lr,
-server_lr) are leaves of the record, so `jax.vmap` can sweep them.
-"""
+"""An algorithm as the parts that it is made of, and the paths to their settings."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from dataclasses import field as of_record
+from typing import Any, Literal
 
 import jax
 
-from folb.core import liars as attacks
-from folb.core import privacy as privacies
-from folb.core import robust as robust_rules
-from folb.core import samplings, selection, tree
-from folb.core import staleness as staleness_of
-from folb.core.average import AVERAGES, Average, ServerModel
-from folb.core.codec import Compression, compression
+from folb.core import conflicts, selection
+from folb.core.average import AVERAGES, Average
+from folb.core.codec import DOWN, UP, Compression, compression
 from folb.core.drift import MEMORIES
-from folb.core.gradient import Source
-from folb.core.guard import Guard
-from folb.core.liars import Attack
-from folb.core.local_step import LOCAL_STEPS, LocalStep
+from folb.core.gradient import GRADIENTS, Exact, GradientSource
+from folb.core.guard import GUARDS, Guard
+from folb.core.liars import ATTACKS, Lies
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import Part, Slot, described
-from folb.core.privacy import Privacy
-from folb.core.robust import Robust
-from folb.core.rules import Rule
-from folb.core.selection import Known, Sampling, Selection
-from folb.core.server_step import SERVERS, ServerStep
-from folb.core.solver import Solver
-from folb.core.staleness import STALENESS, Asynchrony
+from folb.core.part import FLAG, Part, Range, Slot, described, setting
+from folb.core.privacy import PRIVACIES, Privacy, finished
+from folb.core.robust import ROBUST, Robust, check_enough
+from folb.core.rules import RULES, Mean, Rule
+from folb.core.samplings import SAMPLINGS, Uniform
+from folb.core.selection import Selection
+from folb.core.server_step import SERVERS, Plain, ServerStep
+from folb.core.solver import LOCAL, Solver
+from folb.core.staleness import STALENESS, Asynchrony, Polynomial
 from folb.core.step_size import STEP_SIZES, StepSize
+from folb.core.tree import as_node
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, choose
+
+SLOTS: dict[str, Slot[Any]] = {
+    slot.name: slot
+    for slot in (
+        *(RULES, GRADIENTS, GUARDS, SAMPLINGS, LOCAL, SERVERS, MEMORIES, STEP_SIZES, AVERAGES, STALENESS),
+        *(UP, DOWN, ROBUST, ATTACKS, PRIVACIES),
+    )
+}
+AT_WORK = Range(
+    lambda M: M == "K" or (isinstance(M, int) and not isinstance(M, bool) and 1 <= M <= 10**5),
+    "should be a whole number from 1 to 100000, or K",
+    number=False,
+)
+
+
+class Others(Part):
+    """The settings of an algorithm that are of none of its parts."""
+
+    concurrency: int | Literal["K"] | None = setting(
+        "M: devices that work at any time, and a round takes the next K replies; by default rounds wait",
+        AT_WORK,
+        default=None,
+    )
+    mixing: bool = setting(
+        "with concurrency: true mixes a device's model in, as FedAsync does; false adds its update", FLAG, default=False
+    )
+    error_feedback: bool | None = setting(
+        "add what a codec left out to the next message; by default with top_k, random_k and sign", FLAG, default=None
+    )
+    clamp_gamma: bool = setting("keep gamma_k within [0, 1]", FLAG, default=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The name and the settings that an algorithm was made with, only for the record.
+    """What an algorithm was made of, before anything followed from it, and its name: for the record, and to change it.
 
-    They are in the static part of a pytree, where unequal values would mean separate programs. So all origins are
-    equal: FedAvg, and FedProx with any mu, share one program.
+    It is in the static part of a pytree, where unequal values would mean separate programs. So all are equal: FedAvg,
+    and FedProx with any mu, share one program.
     """
 
-    name: str = "unnamed"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str
+    parts: Mapping[str, Any]  # by the name of their slot
+    others: Others
+    uploads: Sequence[str | Upload] = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)
@@ -57,415 +82,218 @@ class Origin:
     def __hash__(self) -> int:
         return 0
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its path, as a record can hold it."""
+        known = {path: value for name, slot in SLOTS.items() for path, value in slot.values(self.parts[name]).items()}
+        return {path: v for path, v in {**known, **self.others.settings}.items() if not hasattr(v, "dtype")}
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+    def changed(self, given: Mapping[str, Any]) -> Origin:
+        """With other settings, by their paths; checked."""
+        given = flattened(given)
+        uploads = given.pop("uploads", self.uploads)
+        if isinstance(uploads, str) or not isinstance(uploads, Sequence):
+            raise InputError("uploads", uploads, "should be a list of uploads")
+        of: dict[str, dict[str, Any]] = {}
+        for path, value in given.items():
+            slot, _, name = path.partition(".")
+            if slot not in SLOTS and path not in self.others.settings:
+                choose("setting", path, [*hints(), "uploads"])
+            of.setdefault(slot if slot in SLOTS else "", {})[name if slot in SLOTS else path] = value
+        usual = Others().settings
+        plain = {name: value for name, value in of.pop("", {}).items() if value is not None or usual[name] is None}
+        others = Others(**{**self.others.settings, **plain})
+        others.check()
+        return Origin(
+            self.name,
+            {name: SLOTS[name].changed(part, of.get(name, {})) for name, part in self.parts.items()},
+            others,
+            tuple(uploads),
+        )
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their paths. A mapping has some of one part: its "name", if it is another one, and its fields."""
+    paths: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = {name if key == "name" else f"{name}.{key}": v for key, v in value.items()} if _is_table(value) else None
+        for path, one in (inner or {name: value}).items() if inner != {} else ():
+            if path in paths:
+                raise InputError(path, one, f"is given already, as {paths[path]}; give it once")
+            paths[path] = one
+    return paths
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+@functools.cache
+def hints() -> dict[str, Any]:
+    """Every setting by its path, as a type with a line of help."""
+    known = {path: hint for name, slot in SLOTS.items() for path, hint in {name: slot.choice(), **slot.fields}.items()}
+    return known | described(Others)
+
+
+@dataclass(frozen=True, init=False)
 class Algorithm:
-    """One federated algorithm, as the parts it is made of."""
+    """One federated algorithm: `Algorithm(server="adam", local={"lr": 0.1})`.
+
+    Each keyword is a slot of `folb list parts`, and its value the name of a part, a part of your own, or a mapping with
+    the part's settings; or it is the path of one setting, as in `**{"local.lr": 0.1}`. What is not given is as usual.
+    """
 
     selection: Selection
     solver: Solver
     rule: Rule
     server: ServerStep
-    uploads: tuple[Upload, ...] = ()  # what its devices send besides their update
-    memory: DeviceMemory | None = None  # what the server remembers about devices
-    gradient: Source | None = None  # where a rule that weighs by gradients gets them from
-    step_size: StepSize | None = None  # how the server changes the devices' step size; None: it does not
-    asynchrony: Asynchrony | None = None  # how rounds do not wait; None: they do
-    average: Average = field(default_factory=ServerModel)  # the model that is evaluated and kept
-    compression: Compression = field(default=Compression(), metadata={"static": True})  # of what is sent
-    guard: Guard | None = None  # how a rule's weights are bounded
-    robust: Robust | None = None  # what is in place of the rule's mean
-    attack: Attack | None = None  # what some devices report in place of the truth: only in the simulator
-    privacy: Privacy | None = None  # how it is differentially private; None: it is not
-    root: int | None = field(default=None, metadata={"static": True})  # samples of the server, if the rule needs some
-    clamp_gamma: bool = field(default=True, metadata={"static": True})
-    origin: Origin = field(default_factory=Origin, metadata={"static": True})
+    uploads: tuple[Upload, ...]  # what its devices send besides their update
+    memory: DeviceMemory | None  # what the server remembers about devices
+    gradient: GradientSource  # where a rule gets its gradients from
+    step_size: StepSize | None  # how the server changes the devices' step size; None: it does not
+    asynchrony: Asynchrony | None  # how rounds do not wait; None: they do
+    average: Average  # the model that is evaluated and kept
+    compression: Compression = of_record(metadata={"static": True})  # of what is sent
+    guard: Guard | None = of_record()  # how a rule's weights are bounded
+    robust: Robust | None = of_record()  # what is in place of the rule's mean
+    attack: Lies | None = of_record()  # what some devices report in place of the truth: only in the simulator
+    privacy: Privacy | None = of_record()  # how it is differentially private; None: it is not
+    clamp_gamma: bool = of_record(metadata={"static": True})
+    origin: Origin = of_record(metadata={"static": True})
+
+    def __init__(self, **settings: Any) -> None:
+        vars(self).update(vars(_made(USUAL.changed(settings))))
 
     def __repr__(self) -> str:
-        given = {
-            key: value for key, value in self.origin.settings.items() if isinstance(value, bool | int | float | str)
-        }
+        given = {key: value for key, value in self.settings.items() if value is not None}
         return f"Algorithm({', '.join([self.name, *(f'{key}={value}' for key, value in given.items())])})"
 
     @property
     def name(self) -> str:
-        """The constructor's name."""
+        """Its name, if it has one."""
         return self.origin.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its path, as it was made."""
+        return self.origin.settings
+
+    def replace(self, **settings: Any) -> Algorithm:
+        """The algorithm with other parts or settings, given as to `Algorithm`."""
+        return _made(self.origin.changed(settings))
+
+    def but(self, **fields: Any) -> Algorithm:
+        """The same with other values in its record; nothing is checked, and nothing else follows from it."""
+        return _unchecked({**vars(self), **fields})
 
     @property
     def second_upload(self) -> Upload:
         """What a device of S_2 sends, and nothing else."""
-        return GRAD if self.gradient is None else self.gradient.second
+        return self.gradient.second
 
     @property
     def second_works(self) -> bool:
         """Whether a device of S_2 has to work for what it sends."""
-        return self.gradient is not None and self.gradient.works
+        return self.gradient.works
 
-    def sends(self, name: str) -> bool:
-        """Whether its devices send the upload of that name."""
-        return any(upload.name == name for upload in self.uploads)
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether the server has its devices' gradients, or what stands for them."""
+        return self.gradient.upload != GRAD or GRAD in self.uploads
 
-
-class Common(TypedDict, total=False):
-    """The settings that every algorithm has, besides those of its parts; `compose` holds their defaults."""
-
-    K: Annotated[int, "devices per round"]
-    over_selection: Annotated[
-        float | None, "1.3 asks 30 % more devices than K, and ends the round once K have answered; by default 1"
-    ]
-    replacement: Annotated[bool, "true: draw with replacement, as in Algorithm 1; false: without"]
-    candidates: Annotated[int | None, "d of power_of_choice and remembered_loss: K of d are chosen; by default 2 K"]
-    exploration: Annotated[float | None, "of sampling=oort: the share of draws for devices not met yet; by default 0.1"]
-    concurrency: Annotated[
-        int | None, "M: devices that work at any time, and a round takes the next K replies; by default rounds wait"
-    ]
-    compress_up: Annotated[
-        Literal["int8", "int4", "top_k", "random_k", "sign"] | None,
-        "the codec of updates, and of gradients sent with them; by default none",
-    ]
-    compress_down: Annotated[Literal["int8", "int4"] | None, "the codec of the model; by default none"]
-    keep: Annotated[
-        float | None, "with compress_up=top_k or random_k: the share of the numbers that is sent; by default 0.1"
-    ]
-    error_feedback: Annotated[
-        bool | None,
-        "add what a codec left out to the next message; by default with top_k, random_k and sign",
-    ]
-    robust: Annotated[
-        Literal[
-            "median",
-            "trimmed_mean",
-            "krum",
-            "multi_krum",
-            "geometric_median",
-            "centred_clipping",
-            "norm_bound",
-            "fltrust",
-        ]
-        | None,
-        "what replaces the mean of the updates, if devices may lie; by default the mean is used",
-    ]
-    liars: Annotated[float | None, "with robust: the share of devices that may lie; by default 0.2"]
-    bucket: Annotated[int | None, "with robust: replies are first averaged in random groups of this size; by default 1"]
-    root: Annotated[int | None, "with robust=fltrust: training samples that the server has, too; by default 100"]
-    attack: Annotated[
-        Literal[
-            "honest",
-            "flipped",
-            "flipped_x1000",
-            "inflated",
-            "inflated_back",
-            "not_finite",
-            "noise",
-            "reversed",
-            "grazing",
-            "alie",
-            "ipm",
-            "min_max",
-            "min_sum",
-            "labels",
-            "backdoor",
-            "adaptive",
-            "gamma",
-            "loss",
-        ]
-        | None,
-        "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
-    ]
-    attackers: Annotated[
-        float | None, "with attack: the share of devices that lie: those numbered from 0 on; by default 0.2"
-    ]
-    privacy: Annotated[
-        Literal["central", "distributed"] | None,
-        "differential privacy of devices (docs/privacy.md): who adds the noise, the server or the devices",
-    ]
-    epsilon: Annotated[
-        float | None,
-        "with privacy: the budget; by default the noise is such that all rounds together spend it; if noise is set, "
-        "the run ends when it is spent",
-    ]
-    delta: Annotated[float | None, "with privacy: delta, less than 1 / N; by default 0.00001"]
-    noise: Annotated[
-        float | None,
-        "with privacy: the standard deviation of the noise on a sum of updates, in units of clip; by default computed "
-        "from epsilon",
-    ]
-    clip: Annotated[
-        float | None, "with privacy: the largest norm of an update; longer updates are clipped to it; by default 1"
-    ]
-    clip_quantile: Annotated[
-        float | None, "with privacy: adapt clip to this quantile of the updates' lengths; by default it stays"
-    ]
-    clip_gradient: Annotated[
-        float | None, "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1"
-    ]
-    replay: Annotated[
-        bool | None,
-        "with privacy, in the simulator: false takes draws and noise from the operating system, so that nobody can "
-        "replay the run; by default they follow from the seed",
-    ]
-    clamp_gamma: Annotated[bool, "keep gamma_k within [0, 1]"]
+    @property
+    def own_samples(self) -> int:
+        """How many samples of its own the server needs."""
+        return 0 if self.robust is None else self.robust.own_samples
 
 
-SLOTS: tuple[Slot[Any], ...] = (MEMORIES, LOCAL_STEPS, SERVERS, STEP_SIZES, AVERAGES, STALENESS)
+def _unchecked(values: Mapping[str, Any]) -> Algorithm:
+    made = object.__new__(Algorithm)
+    vars(made).update({one.name: values[one.name] for one in fields(Algorithm)})
+    return made
 
 
-@functools.cache
-def common_hints() -> dict[str, Any]:
-    """The settings that every algorithm has, as types with a line of help: of the solver, `Common` and of `SLOTS`."""
-    solver = described(Solver)  # mu is for algorithms with a proximal term
-    found = {name: solver[name] for name in ("lr", "batch", "unit")} | get_type_hints(Common, include_extras=True)
-    for slot in SLOTS:
-        found |= {slot.name: slot.choice, **slot.numbers}
-    return found
+as_node(Algorithm, _unchecked)
 
 
-Given = ParamSpec("Given")
-
-
-def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
-    """`make`, but its algorithms record the settings that it was given; of a part, the name of its function."""
-
-    @functools.wraps(make)
-    def recorded(*parts: Given.args, **settings: Given.kwargs) -> Algorithm:
-        made = make(*parts, **settings)
-        known = {name: settings[name] for name in common_hints() if name in settings}
-        for slot in SLOTS:  # a part of folb that is given as a value is recorded as one that is given by name
-            if isinstance(part := settings.get(slot.name), Part) and type(part) in slot.known:
-                known |= {slot.spelt(name): value for name, value in part.settings.items()}
-        known = {name: _written(value) for name, value in known.items() if not hasattr(value, "dtype")}
-        return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
-
-    return recorded
-
-
-def _written(value: Any) -> Any:
-    """A setting as a record can hold it: of a part, the name of its function."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Part):
-        return value.name
-    while isinstance(value, functools.partial):
-        value = value.func
-    return getattr(value, "__name__", type(value).__name__)
-
-
-@_recording
-def compose(
-    rule: Rule,
-    *,
-    mu: Any = Solver.mu,
-    sampling: str | Sampling | Callable[[Known], Any] = "uniform",
-    candidates: int | None = None,
-    exploration: Any = None,
-    local_step: str | LocalStep | None = None,
-    uploads: Sequence[str | Upload] = (),
-    gradient: Source | None = None,
-    memory: str | DeviceMemory | None = None,
-    K: int = 10,
-    over_selection: float | None = None,
-    replacement: bool = True,
-    lr: Any = Solver.lr,
-    batch: int = Solver.batch,
-    unit: Any = Solver.unit,
-    server: str | ServerStep = "plain",
-    step_size: str | StepSize | None = None,
-    average: str | Average | None = None,
-    concurrency: int | None = None,
-    staleness: str | Callable[[Any], Any] | None = None,
-    mixing: bool = False,
-    compress_up: str | None = None,
-    compress_down: str | None = None,
-    keep: float | None = None,
-    error_feedback: bool | None = None,
-    robust: str | None = None,
-    liars: Any = None,
-    bucket: int | None = None,
-    root: int | None = None,
-    attack: str | None = None,
-    attackers: Any = None,
-    privacy: str | None = None,
-    epsilon: Any = None,
-    delta: Any = None,
-    noise: Any = None,
-    clip: Any = None,
-    clip_quantile: Any = None,
-    clip_gradient: Any = None,
-    replay: bool | None = None,
-    clamp_gamma: bool = True,
-    **numbers: Any,
-) -> Algorithm:
-    """Build an algorithm from its parts, and check every setting.
-
-    Each part is a name from `folb list`, or your own object: a `Sampling`, a `LocalStep`, some `Upload`s, a
-    `DeviceMemory`, a rule, a `ServerStep`, a `StepSize`, an `Average`. "second" among the uploads draws S_2 of
-    Algorithm 2, whose devices send only their gradients.
-    """
-    for name in numbers:
-        choose("setting", name, common_hints())
-    _check_rule(rule)
-    if isinstance(uploads, str) or not isinstance(uploads, Sequence):
-        raise InputError("uploads", uploads, "should be a list of uploads")
-    check_whole("K", K, 1, selection.MOST)
-    for name, flag in (("replacement", replacement), ("clamp_gamma", clamp_gamma)):
-        if not isinstance(flag, bool):
-            raise InputError(name, flag, "should be True or False")
-    step = LOCAL_STEPS.part("sgd" if local_step is None else local_step, numbers)
-    solver = Solver(lr, mu, batch, unit, step)
-    solver.check()
-    chosen = samplings.sampling(sampling, K, candidates, exploration)
-    remembers = MEMORIES.chosen(memory, numbers)
-    kept: Any = () if remembers is None else remembers.uploads
-    if isinstance(kept, str) or not isinstance(kept, Sequence):
-        raise InputError("memory: uploads", kept, "should be a list of uploads")
-    asked = [*([] if gradient is None or gradient.upload is None else [gradient.upload]), *uploads]
-    names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
-    asked += [one for one in dict.fromkeys((*kept, *chosen.uploads)) if one not in names]
-    sent = tuple(_uploads(asked, clamp_gamma))
-    second = "second" in uploads
-    if second and gradient is None and GRAD not in sent:
-        expected = "should have 'grad' with 'second': a device in both sets sends its gradient once"
-        raise InputError("uploads", uploads, expected)
-    if gradient is not None and gradient.upload != GRAD and GRAD in sent:
-        expected = "should be exact: this memory, or an upload, asks for the whole gradient anyway"
-        raise InputError("gradient", "proxy" if gradient.upload is None else gradient.upload.name, expected)
-    if chosen.memory and remembers is None and chosen.keeps is None:
-        raise InputError("memory", None, "should be a DeviceMemory: the sampling needs one")
-    shifts = remembers is not None and remembers.shifts
-    if not step.one_size:
-        if gradient is not None and gradient.works:
-            expected = f"should be exact or sketch: the steps of {step.name} differ in size"
-            raise InputError("gradient", "proxy", expected)
-        if remembers is not None and remembers.one_size:
-            expected = f"should be sgd or momentum: memory={memory} divides by the size of a step"
-            raise InputError("local_step", step.name, expected)
-    if second and gradient is not None and gradient.works and shifts:
-        raise InputError("gradient", "proxy", "should be exact or sketch: S_2 works without the shift of this memory")
-    if second and chosen.candidates is not None:
-        raise InputError("sampling", sampling, "should be uniform: S_2 would be the devices of S_1 again")
-    codecs = compression(compress_up, compress_down, keep, error_feedback)
-    if second and gradient is not None and gradient.works and codecs.up is not None:
-        raise InputError("gradient", "proxy", "should be exact or sketch with compress_up: S_2 has no error feedback")
-    joined = device_memory(remembers, chosen.keeps)
-    if joined is not None:
-        solver = replace(solver, lr=lr * joined.pace, mu=mu + joined.prox)
-    asynchronous = staleness_of.asynchrony(concurrency, staleness, mixing, numbers)
-    if asynchronous is not None:
-        _check_asynchronous(asynchronous.concurrency, sampling, chosen, second, memory, over_selection)
-    stepping = SERVERS.part(server, numbers)
-    if average is None:
-        average = stepping.average
-    slots = K if chosen.expected is None else samplings.room(K)
-    made = Algorithm(
-        selection=selection.over_selected(
-            Selection(slots, replacement, replace(chosen, keeps=None), second), over_selection
-        ),
-        solver=solver,
-        rule=tree.compiled(rule),
-        server=stepping,
-        uploads=sent,
-        memory=joined,
-        gradient=gradient,
-        step_size=STEP_SIZES.chosen(step_size, numbers),
-        asynchrony=asynchronous,
-        average=AVERAGES.part("none" if average is None else average, numbers),
-        compression=codecs,
-        attack=attacks.attack(attack, attackers),
-        robust=robust_rules.robust(robust, liars, bucket, K),
-        root=robust_rules.root(robust, root),
-        clamp_gamma=clamp_gamma,
-    )
-    return privacies.private(
-        made,
-        privacy,
-        {
-            "sampling": sampling,
-            "memory": memory,
-            "robust": robust,
-            "attack": attack,
-            "concurrency": concurrency,
-            "over_selection": over_selection,
-            "compress_up": compress_up,
-            "compress_down": compress_down,
-        },
-        replay,
-        epsilon=epsilon,
-        delta=delta,
-        noise=noise,
-        clip=clip,
-        clip_quantile=clip_quantile,
-        clip_gradient=clip_gradient,
-    )
-
-
-def _check_rule(rule: Any) -> None:
-    """Raise an `InputError` unless the rule is a function of the round alone."""
-    if not callable(rule):
-        raise InputError("rule", rule, "should be a function of the round, such as folb.rules.mean")
-    try:
-        inspect.signature(rule).bind(None)
-    except TypeError as error:
-        expected = f"should be a function of the round alone ({error}): other arguments are set by "
-        raise InputError("rule", _written(rule), f"{expected}jax.tree_util.Partial(rule, name=value)") from None
-    except ValueError:  # some compiled functions do not say what they take
-        pass
-
-
-def _check_asynchronous(
-    M: int, sampling: Any, chosen: Sampling, second: bool, memory: Any, over_selection: Any
-) -> None:
-    """Raise an `InputError` for what needs all devices of a round at the same time."""
-    if over_selection is not None:
-        raise InputError("over_selection", over_selection, "should be None with concurrency: a round does not wait")
-    if second:
-        raise InputError("concurrency", M, "should be None with a second set: both sets need the same model")
+def _made(origin: Origin) -> Algorithm:
+    """The algorithm of these parts, with all that follows from them."""
+    parts, others, rule = origin.parts, origin.others, origin.parts["rule"]
+    select = selection.settled(parts["select"], rule.second)
+    memory = device_memory(parts["memory"], select.sampling.keeps)
+    solver = parts["local"]
     if memory is not None:
-        name = memory if isinstance(memory, str) else "your own"
-        raise InputError("memory", name, "should be None with concurrency: a memory of devices changes round by round")
-    needs_all = chosen.candidates is not None or chosen.first is not None or chosen.expected is not None
-    if chosen.survey is not None or chosen.memory or needs_all:
-        expected = "should be uniform, samples or chances of your own with concurrency: devices are drawn one by one"
-        raise InputError("sampling", sampling if isinstance(sampling, str) else "your own", expected)
+        solver = _paced(solver, memory)
+    average = parts["average"] or AVERAGES.parts[parts["server"].average]()
+    made = finished(
+        _unchecked(
+            {
+                **{name: parts[name] for name in ("rule", "server", "gradient", "step_size", "guard", "robust", "privacy")},
+                "selection": select,
+                "solver": solver,
+                "uploads": tuple(_uploads(origin, select)),
+                "memory": memory,
+                "asynchrony": _asynchrony(others, select.counted, parts["staleness"]),
+                "average": average,
+                "compression": compression(parts["compress_up"], parts["compress_down"], others.error_feedback),
+                "attack": None if parts["attack"] is None else parts["attack"].record,
+                "clamp_gamma": others.clamp_gamma,
+                "origin": origin,
+            }
+        )
+    )
+    conflicts.check(made)
+    if made.robust is not None:
+        check_enough(made.robust, select.counted)
+    return made
 
 
-def _uploads(wanted: Sequence[str | Upload], clamp_gamma: bool) -> Iterator[Upload]:
+def _paced(solver: Solver, memory: DeviceMemory) -> Solver:
+    return Solver(solver.lr * memory.pace, solver.mu + memory.prox, solver.batch, solver.unit, solver.step)
+
+
+def _asynchrony(others: Others, K: int, staleness: Any) -> Asynchrony | None:
+    if others.concurrency is None:
+        return None
+    M = K if others.concurrency == "K" else int(others.concurrency)
+    return Asynchrony(M, Polynomial() if staleness is None else staleness, others.mixing)
+
+
+def _uploads(origin: Origin, select: Selection) -> Iterator[Upload]:
+    """What devices are asked for: by the rule, by the user, and by the memories; each once."""
+    rule, source, clamped = origin.parts["rule"], origin.parts["gradient"], origin.others.clamp_gamma
+    wanted = [] if rule.surveyed and select.survey == GRAD else rule.uploads
+    if source.upload != GRAD and "grad" not in wanted:
+        raise InputError("gradient", source.name, "should be exact: this rule asks for no gradients")
+    own = [source.upload if one == "grad" else one for one in wanted]
+    asked = [*(one for one in own if one is not None), *origin.uploads]
+    names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
+    remembered: list[str] = []
+    for memory in (origin.parts["memory"], select.sampling.keeps):
+        kept = () if memory is None else memory.uploads
+        if isinstance(kept, str) or not isinstance(kept, Sequence):
+            raise InputError("memory: uploads", kept, "should be a list of uploads")
+        remembered += kept
     seen: set[str] = set()
-    for one in wanted:
-        if one == "second":
-            continue
-        found = upload(one)
-        if found.name in seen:
-            raise InputError("uploads", found.name, "is listed twice")
-        seen.add(found.name)
-        if "mean" in found.needs:
-            raise InputError("uploads", found.name, "needs 'mean', which only a run of two phases sends")
-        yield UNCLAMPED_GAMMA if found is GAMMA and not clamp_gamma else found
+    for one in (*asked, *(one for one in dict.fromkeys(remembered) if one not in names)):
+        known = upload(one)
+        if known.name in seen:
+            raise InputError("uploads", known.name, "is listed twice")
+        seen.add(known.name)
+        if "mean" in known.needs:
+            raise InputError("uploads", known.name, "needs 'mean', which only a run of two phases sends")
+        yield UNCLAMPED_GAMMA if known is GAMMA and not clamped else known
 
 
-Constructor = TypeVar("Constructor", bound=Callable[..., Algorithm])
-
-
-def named(constructor: Constructor) -> Constructor:
-    """Give the algorithms of `constructor` its name, and a record of their settings."""
-
-    parameters = inspect.signature(constructor).parameters.values()
-    known = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        common = inspect.signature(compose).parameters
-        usual = {name: common[name].default if name in common else None for name in common_hints()}
-        known = usual | known  # an algorithm may have defaults of its own
-
-    @functools.wraps(constructor)
-    def make(**settings: Any) -> Algorithm:
-        for name in settings:
-            choose(f"setting of {constructor.__name__}", name, known)
-        made = constructor(**settings)
-        if not isinstance(made, Algorithm):
-            raise InputError(constructor.__name__, made, "should make a folb.Algorithm, such as folb.compose(...)")
-        recorded = known | settings | dict(made.origin.settings)  # the last are what it fixes in its code
-        return replace(made, origin=Origin(constructor.__name__, recorded))
-
-    make.named_by_folb = True  # type: ignore[attr-defined]
-    return make  # type: ignore[return-value]
+USUAL = Origin(
+    "unnamed",
+    dict.fromkeys(SLOTS)
+    | {
+        "select": Selection(Uniform()),
+        "local": Solver(),
+        "rule": Mean(),
+        "gradient": Exact(),
+        "server": Plain(),
+    },
+    Others(),
+)

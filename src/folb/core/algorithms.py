@@ -1,97 +1,95 @@
-"""The algorithms, as compositions of their parts."""
+"""The algorithms by name: each a value, made of parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any
 
-from folb.core import rules
-from folb.core.algorithm import Algorithm, Constructor, Origin, compose, named
-from folb.core.gradient import GRADIENTS
-from folb.core.guard import Guard, guard
-from folb.core.part import Part, settings_of
-from folb.core.rules import AVERAGING, FedNova, Mean, Rule
+from folb.core.algorithm import SLOTS, USUAL, Algorithm, flattened, hints
+from folb.core.samplings import SAMPLINGS
 from folb.errors import InputError, choose
 
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
-
-
-def _listed(constructor: Constructor) -> Constructor:
-    made = named(constructor)
-    ALGORITHMS[constructor.__name__] = made
-    return made
-
-
-Sampling = Annotated[
-    Literal["uniform", "samples", "poisson", "power_of_choice", "remembered_loss", "oort", "clusters"],
-    "P_k. uniform: equal chances; samples: a device's share of the samples; poisson: each device by itself, with "
-    "chance K/N; power_of_choice, remembered_loss: the K of some candidates with the largest loss, reported now or "
-    "last time; oort: by use and speed; clusters: one device of each of K clusters",
-]
-OneByOne = Annotated[
-    Literal["uniform", "samples"], "P_k: uniform, or a device's share of the samples, among the free devices"
-]
-Mu = Annotated[float, "weight of the proximal term (3); with 0, local work is as in FedAvg"]
-Averaging = Annotated[Literal["simple", "samples"], AVERAGING]
-NaiveRule = Annotated[Literal["mean", "signed"], "aggregation: (2) or (5)"]
-
-
-def _keywords(kind: type[Part]) -> dict[str, tuple[Any, Any]]:
-    """The settings of a class of parts: their types with a line of help, and their defaults."""
-    hints, known = get_type_hints(kind), settings_of(kind).items()
-    return {name: (Annotated[hints[name], one.metadata["meaning"]], one.default) for name, one in known}
-
-
-GUARDED = "bound every device's weight, whatever it reports, and never reverse an update"
-WEIGHED: dict[str, tuple[Any, Any]] = {  # what a rule that weighs by gradients has besides
-    "gradient": (Annotated[Literal[tuple(GRADIENTS.parts)], GRADIENTS.meaning], "exact"),
-    **{name: (hint, None) for name, hint in GRADIENTS.numbers.items()},
-    "guarded": (Annotated[bool, GUARDED], False),
-    **_keywords(Guard),
+OF_WEIGHERS = ("gradient", "guard")  # slots of rules that weigh by gradients
+NAMES: dict[str, tuple[str, ...]] = {  # the parts that an algorithm may have by name, unless it says otherwise
+    "select": tuple(name for name, kind in SAMPLINGS.parts.items() if not kind.naive),
 }
 
 
-def _algorithm(
-    name: str, rule: type[Rule], says: str, *, mu: float | None = None, fixed: Mapping[str, str] | None = None
-) -> Callable[..., Algorithm]:
-    """A constructor: a rule with its settings, draws by `sampling` (of one set), its own mu, and what it fixes."""
-    own, weighs, fixed = _keywords(rule), "grad" in rule.uploads, dict(fixed or {})
-    keywords = {
-        **({} if mu is None else {"mu": (Mu, mu)}),
-        **own,
-        **({} if rule.second else {"sampling": (Sampling, "uniform")}),
-        **(WEIGHED if weighs else {}),
-    }
+class Named:
+    """An algorithm by its name: what it is made of, and what users may change of that."""
 
-    def make(**given: Any) -> Algorithm:
-        for field, value in fixed.items():
-            if given.get(field, value) not in (signature(compose).parameters[field].default, value):
-                raise InputError(field, given[field], f"is fixed: {name} has {field}={value}; use fedavg with this one")
-        settings = {field: usual for field, (_, usual) in keywords.items()} | given | fixed
-        guarded, cap = settings.pop("guarded", False), settings.pop("cap", 2.0)
-        if not isinstance(guarded, bool):
-            raise InputError("guarded", guarded, "should be True or False")
-        Guard(cap).check()
-        made = compose(rule(**{field: settings.pop(field) for field in own}), **settings)
-        return guard(made, cap) if guarded else made
+    def __init__(self, made: Algorithm, says: str, only: Mapping[str, Sequence[str]]) -> None:
+        """`only` has the names that it may have in some slots, besides a user's own; a single one is fixed."""
+        self.made, self.only = made, {"rule": (made.rule.name,), **NAMES, **only}
+        self.name = self.__name__ = made.name
+        self.__doc__ = says
 
-    parameters = [Parameter(field, Parameter.KEYWORD_ONLY, default=usual) for field, (_, usual) in keywords.items()]
-    made: Any = make
-    made.__signature__ = Signature([*parameters, Parameter("common", Parameter.VAR_KEYWORD)])
-    made.__annotations__ = {field: hint for field, (hint, _) in keywords.items()}
-    made.__name__ = made.__qualname__ = name
-    made.__doc__ = says
-    return _listed(made)
+    def __repr__(self) -> str:
+        return f"folb.algorithms.{self.name}"
+
+    def __call__(self, **settings: Any) -> Algorithm:
+        """The algorithm with other settings, given as to `folb.Algorithm`."""
+        given = flattened(settings)
+        for path, value in given.items():
+            slot, _, field = path.partition(".")
+            fits = slot not in SLOTS or slot in self._slots
+            if path == "local.mu" and not self.proximal:
+                raise InputError(path, value, f"is for algorithms with a proximal term, and {self.name} has none")
+            if not fits or (slot not in SLOTS and path not in (*USUAL.others.settings, "uploads")):
+                choose(f"setting of {self.name}", path, self.settings)
+            if not field and isinstance(value, str) and value not in (names := self.only.get(slot, (value,))):
+                one = f"is fixed: {self.name} has {slot}={names[0]}; use another algorithm with this one"
+                raise InputError(slot, value, one if len(names) == 1 else f"should be one of {', '.join(names)}")
+            if path == "concurrency" and value is None and self.made.asynchrony is not None:
+                raise InputError(path, value, f"should be a number, or K: the devices of {self.name} do not wait")
+        return self.made.replace(**given)
+
+    @property
+    def proximal(self) -> bool:
+        """Whether local objectives have the proximal term (3)."""
+        return "local.mu" in self.only
+
+    @property
+    def _slots(self) -> list[str]:
+        """The slots that its settings are of."""
+        weighs = "grad" in self.made.rule.uploads and not self.made.rule.surveyed
+        return [name for name in SLOTS if weighs or name not in OF_WEIGHERS]
+
+    @property
+    def settings(self) -> dict[str, tuple[Any, Any]]:
+        """Its settings by their paths: the type with a line of help, and the default."""
+        usual, known, found = self.made.settings, hints(), {}
+        for name in self._slots:
+            slot, names = SLOTS[name], self.only.get(name)
+            if names is None or len(names) > 1:
+                found[name] = slot.choice(names)
+            own = usual if names is not None and len(names) == 1 else slot.fields
+            found |= {path: known[path] for path in slot.fields if path in own}
+        found |= {path: known[path] for path in USUAL.others.settings}
+        if not self.proximal:
+            del found["local.mu"]
+        return {path: (hint, usual.get(path)) for path, hint in found.items()}
 
 
-fedavg = _algorithm("fedavg", Mean, "FedAvg (McMahan et al.): local SGD and the average (2).")
-fedprox = _algorithm(
-    "fedprox", Mean, "FedProx (Li et al.): the proximal local objective (3) and the average (2).", mu=1.0
-)
+ALGORITHMS: dict[str, Named] = {}
+
+
+def _named(name: str, says: str, only: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> Named:
+    """An algorithm under its name; it is made of the usual parts, and of these. With "mu" it has a proximal term."""
+    only, mu = dict(only or {}), settings.pop("mu", None)
+    if mu is not None:
+        only["local.mu"] = ()
+        settings = {**settings, "local.mu": mu}
+    made = Algorithm(**settings)
+    ALGORITHMS[name] = Named(made.but(origin=replace(made.origin, name=name)), says, only)
+    return ALGORITHMS[name]
+
+
+fedavg = _named("fedavg", "FedAvg (McMahan et al.): local SGD and the average (2).")
+fedprox = _named("fedprox", "FedProx (Li et al.): the proximal local objective (3) and the average (2).", mu=1.0)
 scaffold, feddyn, fedvarp, fedcm, mimelite, ghbm, adabest = (
-    _algorithm(name, Mean, says, fixed={"memory": name})
+    _named(name, says, {"memory": (name,)}, memory=name)
     for name, says in {
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c.",
         "feddyn": "FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates.",
@@ -102,123 +100,74 @@ scaffold, feddyn, fedvarp, fedcm, mimelite, ghbm, adabest = (
         "adabest": "AdaBest (Varno et al., 2022): local bias estimates that fade while a device is away.",
     }.items()
 )
-fednova = _algorithm(
+fednova = _named(
     "fednova",
-    FedNova,
     "FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged.",
+    rule="fednova",
 )
-fedacg = _algorithm(
+fedacg = _named(
     "fedacg",
-    Mean,
     "FedACG (Kim et al., 2024): devices start ahead, from w + beta m, and stay near it (mu).",
+    {"server": ("lookahead",)},
+    server="lookahead",
     mu=0.01,
-    fixed={"server": "lookahead"},
 )
-
-
-@_listed
-def accord(
-    *,
-    lr: Annotated[float, "step size of the local solver in the first two rounds"] = 0.04,
-    averaging: Averaging = "simple",
-    sampling: Sampling = "samples",
-    replacement: Annotated[bool, "true: draw with replacement, as in Algorithm 1; false: without"] = False,
-    beta: Annotated[float, "momentum of the server"] = 0.85,
-    stretch: Annotated[float, "how far the server's update is stretched; 0.5: as long as a device's"] = 0.5,
-    step_size: Annotated[
-        Literal["consensus", "agreement", "cosine", "step", "inverse", "constant"] | None,
-        "how the server changes lr from round to round",
-    ] = "consensus",
-    average: Annotated[Literal["none", "ema", "last_two"], "the model that is evaluated and kept"] = "ema",
-    average_rate: Annotated[float | None, "rate of average=ema: the weight of earlier models; by default 0.6"] = None,
-    **common: Any,
-) -> Algorithm:
-    """Accord, which needs no tuning: the agreement of rounds and of devices sets the step size.
-
-    Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. The
-    model that is kept is a mean over rounds.
-    """
-    server = common.pop("server", "plain")
-    if server not in ("plain", "lookahead"):
-        raise InputError("server", server, "is fixed: accord has server=lookahead; use fedavg with this server")
-    rate = 0.6 if average == "ema" and average_rate is None else average_rate
-    made = compose(
-        Mean(averaging),
-        lr=lr,
-        sampling=sampling,
-        replacement=replacement,
-        server="lookahead",
-        beta=beta,
-        stretch=stretch,
-        step_size=step_size,
-        average=average,
-        average_rate=rate,
-        **common,
-    )
-    return replace(made, origin=Origin(settings={"server": "lookahead"}))
-
-
-@_listed
-def fedbuff(
-    *,
-    concurrency: Annotated[int | None, "M: devices that work at any time; by default K"] = None,
-    mu: Mu = 0.0,
-    averaging: Averaging = "simple",
-    sampling: OneByOne = "uniform",
-    **common: Any,
-) -> Algorithm:
-    """FedBuff (Nguyen et al., 2022): nobody waits; every K updates, weighed by their age, make a step."""
-    M = common.get("K", 10) if concurrency is None else concurrency
-    return compose(Mean(averaging), mu=mu, sampling=sampling, concurrency=M, **common)
-
-
-@_listed
-def fedasync(
-    *,
-    concurrency: Annotated[int, "M: devices that work at any time"] = 10,
-    K: Annotated[int, "replies per step of the server"] = 1,
-    mu: Mu = 0.005,
-    server_lr: Annotated[float, "alpha: how much of a device's model is mixed into the server's"] = 0.6,
-    averaging: Averaging = "simple",
-    sampling: OneByOne = "uniform",
-    **common: Any,
-) -> Algorithm:
-    """FedAsync (Xie et al., 2019): each model that comes back is mixed in, w <- (1 - alpha s) w + alpha s w_k."""
-    if concurrency is None:
-        raise InputError("concurrency", None, "should be a number: the devices of fedasync do not wait")
-    settings: dict[str, Any] = {**common, "K": K, "concurrency": concurrency, "server_lr": server_lr}
-    return compose(Mean(averaging), mu=mu, sampling=sampling, mixing=True, **settings)
-
-
-def _naive(rule: str) -> Rule:
-    return {"mean": rules.Mean, "signed": rules.Signed}[choose("rule", rule, ("mean", "signed"))]()
-
-
-@_listed
-def fednu_direct(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Algorithm:
-    """FedNu with the LB-near-optimal selection (7), computed from the gradients of all N devices."""
-    return compose(_naive(rule), mu=mu, sampling="direct", **common)
-
-
-@_listed
-def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Algorithm:
-    """FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D."""
-    return compose(_naive(rule), mu=mu, sampling="norm", **common)
-
-
-folb = _algorithm(
-    "folb", rules.Folb, "FOLB with one set of devices (13): the version of the paper's experiments.", mu=0.01
+accord = _named(
+    "accord",
+    "Accord, which needs no tuning: the agreement of rounds and of devices sets the step size.\n\nDevices are drawn by "
+    "their samples, start ahead as in FedACG, and the server's step is as long as a device's. The model that is kept "
+    "is a mean over rounds.",
+    {"server": ("lookahead",)},
+    select={"name": "samples", "replacement": False},
+    local={"lr": 0.04},
+    server={"name": "lookahead", "beta": 0.85, "stretch": 0.5},
+    step_size="consensus",
+    average={"name": "ema", "rate": 0.6},
 )
-folb_two_set = _algorithm(
-    "folb_two_set", rules.FolbTwoSet, "FOLB with two independent sets of devices (9), Algorithm 2.", mu=0.01
+fedbuff = _named(
+    "fedbuff",
+    "FedBuff (Nguyen et al., 2022): nobody waits; every K updates, weighed by their age, make a step.",
+    {"select": ("uniform", "samples")},
+    concurrency="K",
+    mu=0.0,
 )
-folb_hetero = _algorithm(
-    "folb_hetero", rules.FolbHetero, "FOLB, heterogeneity-aware (18), exactly as printed.", mu=0.01
+fedasync = _named(
+    "fedasync",
+    "FedAsync (Xie et al., 2019): each model that comes back is mixed in, w <- (1 - alpha s) w + alpha s w_k.",
+    {"select": ("uniform", "samples")},
+    select={"K": 1},
+    server={"lr": 0.6},
+    concurrency=10,
+    mixing=True,
+    mu=0.005,
 )
-folb_never_flip = _algorithm(
+fednu_direct = _named(
+    "fednu_direct",
+    "FedNu with the LB-near-optimal selection (7), computed from the gradients of all N devices.",
+    {"select": ("direct",), "rule": ("mean", "signed")},
+    select="direct",
+    mu=0.01,
+)
+fednu_norm = _named(
+    "fednu_norm",
+    "FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D.",
+    {"select": ("norm",), "rule": ("mean", "signed")},
+    select="norm",
+    mu=0.01,
+)
+folb = _named(
+    "folb", "FOLB with one set of devices (13): the version of the paper's experiments.", rule="folb", mu=0.01
+)
+folb_two_set = _named(
+    "folb_two_set", "FOLB with two independent sets of devices (9), Algorithm 2.", rule="folb_two_set", mu=0.01
+)
+folb_hetero = _named(
+    "folb_hetero", "FOLB, heterogeneity-aware (18), exactly as printed.", rule="folb_hetero", mu=0.01
+)
+folb_never_flip = _named(
     "folb_never_flip",
-    rules.FolbNeverFlip,
     "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
+    rule="folb_never_flip",
     mu=0.01,
 )
 

@@ -95,5 +95,4 @@ AVERAGES = Slot(
     Average,
     (ServerModel, Ema, LastTwo),
     "evaluate and keep an average of the server's models; by default last_two for fedexp, none for others",
-    prefix="average_",
 )

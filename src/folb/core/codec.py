@@ -12,7 +12,6 @@ All sizes follow from the number of parameters and the settings. The same functi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -221,9 +220,8 @@ UP = Slot(
     Codec,
     (Int8, Int4, TopK, RandomK, Sign),
     "the codec of updates, and of gradients sent with them; by default none",
-    prefix="",
 )
-DOWN = Slot("compress_down", Codec, (Int8, Int4), "the codec of the model; by default none", prefix="")
+DOWN = Slot("compress_down", Codec, (Int8, Int4), "the codec of the model; by default none")
 
 
 class Compression(NamedTuple):
@@ -239,18 +237,10 @@ class Compression(NamedTuple):
         return self.up is not None and self.feedback
 
 
-def compression(up: Any, down: Any, feedback: bool | None, given: Mapping[str, Any]) -> Compression:
-    """The codecs by name or as values, checked."""
-    made = UP.chosen(up, given)
-    if not getattr(UP.parts.get(down) if isinstance(down, str) else down, "whole", True):
-        expected = f"should be {' or '.join(DOWN.parts)}: devices keep no model, so each round sends all of its numbers"
-        raise InputError("compress_down", getattr(down, "name", down), expected)
-    if feedback not in (None, True, False):
-        raise InputError("error_feedback", feedback, "should be True or False")
-    if feedback is not None and up is None and down is None:
-        raise InputError("error_feedback", feedback, "needs a codec: set compress_up or compress_down")
-    usual = made is not None and made.feedback
-    return Compression(made, DOWN.chosen(down, {}), usual if feedback is None else feedback)
+def compression(up: Codec | None, down: Codec | None, feedback: bool | None) -> Compression:
+    """Both codecs; by default with error feedback if the first one needs it."""
+    usual = up is not None and up.feedback
+    return Compression(up, down, usual if feedback is None else feedback)
 
 
 def _blocks(row: Any) -> Any:

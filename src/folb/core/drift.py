@@ -279,6 +279,4 @@ MEMORIES = Slot(
     DeviceMemory,
     (Scaffold, FedDyn, FedVARP, FedCM, MimeLite, GHBM, AdaBest),
     "what the server remembers of devices; by default nothing",
-    prefix="memory_",
-    others={"option": "option"},
 )

@@ -122,6 +122,5 @@ GRADIENTS = Slot(
     GradientSource,
     (Exact, Sketch, Proxy),
     "what stands for grad F_k: itself, a sketch of it, or -Delta_k / (lr J_k)",
-    prefix="",
-    others={"m": "sketch"},
+    optional=False,
 )

@@ -26,7 +26,6 @@ add up to less than 1: the step is shorter, and the bound still holds.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,7 +33,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
-from folb.core.part import Part, at_least, setting
+from folb.core.part import Part, Slot, at_least, setting
 from folb.core.polar import Polar, clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
 from folb.core.server_step import SERVERS
@@ -43,14 +42,15 @@ from folb.errors import InputError, check
 if TYPE_CHECKING:
     from folb.core.algorithm import Algorithm
 
-OTHERWISE = "or set guarded=False"  # as Python and the command line spell it
+OTHERWISE = "or set guard=none"
 LARGEST = 1e6  # longest gradient, in median norms: weights are bounded, so a longer one would change nothing
 
 
 class Guard(Part):
     """The bound c/K on a device's weight, around a rule; c is the cap."""
 
-    cap: float = setting("c of the bound c/K on a device's weight, if guarded", at_least(1), default=2.0)
+    called = "on"
+    cap: float = setting("c of the bound c/K on a device's weight", at_least(1), default=2.0)
 
     def update(self, rule: Rule, round: Round) -> Update:
         """The rule's update on the screened round, with weights of at least 0 and at most cap / K, and bounded lengths.
@@ -88,6 +88,9 @@ class Guard(Part):
         return sound._replace(delta=short(round.delta), grad=short(round.grad))
 
 
+GUARDS = Slot("guard", Guard, (Guard,), "bound every device's weight, whatever it reports, and never reverse an update")
+
+
 def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     """The algorithm with a guarded rule, and a server step that sees the same screened replies.
 
@@ -96,16 +99,10 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     and no guard checks them: a number of samples, if averages or draws use it, and the answers to a survey.
     """
     made = Guard(cap)
-    made.check()
-    if algorithm.privacy is not None:
-        raise InputError("guarded", True, "should be false with privacy, which bounds every device by itself")
-    if not algorithm.sees_gradients:
+    made.check(GUARDS.spelt)
+    if algorithm.guard is not None or not (algorithm.sees_gradients or algorithm.privacy is not None):
         return algorithm
-    check_around(algorithm)
-    if algorithm.guard is not None:
-        return algorithm
-    origin = replace(algorithm.origin, settings={**algorithm.origin.settings, "guarded": True, "cap": cap})
-    return replace(algorithm, guard=made, origin=origin)
+    return algorithm.replace(guard=made)
 
 
 def check_around(algorithm: Algorithm) -> None:
@@ -125,7 +122,7 @@ def check_around(algorithm: Algorithm) -> None:
         raise InputError("server", server.name if ours else "your own", f"{expected}; {OTHERWISE}")
     times = f" (it is {gain:g} times as long)" if isinstance(gain, int | float) else ""
     expected = f"should make the step no longer than the update{times} if guarded, since c/K grows with it"
-    field, value = ("server_lr", server.settings["lr"]) if ours else ("server: gain", gain)
+    field, value = ("server.lr", server.settings["lr"]) if ours else ("server: gain", gain)
     check(field, value, (gain >= 0) & (gain <= 1 + 1e-6), f"{expected}; {OTHERWISE}")
 
 

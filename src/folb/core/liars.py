@@ -124,8 +124,6 @@ ATTACKS = Slot(
         ),
     ),
     "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
-    prefix="",
-    others={"share": "attackers"},
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-from folb.core.part import Part, Range, Slot, at_least, more_than, setting
+from folb.core.part import Part, Range, at_least, more_than, name_of, setting
 from folb.core.vector import each, namespace, norm, scaled, zeros
 from folb.errors import InputError
 from folb.typing import Params
@@ -43,9 +43,9 @@ class LocalStep(Part):
     def check(self, spelt: Any = str) -> None:
         """Its settings, and its name."""
         super().check(spelt)
-        if LOCAL_STEPS.parts.get(self.name, type(self)) is not type(self):
+        if LOCAL_STEPS.get(self.name, type(self)) is not type(self):
             expected = "should have another name: a device finds a step by its name, and folb has a step of this name"
-            raise InputError("local_step", self.name, expected)
+            raise InputError("local", self.name, expected)
 
 
 class Sgd(LocalStep):
@@ -145,6 +145,4 @@ class Adam(LocalStep):
         return move, Moments(m, v, j)
 
 
-LOCAL_STEPS = Slot(
-    "local_step", LocalStep, (Sgd, Momentum, DeltaSgd, Adam), "a device's step; by default sgd", prefix="local_"
-)
+LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam)}

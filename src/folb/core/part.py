@@ -8,8 +8,8 @@ A device has parts, too, and may have no jax: classes become pytrees once `folb.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
 from typing import (
@@ -181,16 +181,24 @@ def _spelt(value: Any) -> str:
 P = TypeVar("P", bound="Part")
 
 
+KEEP: Any = object()  # stands for a part that is not given
+
+
 @dataclass(frozen=True)
 class Slot(Generic[P]):
-    """The parts among which a setting chooses: by their names, or a user's own of the same base."""
+    """The parts among which a setting chooses, by name, or a user's own of the same base.
+
+    The fields of a part are settings, too, by the path to them: `server.lr`. With a `record`, that has the part in its
+    field `inside`, and its other fields are settings of the slot, whatever the part.
+    """
 
     name: str
     base: type[P]
     known: tuple[type[P], ...]
     meaning: str
-    prefix: str  # of the settings of its parts
-    others: Mapping[str, str] = field(default_factory=dict)  # settings without the prefix, by field
+    optional: bool = True  # whether there may be none
+    record: type[Part] | None = None
+    inside: str = ""
 
     @property
     def parts(self) -> dict[str, type[P]]:
@@ -198,17 +206,23 @@ class Slot(Generic[P]):
         return {name_of(kind): kind for kind in self.known}
 
     def spelt(self, name: str) -> str:
-        """The name of a field as a setting."""
-        return self.others.get(name, self.prefix + name)
+        """The path to a field."""
+        return f"{self.name}.{name}"
+
+    def choice(self, names: Iterable[str] | None = None) -> Any:
+        """The setting that chooses, of all or of some, as a type with a line of help."""
+        kind: Any = Literal[tuple(self.parts if names is None else names)]
+        return Annotated[kind | None if self.optional else kind, self.meaning]
 
     @cached_property
-    def numbers(self) -> dict[str, Any]:
-        """The settings of its parts as types with a line of help: whose they are, and their defaults."""
-        found: dict[str, list[tuple[str, Any]]] = {}
+    def fields(self) -> dict[str, Any]:
+        """The settings of its record and of its parts as types with a line of help: whose they are, and by default."""
+        known = {} if self.record is None else {self.spelt(name): one for name, one in described(self.record).items()}
+        of: dict[str, list[tuple[str, Any]]] = {}
         for part, kind in self.parts.items():
             for name, one in settings_of(kind).items():
-                found.setdefault(self.spelt(name), []).append((part, one))
-        return {name: self._described(of) for name, of in found.items()}
+                of.setdefault(name, []).append((part, one))
+        return known | {self.spelt(name): self._described(those) for name, those in of.items()}
 
     def _described(self, of: list[tuple[str, Any]]) -> Any:
         hint = get_type_hints(self.parts[of[0][0]])[of[0][1].name]
@@ -225,48 +239,75 @@ class Slot(Generic[P]):
             texts.append(whose + meaning + ("" if None in usual else f"; by default {', '.join(defaults)}"))
         return Annotated[hint | None, ". ".join(texts)]
 
-    @property
-    def choice(self) -> Any:
-        """The setting that chooses, as a type with a line of help."""
-        return Annotated[Literal[tuple(self.parts)] | None, self.meaning]
+    def values(self, made: Any) -> dict[str, Any]:
+        """The settings of what is in the slot: its name, and its fields by their paths."""
+        if self.record is not None:
+            own = {self.spelt(name): value for name, value in made.settings.items()}
+            return self._values(getattr(made, self.inside)) | own
+        return self._values(made)
 
-    def among(self, suits: Callable[[type[P]], bool], meaning: str | None = None) -> Any:
-        """The setting of an algorithm for which only some parts suit, and that always has one."""
-        return Annotated[
-            Literal[tuple(name for name, kind in self.parts.items() if suits(kind))], meaning or self.meaning
-        ]
+    def _values(self, part: P | None) -> dict[str, Any]:
+        if part is None:
+            return {self.name: None}
+        return {self.name: part.name, **{self.spelt(name): value for name, value in part.settings.items()}}
 
-    def chosen(self, wanted: Any, given: Mapping[str, Any]) -> P | None:
-        """The part, as `part` has it, or None if none is wanted; then nothing may be given for it."""
-        if wanted is not None:
-            return self.part(wanted, given)
-        for name, value in given.items():
-            if value is not None and name in self.numbers:
-                raise InputError(name, value, f"is for {self._owners(name)}; {self.name} is not set")
-        return None
-
-    def _owners(self, name: str) -> str:
-        those = [other for other, one in self.parts.items() if name in map(self.spelt, settings_of(one))]
-        return f"any {self.name}" if len(those) == len(self.known) else f"{self.name}={', '.join(those)}"
-
-    def part(self, wanted: Any, given: Mapping[str, Any]) -> P:
-        """A part by its name, with its settings in `given` that are not None; or a user's own, which has its own."""
-        chosen: dict[str, str] = {}
-        if isinstance(wanted, str):
-            kind = self.parts[choose(self.name, wanted, self.parts)]
-            chosen = {self.spelt(name): name for name in settings_of(kind)}
-        elif not isinstance(wanted, self.base):
-            expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
-            raise InputError(self.name, wanted, expected)
-        given = {name: value for name, value in given.items() if value is not None and name in self.numbers}
-        for name, value in given.items():
-            if name not in chosen:
-                which = wanted if isinstance(wanted, str) else "your own"
-                raise InputError(name, value, f"is for {self._owners(name)}; {self.name} is {which}")
-        made = kind(**{chosen[name]: value for name, value in given.items()}) if isinstance(wanted, str) else wanted
-        check_part(self.name, made, self.base)
+    def changed(self, made: Any, given: Mapping[str, Any]) -> Any:
+        """What is in the slot, with another part ("" in `given`), or with other values of fields; checked."""
+        values, wanted = {name: value for name, value in given.items() if name}, given.get("", KEEP)
+        if self.record is None:
+            return self._changed(made, wanted, values)
+        if isinstance(wanted, self.record):
+            made, wanted = wanted, KEEP
+        shared = settings_of(self.record)
+        inner = {name: value for name, value in values.items() if name not in shared}
+        part = self._changed(getattr(made, self.inside), wanted, inner)
+        made = _with(replace(made, **{self.inside: part}), {name: values[name] for name in values if name in shared})
         made.check(self.spelt)
         return made
+
+    def _changed(self, made: P | None, wanted: Any, values: Mapping[str, Any]) -> P | None:
+        if wanted is None:
+            made = None if self.optional else made
+        elif wanted is not KEEP:
+            made = self._wanted(made, wanted)
+        known = {} if made is None else settings_of(type(made))
+        for name, value in values.items():
+            if name not in known and value is not None:
+                raise self._misplaced(name, value, made)
+        if made is None:
+            return None
+        check_part(self.name, made, self.base)
+        made = _with(made, {name: value for name, value in values.items() if name in known})
+        made.check(self.spelt)
+        return made
+
+    def _wanted(self, made: P | None, wanted: Any) -> P:
+        """The part by its name, its class or itself; one that is there already keeps its settings."""
+        if isinstance(wanted, str):
+            wanted = self.parts[choose(self.name, wanted, self.parts)]
+        if isinstance(wanted, type) and issubclass(wanted, self.base):
+            return made if type(made) is wanted else wanted()  # type: ignore[return-value]
+        if not isinstance(wanted, self.base):
+            expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
+            raise InputError(self.name, wanted, expected)
+        return wanted
+
+    def _misplaced(self, name: str, value: Any, made: P | None) -> InputError:
+        """The error of a field that the part does not have."""
+        which = "not set" if made is None else made.name if type(made) in self.known else "your own"
+        owners = [other for other, one in self.parts.items() if name in settings_of(one)]
+        if not owners:
+            mine = () if made is None else settings_of(type(made))
+            choose("setting", self.spelt(name), [*self.fields, *map(self.spelt, mine)])
+        whose = f"any {self.name}" if len(owners) == len(self.known) else f"{self.name}={', '.join(owners)}"
+        return InputError(self.spelt(name), value, f"is for {whose}; {self.name} is {which}")
+
+
+def _with(made: Any, values: Mapping[str, Any]) -> Any:
+    """The part with these values; None stands for the default, or for none if that is the default."""
+    known = settings_of(type(made))
+    given = {name: value for name, value in values.items() if value is not None or known[name].default is None}
+    return replace(made, **given) if given else made
 
 
 def settings_of(kind: type[Part]) -> dict[str, Any]:

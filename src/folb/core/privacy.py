@@ -146,7 +146,6 @@ PRIVACIES = Slot(
     Privacy,
     (Central, Distributed),
     "differential privacy of devices (docs/privacy.md): who adds the noise, the server or the devices",
-    prefix="",
 )
 
 
@@ -189,7 +188,7 @@ def finished(algorithm: Algorithm) -> Algorithm:
         parts=tuple(part for part in wanted if wanted[part]),
     )
     asked = tuple(one for name, one in BOUNDED.items() if name in made.parts)
-    return with_clip(replace(algorithm, privacy=made, uploads=(*algorithm.uploads, *asked)), ())
+    return with_clip(algorithm.but(privacy=made, uploads=(*algorithm.uploads, *asked)), ())
 
 
 def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:
@@ -203,7 +202,7 @@ def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:
     if found.noise is not None or epsilon is None:
         return algorithm
     noise = accountant.noise_for(epsilon, delta, found.scheme, found.K, N, rounds)
-    return replace(algorithm, privacy=replace(found, noise=noise))
+    return algorithm.but(privacy=replace(found, noise=noise))
 
 
 def affordable(algorithm: Algorithm, N: int, rounds: int) -> int:
@@ -230,7 +229,7 @@ def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
         return algorithm
     now = algorithm.privacy.clip if isinstance(clip, tuple) else clip
     told = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
-    return replace(algorithm, privacy=replace(algorithm.privacy, clip=now), uploads=tuple(told))
+    return algorithm.but(privacy=replace(algorithm.privacy, clip=now), uploads=tuple(told))
 
 
 def first_clip(algorithm: Algorithm) -> Any:
@@ -244,13 +243,13 @@ def with_key(algorithm: Algorithm, drawn: Callable[[], Any]) -> Algorithm:
     found = algorithm.privacy
     if found is None or found.replay:
         return algorithm
-    return replace(algorithm, privacy=replace(found, key=tuple(drawn())))
+    return algorithm.but(privacy=replace(found, key=tuple(drawn())))
 
 
 def without_key(algorithm: Algorithm) -> Algorithm:
     """What the runs of an algorithm have in common."""
     found = algorithm.privacy
-    return algorithm if found is None else replace(algorithm, privacy=replace(found, key=None))
+    return algorithm if found is None else algorithm.but(privacy=replace(found, key=None))
 
 
 def luck(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:

@@ -211,7 +211,6 @@ ROBUST = Slot(
     Robust,
     (Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CentredClipping, NormBound, FLTrust),
     "what replaces the mean of the updates, if devices may lie; by default the mean is used",
-    prefix="",
 )
 
 
@@ -261,26 +260,19 @@ def _zero(stack: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), stack)
 
 
-def robust(wanted: Any, given: Mapping[str, Any], K: int) -> Robust | None:
-    """A robust centre by its name, or a user's own, for rounds of K devices; None leaves the mean."""
-    made = ROBUST.chosen(wanted, given)
-    if made is not None:
-        check_enough(made, K)
-    return made
-
-
 def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> None:
     """Raise unless K devices are enough, of which different(K) are different ones."""
     if isinstance(how.liars, jax.core.Tracer) or how.enough(different(K)):
         return
     least = next((k for k in range(K, MOST + 1) if how.enough(different(k))), None)
     expected = "no K is enough" if least is None else f"should be {least}, the next that is enough,"
-    found = f"robust={how.name}, liars={float(how.liars):g}" + ("" if how.bucket == 1 else f", bucket={how.bucket:g}")
+    found = f"robust={how.name}, robust.liars={float(how.liars):g}"
+    found += "" if how.bucket == 1 else f", robust.bucket={how.bucket:g}"
     why = "among fewer replies the liars decide"
     if different(K) < K:
-        expected = f"should be drawn with replacement=False, or {expected.removeprefix('should ')}"
+        expected = f"should be drawn with select.replacement=False, or {expected.removeprefix('should ')}"
         why = f"{K} draws with replacement are {different(K)} different devices, among which the liars decide"
-    raise InputError("K", K, f"{expected} with {found}: {why}")
+    raise InputError("select.K", K, f"{expected} with {found}: {why}")
 
 
 def different_devices(N: int, K: int) -> int:

@@ -63,7 +63,7 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
 def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
     """The algorithm in a run of so many rounds, which a schedule of its step size may depend on."""
     size = algorithm.step_size
-    return replace(algorithm, step_size=None if size is None else size.over(rounds))
+    return algorithm.but(step_size=None if size is None else size.over(rounds))
 
 
 def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
@@ -74,7 +74,7 @@ def with_step_size(algorithm: Algorithm, state: State, t: Any) -> Algorithm:
     # on Flower the memory is in NumPy's arrays, whose arithmetic has other types
     factor = algorithm.step_size.factor(jax.tree.map(jnp.asarray, state.step_size), t)
     tree.check_like("step_size: what factor(memory, t) returns", factor, jnp.float32(1))
-    return replace(algorithm, solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
+    return algorithm.but(solver=replace(algorithm.solver, lr=algorithm.solver.lr * factor))
 
 
 def kept(algorithm: Algorithm, state: State) -> Params:

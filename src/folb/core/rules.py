@@ -15,7 +15,7 @@ from jax import Array
 
 from folb.core import tree
 from folb.core.importance import as_printed, never_flipped
-from folb.core.part import at_least, one_of, setting
+from folb.core.part import Slot, at_least, one_of, setting
 from folb.core.rule import Gradients as Gradients
 from folb.core.rule import Round as Round
 from folb.core.rule import Rule as Rule
@@ -57,19 +57,18 @@ def inner_products(round: Round) -> tuple[Array, Params]:
     return tree.dots(round.grad, g1), g1
 
 
-AVERAGING = "weights of the average: 1/K as in (2), or n_k as in (1)"
-
-
 class ByShare(Rule):
     """Rules with the share of each device: 1/K, or p_k = n_k / n of (1) as in FedProx's public code."""
 
     abstract = True
-    averaging: Literal["simple", "samples"] = setting(AVERAGING, one_of("simple", "samples"), default="simple")
+    weights: Literal["equal", "samples"] = setting(
+        "weights of the mean: 1/K as in (2), or n_k as in (1)", one_of("equal", "samples"), default="equal"
+    )
 
     @property
     def by_samples(self) -> bool:
         """Whether p_k is the share."""
-        return self.averaging == "samples"
+        return self.weights == "samples"
 
     def shares(self, round: Round) -> Array:
         """The share of each slot."""
@@ -203,3 +202,12 @@ class FolbNeverFlip(Discounted):
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
         """I_k, with its sign kept."""
         return never_flipped(inner, self.psi * gamma * square)
+
+
+RULES = Slot(
+    "rule",
+    Rule,
+    (Mean, FedNova, Signed, Folb, FolbTwoSet, FolbHetero, FolbNeverFlip),
+    "aggregation: what the server makes of a round",
+    optional=False,
+)

@@ -22,7 +22,7 @@ from folb.core.multiset import (
 )
 from folb.core.part import Slot, setting, up_to, whole
 from folb.core.rules import Round
-from folb.core.selection import Draw, Known, Sampling, from_distribution, room
+from folb.core.selection import Draw, Known, Sampling, Selection, from_distribution, room
 from folb.core.upload import GRAD, LOSS, NORM, sketch
 from folb.typing import Params
 
@@ -308,11 +308,13 @@ class Clusters(Sampling):
 
 
 SAMPLINGS = Slot(
-    "sampling",
+    "select",
     Sampling,
     (Uniform, Samples, Poisson, Direct, Norm, PowerOfChoice, RememberedLoss, Oort, Clusters),
     "P_k. uniform: equal chances; samples: a device's share of the samples; poisson: each device by itself, with "
     "chance K/N; power_of_choice, remembered_loss: the K of some candidates with the largest loss, reported now or "
     "last time; oort: by use and speed; clusters: one device of each of K clusters",
-    prefix="",
+    optional=False,
+    record=Selection,
+    inside="sampling",
 )

@@ -100,7 +100,7 @@ class Sampling(Part):
         """Its settings, and what it asks for."""
         super().check(spelt)
         device_memory(self.keeps)
-        for name, asked in (("survey", self.survey), ("sampling: first", self.first)):
+        for name, asked in (("survey", self.survey), ("select: first", self.first)):
             wanted = None if asked is None else upload(asked)
             if wanted is not None and (late := set(wanted.needs) - set(BEFORE_WORK)):
                 expected = f"should need none of {', '.join(sorted(late))}: devices are asked before they work"
@@ -108,12 +108,12 @@ class Sampling(Part):
         if self.first is None:
             return
         if self.keeps is None:
-            raise InputError("sampling: keeps", None, "should be a DeviceMemory, which has what `first` asks for")
+            raise InputError("select: keeps", None, "should be a DeviceMemory, which has what `first` asks for")
         if not self.has("remember"):
-            raise InputError("sampling", self.name, "should have a method remember(answers, K), for what `first` asks")
+            raise InputError("select", self.name, "should have a method remember(answers, K), for what `first` asks")
         if self.survey is not None:
             expected = "should be None with a survey: devices are asked either once or in each round"
-            raise InputError("sampling: first", getattr(self.first, "name", self.first), expected)
+            raise InputError("select: first", getattr(self.first, "name", self.first), expected)
 
 
 MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would get too large
@@ -194,12 +194,11 @@ def room(K: int) -> int:
     return slots
 
 
-def selecting(sampling: Sampling, second: bool, given: Mapping[str, Any]) -> Selection:
-    """How an algorithm's devices are drawn, by the settings in `given`, checked."""
-    made = Selection(sampling, second=second, **{name: given[name] for name in settings_of(Selection) if name in given})
-    made.check()
+def settled(made: Selection, second: bool) -> Selection:
+    """How an algorithm's devices are drawn, with all that follows from the settings."""
+    made, sampling = replace(made, second=second), made.sampling
     if (some := sampling.pool(made.K)) is not None:
-        check_whole("candidates", some, made.K, 10**6)
+        check_whole("select.candidates", some, made.K, 10**6)
         if made.survey == GRAD:
             expected = "should be a number: inner products (7) need the gradients of all devices"
             raise InputError("survey", "grad", expected)
@@ -214,13 +213,13 @@ def over_selected(how: Selection, factor: float | None) -> Selection:
     if factor is None:
         return how
     how = replace(how, over_selection=factor)
-    how.check()
+    how.check("select.{}".format)
     if how.mean is not None and factor != 1:
-        raise InputError("over_selection", factor, "should be None with sampling=poisson: any number may join")
+        raise InputError("select.over_selection", factor, "should be None with select=poisson: any number may join")
     return sized(how, how.enough)
 
 
-def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = "K times over_selection") -> Selection:
+def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = "select.K times select.over_selection") -> Selection:
     """The selection for rounds that need `wanted` replies, among N devices.
 
     Over-selection then asks more devices, and candidates in proportion. An error names `asked_by`.
@@ -241,11 +240,11 @@ def drawing(how: Selection, known: Known) -> Draw:
         return found
     N = len(known.size)
     if not isinstance(found, Array | np.ndarray) or jnp.iscomplexobj(found):
-        raise InputError("sampling: what it returns", type(found).__name__, "should be an array of chances, or a Draw")
+        raise InputError("select: what it returns", type(found).__name__, "should be an array of chances, or a Draw")
     who = N if known.candidates is None else len(known.candidates)
     if found.shape != (who,):
         raise InputError(
-            "sampling: shape", found.shape, f"should be ({who},): a chance for each device it is asked about"
+            "select: shape", found.shape, f"should be ({who},): a chance for each device it is asked about"
         )
     # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
     chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)

@@ -345,6 +345,5 @@ SERVERS = Slot(
     ServerStep,
     (Plain, Momentum, Nesterov, Lookahead, Adagrad, Adam, Yogi, FedExP),
     "the server's step",
-    prefix="",
-    others={"lr": "server_lr"},  # `lr` is the devices' step size
+    optional=False,
 )

@@ -7,8 +7,8 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core.local_step import LocalStep, Sgd
-from folb.core.part import Part, at_least, more_than, one_of, setting, whole
+from folb.core.local_step import LOCAL_STEPS, LocalStep, Sgd
+from folb.core.part import Part, Slot, at_least, more_than, one_of, setting, whole
 
 
 class Solver(Part):
@@ -23,6 +23,17 @@ class Solver(Part):
         default="step",
     )
     step: LocalStep = Sgd()
+
+
+LOCAL = Slot(
+    "local",
+    LocalStep,
+    tuple(LOCAL_STEPS.values()),
+    "a device's step",
+    optional=False,
+    record=Solver,
+    inside="step",
+)
 
 
 def steps_of(solver: Solver, work: Array, size: Array) -> Array:

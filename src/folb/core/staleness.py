@@ -61,22 +61,11 @@ class Hinge(Staleness):
         return 1 / (1 + self.slope * jnp.maximum(tau - self.bound, 0.0))
 
 
-class Own(Staleness):
-    """A function of a user's own."""
-
-    function: Callable[[Any], Any]
-
-    def weigh(self, tau: Array) -> Any:
-        """What it returns."""
-        return self.function(tau)
-
-
 STALENESS = Slot(
     "staleness",
     Staleness,
     (Constant, Polynomial, Hinge),
     "with concurrency: s(tau), how much an update counts after tau steps of the server; by default polynomial",
-    prefix="staleness_",
 )
 
 
@@ -111,21 +100,3 @@ class Asynchrony:
         s = self.weights(round.staleness)
         s = s if math.isinf(most) else jnp.clip(s, 0.0, most)
         return round._replace(delta=jax.vmap(lambda d, s: jax.tree.map(lambda v: s * v, d))(delta, s))
-
-
-def asynchrony(
-    concurrency: int | None,
-    wanted: str | Staleness | Callable[[Any], Any] | None,
-    mixing: bool,
-    given: Mapping[str, Any],
-) -> Asynchrony | None:
-    """How rounds do not wait, checked; None if they do. s(tau) is a name, a part, or a function."""
-    if concurrency is None:
-        for name, value in {"staleness": wanted, **given}.items():
-            if value is not None and name in ("staleness", *STALENESS.numbers):
-                raise InputError(name, value, "is for rounds that do not wait: set concurrency, too")
-        return None
-    check_whole("concurrency", concurrency, 1, 10**5)
-    if callable(wanted) and not isinstance(wanted, Staleness):
-        wanted = Own(tree.compiled(wanted))
-    return Asynchrony(int(concurrency), STALENESS.part("polynomial" if wanted is None else wanted, given), mixing)

@@ -214,8 +214,8 @@ class Cosine(Schedule):
         """With its T; `lr` may not be 0 before the last round."""
         left = rounds - float(self.warmup)
         if self.rounds is not None and self.end == 0 and self.rounds < left:
-            expected = f"should be at least {left:g}, the rounds after the warmup, or step_end more than 0"
-            raise InputError("step_rounds", self.rounds, f"{expected}: lr would be 0")
+            expected = f"should be at least {left:g}, the rounds after the warmup, or step_size.end more than 0"
+            raise InputError("step_size.rounds", self.rounds, f"{expected}: lr would be 0")
         return super().over(rounds)
 
 
@@ -254,7 +254,7 @@ def _after(t: Any, warmup: Any) -> Array:
 
 def _known(rounds: Any) -> Any:
     if rounds is None:
-        raise InputError("step_rounds", None, "should be a number here: it is not known how many rounds there will be")
+        raise InputError("step_size.rounds", None, "should be a number here: it is not known how many rounds there will be")
     return rounds
 
 
@@ -263,6 +263,4 @@ STEP_SIZES = Slot(
     StepSize,
     (Consensus, Agreement, Cosine, Step, Inverse, Constant),
     "how the server changes lr from round to round; by default it does not",
-    prefix="step_",
-    others={"lowered": "step_factor"},
 )

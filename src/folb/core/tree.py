@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -17,8 +17,8 @@ from folb.errors import InputError
 from folb.typing import Params
 
 
-def _as_node(kind: type) -> None:
-    """Make a class of parts a pytree whose structure says which class it is.
+def as_node(kind: type, make: Callable[[dict[str, Any]], Any] | None = None) -> None:
+    """Make a class of parts, or of what has some, a pytree whose structure says which class it is.
 
     With `jax.tree_util.register_dataclass`, structures are equal if only the fields are alike: jax would now and then
     play the program that it has compiled for one part with the numbers of another.
@@ -35,12 +35,13 @@ def _as_node(kind: type) -> None:
         return list(zip(keys, children, strict=True)), words
 
     def made(words: tuple[Any, ...], children: Iterable[Any]) -> Any:
-        return kind(**dict(zip(leaves, children, strict=True)), **dict(zip(static, words, strict=True)))
+        values = dict(zip((*leaves, *static), (*children, *words), strict=True))
+        return kind(**values) if make is None else make(values)
 
     jax.tree_util.register_pytree_with_keys(kind, flat_with_keys, made, flat)
 
 
-register_with(_as_node)
+register_with(as_node)
 
 
 def add(a: Params, b: Params, scale: Any = 1.0) -> Params:

@@ -151,7 +151,7 @@ def placed(
     by: By = "first",
 ) -> list[Point]:
     """The same, from the runs of each algorithm and a target, or a target for each run of an algorithm."""
-    labels = summary.labels([(algorithm.name, algorithm.origin.settings) for algorithm in algorithms])
+    labels = summary.labels([(algorithm.name, algorithm.settings) for algorithm in algorithms])
     points = [
         _point(label, algorithm, runs, target)
         for label, algorithm, runs in zip(labels, algorithms, groups, strict=True)
@@ -184,7 +184,7 @@ def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Expe
     if best.diverged:
         raise InputError("grid", [point.label for point in points], "diverged at every point: there is no winner")
     experiment = planned.experiment
-    settings = {key: "none" if value is None else value for key, value in best.algorithm.origin.settings.items()}
+    settings = {key: "none" if value is None else value for key, value in best.algorithm.settings.items()}
     tuned = {**_own(experiment), **experiment.box.get(_name(experiment), {})}
     fixed = {key: settings.get(key, value) for key, value in tuned.items()}
     single = {**experiment.set, _name(experiment): fixed}
@@ -233,7 +233,7 @@ def document(
             {
                 "rank": point.rank,
                 "algorithm": point.label,
-                "parameters": summary.plain(point.algorithm.origin.settings),
+                "parameters": summary.plain(point.algorithm.settings),
                 "rounds_to_target": list(point.reached),
                 "median_rounds_to_target": summary.finite([summary.median_round(point.reached)])[0],
                 "seconds_to_target": list(point.seconds),

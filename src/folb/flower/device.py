@@ -56,7 +56,7 @@ class Device:
         for name in ("x", "y"):
             if isinstance(getattr(self, name), list | tuple):
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
-        known: dict[str, OwnPart] = {**LOCAL_STEPS.parts, **KNOWN_UPLOADS}
+        known: dict[str, OwnPart] = {**LOCAL_STEPS, **KNOWN_UPLOADS}
         names: set[str] = set()
         for part in self.parts:
             if not (isinstance(part, Upload) or (isinstance(part, type) and issubclass(part, LocalStep))):
@@ -94,7 +94,7 @@ class Device:
     def step(self, task: Task) -> LocalStep:
         """The local step of a task, by its name and its settings."""
         own = {_name(part): part for part in self.parts if not isinstance(part, Upload)}
-        kind = _known("local_step", task.step, LOCAL_STEPS.parts | own)
+        kind = _known("local", task.step, LOCAL_STEPS | own)
         fixed = {name: _hashable(value) for name, value in json.loads(task.fixed).items()}
         return kind(**fixed, **{name: np.float32(value) for name, value in task.numbers_of("step").items()})
 

@@ -60,7 +60,7 @@ class RunSettings(NamedTuple):
         asked = self.settings
         function: Any = getattr(asked.system, "func", asked.system)
         system = getattr(function, "__name__", "own").strip("_")
-        parts = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(asked.system, "keywords", {})}
+        parts = {self.algorithm.name: self.algorithm.settings, system: getattr(asked.system, "keywords", {})}
         found = {
             "dataset": asked.dataset,
             "model": asked.model,
@@ -80,8 +80,8 @@ class RunSettings(NamedTuple):
     def differs(self) -> str:
         """The algorithm, the rounds, and the settings that the algorithm does not have by default."""
         name = self.algorithm.name
-        settings = _written(self.algorithm.origin.settings)
-        usual = _written(ALGORITHMS[name]().origin.settings) if name in ALGORITHMS else settings
+        settings = _written(self.algorithm.settings)
+        usual = _written(ALGORITHMS[name]().settings) if name in ALGORITHMS else settings
         own = {key: value for key, value in settings.items() if value != usual.get(key)}
         seed = {"seed": self.settings.seed} if self.settings.seed else {}
         known = {"algorithms": name, "rounds": self.rounds} | seed | own

@@ -32,7 +32,7 @@ def model(task: Task, record: ArrayRecord) -> Arrays:
     sent = protocol.unpacked(record)
     if not task.down:
         return sent
-    return DOWN.part(task.down, {}).decoded(sent, np.array(task.key, np.uint32), protocol.like(task.shapes))
+    return DOWN.changed(None, {"": task.down}).decoded(sent, np.array(task.key, np.uint32), protocol.like(task.shapes))
 
 
 def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[str, Arrays]:
@@ -40,7 +40,7 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     if not task.codec:
         return arrays
     numbers, words = task.numbers_of("codec"), np.array(task.words, np.uint32)
-    codec, found = UP.part(task.codec, numbers), dict(arrays)
+    codec, found = UP.changed(None, {"": task.codec, **numbers}), dict(arrays)
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
         feedback = name == DELTA.name and numbers["feedback"] > 0

@@ -74,7 +74,7 @@ class FederatedStrategy(Strategy):
     def summary(self) -> None:
         """Log what will be run."""
         algorithm, settings = self.algorithm, self.settings
-        chosen = {key: value for key, value in algorithm.origin.settings.items() if value is not None}
+        chosen = {key: value for key, value in algorithm.settings.items() if value is not None}
         log.info("%s with %s", algorithm.name, ", ".join(f"{key}={value}" for key, value in chosen.items()))
         usual = "0" if algorithm.privacy is not None else "half of the" if settings.trusts_majority else "1"
         log.info("rounds of at most %g s, and at least %s replies", self.round_seconds, settings.min_replies or usual)

@@ -77,7 +77,7 @@ class StrategySettings:
             expected = "should be None on Flower, where a round waits for its devices; the simulator has such rounds"
             raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
         self._check_each()
-        algorithm = replace(algorithm, selection=selection.over_selected(algorithm.selection, self.over_selection))
+        algorithm = algorithm.but(selection=selection.over_selected(algorithm.selection, self.over_selection))
         self._check_counts(algorithm)
         expected = "should be none on real devices: attacks are for the simulator"
         check("attack", algorithm.name, algorithm.attack is None, expected)
@@ -153,7 +153,7 @@ class StrategySettings:
         """The algorithm with the K that it asks among N devices."""
         how = algorithm.selection
         K = how.enough if self.fraction_train is None else max(self.min_train_nodes, int(self.fraction_train * N))
-        return replace(algorithm, selection=selection.sized(how, K, N, "fraction_train: devices of a round"))
+        return algorithm.but(selection=selection.sized(how, K, N, "fraction_train: devices of a round"))
 
     @property
     def trusts_majority(self) -> bool:

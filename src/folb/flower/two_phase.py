@@ -82,7 +82,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         if algorithm.compression != Compression():
             expected = "should be none: a sum adds up numbers, and a codec's bytes do not add up"
             name = "compress_up" if algorithm.compression.up is not None else "compress_down"
-            raise InputError(name, algorithm.origin.settings.get(name), expected)
+            raise InputError(name, algorithm.settings.get(name), expected)
         if algorithm.gradient.upload != GRAD:
             expected = "should be exact: a device computes its own weight from its gradient"
             raise InputError("gradient", algorithm.gradient.name, expected)

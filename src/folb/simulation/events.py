@@ -45,7 +45,7 @@ def arrivals(
 ) -> tuple[Queue, Arrivals]:
     """The next K replies; devices that start meanwhile start from `params`. The replies leave the queue."""
     if draw.another is None:
-        raise InputError("sampling: a Draw", "without `another`", "should be an array of chances with concurrency")
+        raise InputError("select: a Draw", "without `another`", "should be an array of chances with concurrency")
     another, K = draw.another, algorithm.selection.K
     queue, row = sending(queue, params, algorithm.solver.lr)
     nobody = jnp.full(K, NOBODY, jnp.int32)

@@ -121,7 +121,7 @@ def check(
             _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
-            raise InputError("K" if algorithm.selection.wanted is None else "K times over_selection", K, expected)
+            raise InputError("select.K" if algorithm.selection.wanted is None else "select.K times select.over_selection", K, expected)
         if algorithm.guard is not None:
             check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
@@ -141,7 +141,7 @@ def check(
     for algorithm in algorithms:
         if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
             raise InputError(
-                "attack", algorithm.origin.settings.get("attack"), "changes classes, but the labels are numbers"
+                "attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers"
             )
     if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
@@ -151,7 +151,7 @@ def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
     if M > N:
         raise InputError("concurrency", M, f"should be at most the {N} devices: a device works once at a time")
     if K > N:
-        raise InputError("K", K, f"should be at most the {N} devices: a round has one reply of each device at most")
+        raise InputError("select.K", K, f"should be at most the {N} devices: a round has one reply of each device at most")
     if M + K - 1 > N:
         reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
         raise InputError("concurrency", M, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
@@ -185,7 +185,7 @@ def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
     solver, largest = algorithm.solver, int(federation.train.size.max())
     if solver.unit != "epoch" or solver.batch <= largest:
         return algorithm
-    return replace(algorithm, solver=replace(solver, batch=largest))
+    return algorithm.but(solver=replace(solver, batch=largest))
 
 
 def _check_codes(federation: Federation, codes: int) -> None:

@@ -212,7 +212,7 @@ def simulation(
                 raise InputError("algorithms", algorithm.name, expected)
             if algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
                 expected = "should be poisson with privacy, if not all devices are online"
-                raise InputError("sampling", "uniform", expected)
+                raise InputError("select", "uniform", expected)
     if is_clocked(shared.system):
         for algorithm in algorithms:
             if algorithm.asynchrony is not None:

@@ -265,7 +265,7 @@ def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, fi
         more["epsilon"] = np.array([privacy.spent(job.algorithm, about.N, int(t)) for t in rounds])
     return Run(
         algorithm=about.algorithm,
-        parameters=dict(job.algorithm.origin.settings),
+        parameters=dict(job.algorithm.settings),
         seed=int(job.seed),
         evaluated_rounds=rounds[evaluated],
         test_accuracy=own.test_accuracy[evaluated],

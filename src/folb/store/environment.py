@@ -44,7 +44,7 @@ def about_runs(
     algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY
 ) -> list[dict[str, Any]]:
     """What each run is: an algorithm, its settings, a seed, and what its models are judged by."""
-    known = [(algorithm.name, algorithm.origin.settings) for algorithm in algorithms]
+    known = [(algorithm.name, algorithm.settings) for algorithm in algorithms]
     return [
         {"algorithm": label, "name": name, "seed": seed, "parameters": parameters, "judged_by": judged_by}
         for label, (name, settings) in zip(summary.labels(known), known, strict=True)

@@ -107,7 +107,7 @@ def audit(
     for seed in seeds:
         check("seeds", seed, 0 <= seed < 2**32, "should be between 0 and 2^32 - 1")
     constants = estimate(problem, params) if constants is None else constants
-    algorithm = replace(algorithm, server=Plain())
+    algorithm = algorithm.but(server=Plain())
     before, after, bound, guaranteed, gamma = _audit(
         problem, algorithm, params, constants, jnp.asarray(seeds, jnp.uint32), jnp.int32(t)
     )
@@ -122,7 +122,7 @@ def _audit(
 ) -> tuple[Array, ...]:
     problem = replace(problem, record=("weights", "gamma"))
     rule = Clamping(algorithm.rule) if algorithm.clamp_gamma else algorithm.rule
-    measured = replace(algorithm, rule=rule, clamp_gamma=False)
+    measured = algorithm.but(rule=rule, clamp_gamma=False)
     mu, at = algorithm.solver.mu, survey(problem, params)
     _, claim = _claim(algorithm)
     valid = (mu > 0) & (constants.mu_prime(mu) > 0)

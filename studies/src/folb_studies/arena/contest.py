@@ -197,7 +197,7 @@ def targets(draws: Sequence[int], runs: Sequence[Run]) -> dict[str, float]:
 
 def _values(point: tune.Point, contender: Contender) -> dict[str, Any]:
     """The values that a point has for the settings of the box, as a file can hold them."""
-    settings = point.algorithm.origin.settings
+    settings = point.algorithm.settings
     return {key: "none" if settings[key] is None else settings[key] for key in contender.box}
 
 

@@ -77,7 +77,7 @@ def _searched(arm: Arm, complete: Complete) -> tuple[dict[str, Any], list[dict[s
     for search in arm.searches:
         _check_apart(arm, search, reported, settings.get(arm.drawn, 0))
         points = _ranked(arm, search, given, complete)
-        values = {key: points[0].algorithm.origin.settings[key] for key in search.grid}
+        values = {key: points[0].algorithm.settings[key] for key in search.grid}
         for name in (search.algorithm, *search.also):
             settings[name] = dict(settings.get(name, {})) | values
         records.append(_record(search, values, points))
