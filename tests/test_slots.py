@@ -610,6 +610,8 @@ def test_a_device_gets_all_settings_of_a_step_from_the_server():
     algorithm = folb.compose(folb.rules.Mean(), local_step=step, K=K, lr=LR, batch=BATCH)
     deployed, _ = on_flower(algorithm, [Mixed], rounds=2)
     assert furthest(deployed, simulated(algorithm, rounds=2).params) <= 1e-5
+    with pytest.raises(InputError, match=r"local_step: word = .*: should be a number, a word"):
+        on_flower(folb.compose(folb.rules.mean, local_step=Mixed(word=len), K=K), [Mixed], rounds=1)
 
 
 def test_steps_of_different_sizes_say_so():

@@ -159,8 +159,13 @@ def _settings(step: LocalStep) -> tuple[dict[str, float], str]:
     numbers, others = {}, {}
     for one in fields(step):
         value = getattr(step, one.name)
-        if value is None or one.metadata.get("static"):
-            others[one.name] = value
-        else:
-            numbers[f"step.{one.name}"] = float(value)
+        try:
+            if value is None or one.metadata.get("static"):
+                json.dumps(value)  # or a TypeError
+                others[one.name] = value
+            else:
+                numbers[f"step.{one.name}"] = float(value)
+        except TypeError:
+            expected = "should be a number, a word, a flag or a tuple of them: devices are sent it"
+            raise InputError(f"local_step: {one.name}", value, expected) from None
     return numbers, json.dumps(others)
