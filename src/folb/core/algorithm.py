@@ -384,7 +384,7 @@ def compose(
         average=AVERAGES.part("none" if average is None else average, numbers),
         compression=codecs,
         attack=attacks.attack(attack, attackers),
-        robust=robust_rules.robust(robust, liars, bucket, select.counted),
+        robust=robust_rules.robust(robust, liars, bucket, select.mean or select.enough),
         root=robust_rules.root(robust, root),
         clamp_gamma=clamp_gamma,
     )
