@@ -13,7 +13,7 @@ from folb import tree
 
 
 class LastNorm(folb.DeviceMemory):
-    """Of each device, the norm of its last update; -1 before the first. For a lost one the server keeps the old norm."""
+    """Of each device, the norm of its last update; -1 before the first. A lost device keeps its old norm."""
 
     def init(self, params: object) -> tuple[tuple[()], Array]:
         return (), jnp.float32(-1)

@@ -406,6 +406,19 @@ def test_code_that_a_part_of_one_s_own_uses_tells_it_from_an_edited_one(change, 
     assert code(one) == code(f"# a comment\n\n{one}") != code(other)
 
 
+def test_an_edited_upload_that_a_class_asks_for_is_another_code(tmp_path):
+    def code(times):
+        (tmp_path / "mine.py").write_text(
+            f"import folb\n\ndef asked(loss):\n    return loss * {times}\n\n"
+            "class Mine(folb.Sampling):\n    survey = folb.Upload('asked', asked)\n\n"
+            "    def weigh(self, known):\n        return known.survey\n"
+        )
+        linecache.checkcache()
+        return own_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:Mine")())
+
+    assert code(1.0) == code(1.0) != code(2.0)
+
+
 # the other parts -----------------------------------------------------------------------------------------------------
 
 SLOTS = {

@@ -123,17 +123,13 @@ class Norm(Sampling):
         return from_distribution(norm_proxy(known.survey), known)
 
 
-def _chosen(device: Array) -> Draw:
-    """These devices, whatever the random numbers."""
-    return Draw(1, lambda words: multiset(device), lambda device: jnp.ones(jnp.shape(device)))
-
-
 def _largest(known: Known, values: Array) -> Draw:
-    """The K candidates with the largest values."""
+    """The K candidates with the largest values, whatever the random numbers."""
     assert known.candidates is not None
     if known.online is not None:
         values = jnp.where(known.online[known.candidates], values, -jnp.inf)
-    return _chosen(known.candidates[jax.lax.top_k(jnp.nan_to_num(values, nan=-jnp.inf), known.K)[1]])
+    largest = known.candidates[jax.lax.top_k(jnp.nan_to_num(values, nan=-jnp.inf), known.K)[1]]
+    return Draw(1, lambda words: multiset(largest), lambda device: jnp.ones(jnp.shape(device)))
 
 
 class Candidates(Sampling):
@@ -188,11 +184,7 @@ class RememberedLoss(Candidates):
 
 
 SLOW = 2.0  # alpha of Oort: a device that takes r times the median seconds is r^-alpha times as useful
-
-
 CROWD = 0.95  # no device counts as more useful than this quantile of all devices that were met
-
-
 HIGHEST = 1e30  # of a device's use: more, times the number of devices, would overflow 32 bits
 
 

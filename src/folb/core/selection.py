@@ -18,14 +18,7 @@ from jax import Array
 
 from folb.core import randomness
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.multiset import (
-    Multiset,
-    chosen,
-    draw,
-    draw_uniform,
-    multiset,
-    proportional,
-)
+from folb.core.multiset import Multiset, chosen, draw, draw_uniform, multiset, proportional
 from folb.core.part import FLAG, Part, setting, settings_of, whole
 from folb.core.upload import BEFORE_WORK, GRAD, Upload, upload
 from folb.errors import InputError, check, check_whole
@@ -163,11 +156,6 @@ class Selection(Part):
     def expected(self) -> int:
         """The devices of a round, or their expected number if each joins by itself."""
         return self.K if self.mean is None else self.mean
-
-    @property
-    def counted(self) -> int:
-        """K as it was set."""
-        return self.enough if self.mean is None else self.mean
 
     @property
     def ahead(self) -> bool:
