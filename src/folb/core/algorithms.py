@@ -11,7 +11,7 @@ from folb.core import rules
 from folb.core.algorithm import Algorithm, Constructor, Origin, compose, named
 from folb.core.gradient import GRADIENTS
 from folb.core.guard import Guard, guard
-from folb.core.part import Part, settings_of
+from folb.core.part import Part, name_of, settings_of
 from folb.core.rules import AVERAGING, FedNova, Mean, Rule
 from folb.errors import InputError, choose
 
@@ -103,9 +103,7 @@ scaffold, feddyn, fedvarp, fedcm, mimelite, ghbm, adabest = (
     }.items()
 )
 fednova = _algorithm(
-    "fednova",
-    FedNova,
-    "FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged.",
+    "fednova", FedNova, "FedNova (Wang et al., 2020): updates divided by the number of local steps, then averaged."
 )
 fedacg = _algorithm(
     "fedacg",
@@ -191,7 +189,8 @@ def fedasync(
 
 
 def _naive(rule: str) -> Rule:
-    return {"mean": rules.Mean, "signed": rules.Signed}[choose("rule", rule, ("mean", "signed"))]()
+    known: dict[str, type[Rule]] = {"mean": Mean, "signed": rules.Signed}
+    return known[choose("rule", rule, known)]()
 
 
 @_listed
@@ -206,20 +205,14 @@ def fednu_norm(*, mu: Mu = 0.01, rule: NaiveRule = "mean", **common: Any) -> Alg
     return compose(_naive(rule), mu=mu, sampling="norm", **common)
 
 
-folb = _algorithm(
-    "folb", rules.Folb, "FOLB with one set of devices (13): the version of the paper's experiments.", mu=0.01
-)
-folb_two_set = _algorithm(
-    "folb_two_set", rules.FolbTwoSet, "FOLB with two independent sets of devices (9), Algorithm 2.", mu=0.01
-)
-folb_hetero = _algorithm(
-    "folb_hetero", rules.FolbHetero, "FOLB, heterogeneity-aware (18), exactly as printed.", mu=0.01
-)
-folb_never_flip = _algorithm(
-    "folb_never_flip",
-    rules.FolbNeverFlip,
-    "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
-    mu=0.01,
+folb, folb_two_set, folb_hetero, folb_never_flip = (
+    _algorithm(name_of(rule), rule, says, mu=0.01)
+    for rule, says in {
+        rules.Folb: "FOLB with one set of devices (13): the version of the paper's experiments.",
+        rules.FolbTwoSet: "FOLB with two independent sets of devices (9), Algorithm 2.",
+        rules.FolbHetero: "FOLB, heterogeneity-aware (18), exactly as printed.",
+        rules.FolbNeverFlip: "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
+    }.items()
 )
 
 
