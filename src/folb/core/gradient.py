@@ -34,8 +34,8 @@ class GradientSource(Part):
 
     @property
     def second(self) -> Upload:
-        """All that a device of S_2 sends."""
-        return GRAD
+        """All that a device of S_2 sends: the same, or else its update."""
+        return self.upload or DELTA
 
     @property
     def works(self) -> bool:
@@ -61,11 +61,6 @@ class Sketch(GradientSource):
     def upload(self) -> Upload:
         """The sketch."""
         return sketch(self.m, self.bits)
-
-    @property
-    def second(self) -> Upload:
-        """The sketch."""
-        return self.upload
 
     def view(self, round: Round) -> Round:
         """Sketches in place of gradients, and sketches of what they are compared with."""
@@ -93,11 +88,6 @@ class Proxy(GradientSource):
     def upload(self) -> None:
         """Nothing."""
         return None
-
-    @property
-    def second(self) -> Upload:
-        """The update."""
-        return DELTA
 
     def view(self, round: Round) -> Round:
         """The mean gradients of the steps, without what a memory added to them."""
