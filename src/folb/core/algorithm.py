@@ -233,7 +233,7 @@ def _made(origin: Origin) -> Algorithm:
                 "solver": solver,
                 "uploads": tuple(_uploads(origin, select)),
                 "memory": memory,
-                "asynchrony": _asynchrony(others, select.counted, parts["staleness"]),
+                "asynchrony": _asynchrony(others, select.mean or select.enough, parts["staleness"]),
                 "average": average,
                 "compression": compression(parts["compress_up"], parts["compress_down"], others.error_feedback),
                 "attack": None if parts["attack"] is None else parts["attack"].record,
@@ -244,7 +244,7 @@ def _made(origin: Origin) -> Algorithm:
     )
     conflicts.check(made)
     if made.robust is not None:
-        check_enough(made.robust, select.counted)
+        check_enough(made.robust, select.mean or select.enough)
     return made
 
 
