@@ -16,7 +16,7 @@ from folb.core.upload import inexactness as inexactness_of_one
 from folb.data.federation import Federation
 from folb.models import logistic
 from folb.simulation import solve as local
-from folb.simulation.samples import Samples
+from folb.simulation.problem import Samples
 from folb.simulation.solve import BLOCK, Slots
 
 FEATURES, CLASSES, BATCH = 5, 3, 10

@@ -28,8 +28,7 @@ from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
-from folb.simulation.round_cost import FirstLook
-from folb.simulation.simulate import Observe, Simulation, run_by_run, simulation
+from folb.simulation.simulate import FirstLook, Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
 from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory

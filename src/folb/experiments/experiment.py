@@ -12,7 +12,7 @@ from folb.errors import InputError, check_number, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
 from folb.measures import checked
-from folb.simulation.sample import Evaluate, check_evaluate
+from folb.simulation.settled import Evaluate, check_evaluate
 from folb.store import experiment_file
 
 BY_DATASET = "by dataset"

@@ -38,8 +38,7 @@ from folb.experiments.settings import (
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
-from folb.simulation.sample import Evaluate, usual, words
-from folb.simulation.settled import Settled, settled
+from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, usual
 from folb.store.environment import about_runs
 
 
@@ -102,7 +101,7 @@ class Plan(Settled):
     @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
-        return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
+        return evaluated_on(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
 
     @property
     def note(self) -> str:

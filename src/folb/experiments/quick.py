@@ -11,8 +11,8 @@ import jax
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.simulation.round_cost import FORWARD, round_cost
-from folb.simulation.sample import usual
+from folb.simulation.settled import usual
+from folb.simulation.simulate import FORWARD, round_cost
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.algorithm import Algorithm
+from folb.core.liars import count
+from folb.core.rules import fraction
 from folb.errors import InputError
 from folb.measures import FAIRNESS, OF_NUMBERS, TOP, is_regression
 from folb.models import Model, metrics
 from folb.simulation import parallel
-from folb.simulation.problem import Problem
-from folb.simulation.samples import Samples
+from folb.simulation.problem import TARGET, Problem, Samples, Trigger
 from folb.typing import Params
 
+PROBED = 500  # test samples that get the trigger of a backdoor, at most
 EVALUATION_BLOCK = 4096  # samples evaluated at once, if the model is light
 HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of a sample
 Add = Callable[[Any, Any, Array], Any]
@@ -176,3 +180,22 @@ def one_each(name: str, values: Array, y: Array) -> Array:
         expected = f"should be {y.shape}, a value for each"
         raise InputError(f"model: shape of {name}(...) for {len(y)} samples", jnp.shape(values), expected)
     return values
+
+
+def gained(problem: Problem, algorithm: Algorithm, device: Array, weights: Array, params: Params) -> Array:
+    """What liars gain in a round: their part of all absolute weight, the largest of one, and the backdoor's rate."""
+    liars = device < (0 if algorithm.attack is None else count(algorithm.attack, len(problem.train.size)))
+    size = jnp.abs(weights)
+    theirs = jnp.where(liars, size, 0.0)
+    return jnp.stack([fraction(jnp.sum(theirs), jnp.sum(size)), jnp.max(theirs), _rate(problem, params)])
+
+
+def _rate(problem: Problem, params: Params) -> Array:
+    """Of the test samples with another label, how many the model takes for TARGET once they have the trigger."""
+    test = problem.test
+    rows = jnp.linspace(0, len(test.y) - 1, min(PROBED, len(test.y))).astype(jnp.int32)
+    others = test.y[rows] != TARGET
+    shown = replace(test, trigger=Trigger(jnp.max(problem.train.y)))
+    x, target = shown.take(rows + 2 * len(test.y))
+    hits = problem.model.predict(params, x) == target
+    return jnp.sum(hits & others) / jnp.maximum(jnp.sum(others), 1)

@@ -37,13 +37,13 @@ from folb.core.solver import steps_of
 from folb.core.system import Effort, times_bytes
 from folb.core.tree import check_like
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import poison, solve, uploads
+from folb.simulation import solve
+from folb.simulation.evaluate import gained
 from folb.simulation.events import arrivals, start_of
-from folb.simulation.problem import ENDLESS, Problem
-from folb.simulation.solve import Slots
+from folb.simulation.problem import ENDLESS, Problem, poisoned
+from folb.simulation.solve import Slots, Sources, computed, decoded, no_residuals, with_feedback
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
-from folb.simulation.timing import is_clocked, joined_late, opening, reached, timing
-from folb.simulation.uploads import Sources, computed
+from folb.simulation.timing import Timing, is_clocked, joined_late, opening, reached, timing
 from folb.typing import Params
 
 
@@ -77,7 +77,7 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     if is_clocked(problem.system):
         state = state._replace(clock=clock.zero())
     if codecs.remembers:
-        state = state._replace(residuals=uploads.no_residuals(state.params, N, rounds * how.K))
+        state = state._replace(residuals=no_residuals(state.params, N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
     first = how.sampling.first
@@ -105,10 +105,7 @@ def play(
     The devices may have been `chosen` earlier, so that their samples could be brought here.
     """
     algorithm = with_step_size(algorithm, state, t)
-    model, train = problem.model, problem.train
-    how, solver = algorithm.selection, algorithm.solver
-
-    key = shared_words(seed, t)
+    how, key = algorithm.selection, shared_words(seed, t)
     model_at = model_sent(algorithm, state, key)
     opened = opening(problem, state.clock)
     draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
@@ -130,44 +127,12 @@ def play(
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), model_at)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
-        other = reached(other, opened.online)
-        upload, worked = algorithm.second_upload, None
-        asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
-        other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
-        if end is not None:
-            again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
-            other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
-        arrived = (other.times > 0) & ~other_effort.lost
-        if algorithm.second_works:  # it works like S_1, but only for this upload
-            there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
-            worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
-        theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
-        answers = computed((upload,), theirs)[upload.name]
-        if algorithm.compression.up is not None and upload == GRAD:
-            answers = uploads.arrived(algorithm.compression.up, answers, other_words)
-        second = Gradients(
-            answers,
-            jnp.where(arrived, other.times, 0.0),
-            draw.correction(other.device),
-            other.device,
-            None if worked is None else steps_of(solver, there.work, train.size[other.device]),
-        )
-        repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
-        fresh = (other.times > 0) & ~repeated
+        first = _First(drawn, effort, end, timed, here, key)
+        second, fresh, gradients_only, wait = _second_set(begun, reached(other, opened.online), first)
         asked = jnp.concatenate([asked, fresh])
-        gradients_only = jnp.sum(fresh & arrived)
-        awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
-        wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
     done = _work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
-    surveyed = jnp.int32(0)
-    if how.sampling.survey is not None and opened.online is not None:
-        asked_before = candidates(how, len(train.size), seed, t, opened.online)
-        surveyed += jnp.sum(opened.online if asked_before is None else opened.online[asked_before])
-    elif how.sampling.survey is not None:
-        surveyed += min(how.sampling.candidates or len(train.size), len(train.size))
-    if how.sampling.first is not None:
-        surveyed += jnp.where(jnp.asarray(t) == 1, len(train.size), 0)
+    surveyed = _surveyed(begun, opened.online)
     info = Info(
         device=drawn.device,
         times=times,
@@ -201,6 +166,62 @@ class _Begun(NamedTuple):
     t: Array | int
     draw: Draw
     model: Params
+
+
+class _First(NamedTuple):
+    """What S_1 of Algorithm 2 has to do with S_2: a device in both is asked once."""
+
+    drawn: Multiset
+    effort: Effort
+    end: Array | None  # when the round ends, if it does not wait for all
+    timed: Timing | None
+    here: Params  # the model, for each slot
+    key: Array
+
+
+def _second_set(begun: _Begun, other: Multiset, first: _First) -> tuple[Gradients, Array, Array, Array]:
+    """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take."""
+    problem, algorithm, _, seed, t, draw, _ = begun
+    drawn, effort, end, timed, here, key = first
+    train, solver, upload, worked = problem.train, algorithm.solver, algorithm.second_upload, None
+    asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
+    other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
+    if end is not None:
+        again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
+        other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
+    usable = (other.times > 0) & ~other_effort.lost
+    if algorithm.second_works:  # it works like S_1, but only for this upload
+        there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
+        worked = solve.solve(problem.model, train, solver, here, there, problem.abreast, problem.mesh)
+    theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=key, delta=worked)
+    answers = computed((upload,), theirs)[upload.name]
+    if algorithm.compression.up is not None and upload == GRAD:
+        answers = decoded(algorithm.compression.up, answers, other_words)
+    second = Gradients(
+        answers,
+        jnp.where(usable, other.times, 0.0),
+        draw.correction(other.device),
+        other.device,
+        None if worked is None else steps_of(solver, there.work, train.size[other.device]),
+    )
+    repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
+    fresh = (other.times > 0) & ~repeated
+    awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
+    return second, fresh, jnp.sum(fresh & usable), jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
+
+
+def _surveyed(begun: _Begun, online: Array | None) -> Array:
+    """How many devices answered a survey before the draw."""
+    how, N = begun.algorithm.selection, len(begun.problem.train.size)
+    count = jnp.int32(0)
+    if how.sampling.survey is not None and online is not None:
+        asked = candidates(how, N, begun.seed, begun.t, online)
+        count += jnp.sum(online if asked is None else online[asked])
+    elif how.sampling.survey is not None:
+        count += min(how.sampling.candidates or N, N)
+    if how.sampling.first is not None:
+        count += jnp.where(jnp.asarray(begun.t) == 1, N, 0)
+    return count
 
 
 def _play_without_waiting(begun: _Begun) -> tuple[State, Info]:
@@ -268,7 +289,7 @@ def _work_and_close(
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
-    theirs, who = poison.poisoned(problem, algorithm, slots.device)
+    theirs, who = poisoned(problem, algorithm, slots.device)
     rows = slots._replace(device=who)
     delta = solve.solve(problem.model, theirs.train, solver, here, rows, problem.abreast, problem.mesh, shift)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
@@ -276,11 +297,11 @@ def _work_and_close(
     codecs, residuals = algorithm.compression, state.residuals
     if codecs.up is not None:
         if codecs.feedback:
-            delta, residuals = uploads.with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
+            delta, residuals = with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
         else:
-            delta = uploads.arrived(codecs.up, delta, slots.words)
+            delta = decoded(codecs.up, delta, slots.words)
         if GRAD.name in sent:
-            sent[GRAD.name] = uploads.arrived(codecs.up, sent[GRAD.name], slots.words)
+            sent[GRAD.name] = decoded(codecs.up, sent[GRAD.name], slots.words)
     round = Round(
         params=state.params,
         times=times,
@@ -301,7 +322,7 @@ def _work_and_close(
         key=key,
         start=start,
         seconds=seconds,
-        trusted=poison.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
+        trusted=solve.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
     )
@@ -315,7 +336,7 @@ def _work_and_close(
         "gamma": _gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         "work": slots.work if "work" in problem.record else None,
         "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
-        "attack": poison.gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state))
+        "attack": gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state))
         if "attack" in problem.record
         else None,
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -17,11 +20,11 @@ from folb.core.round import over_rounds
 from folb.core.solver import Solver
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
-from folb.measures import ACCURACY, FAIRNESS, KNOWN, OF_CLASSES, OF_NUMBERS, TOP, checked, is_regression
+from folb.measures import ACCURACY, FAIRNESS, KNOWN, OF_CLASSES, OF_NUMBERS, TOP, checked, is_regression, measure
 from folb.models import Model
+from folb.models.cost import operations
 from folb.models.model import params_like
-from folb.simulation.problem import ENDLESS
-from folb.simulation.sample import Evaluate, chosen
+from folb.simulation.problem import ENDLESS, sampled
 from folb.store.environment import memory
 
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -77,7 +80,7 @@ def settled(
         seeds,
         allowed,
         evaluate_every,
-        chosen(evaluate, federation, model),
+        how_many(evaluate, federation, model),
         chosen_metrics(metrics, model, federation),
         streamed,
     )
@@ -245,3 +248,92 @@ def _check_fits(name: str, model: Model, federation: Federation) -> None:
         raise refuse(f"should be less than the {federation.classes} classes: {least}")
     if name == FAIRNESS and not federation.test.size.any():
         raise refuse("needs test samples of the devices, but only the server has any")
+
+
+SAMPLE = 1000  # samples of each side that a costly model is evaluated on
+COSTLY = 5e5  # operations for one sample, from which on a model is costly
+LONG = 2e10  # operations of an evaluation that takes about half a second on two cores
+NORMAL = 1.96  # 95 % of a normal distribution are within so many standard deviations
+
+Evaluate = int | Literal["all"] | None
+EXPECTED = "should be all, a number of samples from 1 on, or none to decide by the model's cost"
+
+
+def check_evaluate(evaluate: Any) -> None:
+    """Raise an `InputError` unless it is "all", a number of samples, or None."""
+    number = isinstance(evaluate, Integral) and not isinstance(evaluate, bool) and int(evaluate) >= 1
+    if not (number or evaluate is None or (isinstance(evaluate, str) and evaluate == "all")):
+        raise InputError("evaluate", evaluate, EXPECTED)
+
+
+def usual(federation: Federation, model: Model) -> int | None:
+    """How many samples of each side the model is evaluated on by default; None: all of them.
+
+    It depends on the model and the data alone, so that it is the same on every machine.
+    """
+    samples = len(federation.train.y) + len(federation.test.y)
+    if samples <= SAMPLE:
+        return None
+    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind))
+    return _fewer(federation, SAMPLE) if each >= COSTLY and each * samples >= LONG else None
+
+
+def how_many(evaluate: Evaluate, federation: Federation, model: Model) -> int | None:
+    """How many samples of each side are evaluated: as asked, or as usual; None: all of them."""
+    check_evaluate(evaluate)
+    if evaluate is None:
+        return usual(federation, model)
+    return None if evaluate == "all" else _fewer(federation, int(evaluate))
+
+
+def _fewer(federation: Federation, n: int) -> int | None:
+    """n, or None if neither side has more samples."""
+    return n if n < max(len(federation.train.y), len(federation.test.y)) else None
+
+
+def evaluated_on(federation: Federation, n: int | None, judged_by: str = ACCURACY, fairness: bool = False) -> str:
+    """What is evaluated, and how far the accuracy may be from that on all test samples; "" if it is on all.
+
+    With `fairness`, also how far the accuracy of a device may be from that on all of its test samples.
+    """
+    if n is None:
+        return ""
+    train, test = len(federation.train.y), len(federation.test.y)
+    told = []
+    if n < test:
+        known = measure(judged_by)
+        on = f"{n:,} of {test:,} test samples"
+        if is_regression(judged_by):
+            told.append(f"{known.words} on {on}")
+        else:
+            told.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
+            told += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
+        if fairness:
+            told.append(_of_devices(federation, n, is_regression(judged_by)))
+    if n < train:
+        told.append(f"training loss on {n:,} of {train:,} training samples")
+    return "; ".join(told)
+
+
+def _error(n: int, of: int) -> float:
+    """How far a share of n samples is from that of all `of`, with 95 % certainty."""
+    # of a share near 1/2, where it varies most; a sample without repetitions varies less than one with them
+    return NORMAL * math.sqrt((of - n) / max(of - 1, 1) / (4 * n))
+
+
+def _of_devices(federation: Federation, n: int, regression: bool) -> str:
+    """How many of its samples a device is judged on, and how exact that is."""
+    size, all_of_it = sampled(federation, n).test.size, federation.test.size
+    judged = size > 0
+    if not judged.any():
+        return "no device has a sample among them"
+    typical = np.flatnonzero(judged)[np.argsort(size[judged], kind="stable")[judged.sum() // 2]]
+    few, whole = int(size[typical]), int(all_of_it[typical])
+    told = (
+        f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged, a typical one on {few:,} of {whole:,} samples"
+    )
+    if regression:
+        return told
+    return (
+        f"{told}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
+    )

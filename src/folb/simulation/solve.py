@@ -1,4 +1,4 @@
-"""The work of a round's devices: the proximal solve, gradients and losses.
+"""The work of a round's devices: the proximal solve, gradients and losses, what they send, and how it arrives.
 
 Every function takes the devices of a round as K slots and returns stacks. With `abreast` the slots are computed side by
 side; one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
@@ -6,8 +6,8 @@ side; one after another is faster for a large network on a CPU. The accelerators
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +15,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from folb.core import tree
+from folb.core import randomness, tree
+from folb.core.algorithm import Algorithm
+from folb.core.codec import Codec
+from folb.core.memory import Rows, empty, gathered, scattered
+from folb.core.polar import median
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
+from folb.core.upload import Upload
 from folb.models import Model
 from folb.simulation import parallel
-from folb.simulation.samples import Samples
+from folb.simulation.problem import Problem, Samples
 from folb.typing import Params
 
 BLOCK = 128  # samples of one device taken at once by a full gradient
@@ -303,3 +308,108 @@ def _means(
         return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zeros(stack))
 
     return over_slots(queue, zeros(stack), mesh)(data, stack, device, wanted)
+
+
+def trusted_update(
+    problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array
+) -> Params | None:
+    """The server's own update: full-gradient steps on `root` samples, as many as the median of `steps`.
+
+    None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
+    """
+    if algorithm.root is None:
+        return None
+    words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.root)
+    x, y = problem.train.take(randomness.below(len(problem.train.y), words))
+    solver = algorithm.solver
+
+    def step(_: Array, w: Params) -> Params:
+        g = jax.grad(lambda w: jnp.mean(problem.model.loss(w, x, y)))(w)
+        return jax.tree.map(lambda v, v0, g: v - solver.lr * (g + solver.mu * (v - v0)), w, params, g)
+
+    return tree.sub(jax.lax.fori_loop(0, median(steps, steps > 0).astype(jnp.int32), step, params), params)
+
+
+class Sources:
+    """What uploads are computed from, stacked over the slots `device`; some of them are `wanted`.
+
+    `params` is the model that each of them was sent.
+    A value is traced when it is first used. The compiler drops unused values.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        params: Params,
+        device: Array,
+        wanted: Array,
+        *,
+        mu: Any,
+        key: Array,
+        delta: Params | None = None,
+    ) -> None:
+        self.problem, self.params, self.device, self.wanted = problem, params, device, wanted
+        self.mu, self.key, self.delta = mu, key, delta
+
+    def gradients(self, stack: Params) -> Params:
+        """grad F_k at each slot's own parameters."""
+        problem = self.problem
+        return gradients(problem.model, problem.train, stack, self.device, self.wanted, problem.abreast, problem.mesh)
+
+    @cached_property
+    def grad(self) -> Params:
+        """grad F_k(w^t)."""
+        return self.gradients(self.params)
+
+    @cached_property
+    def after(self) -> Params:
+        """grad F_k(w_k)."""
+        return self.gradients(jax.tree.map(jnp.add, self.params, self.delta))
+
+    @cached_property
+    def loss(self) -> Array:
+        """F_k(w^t)."""
+        problem = self.problem
+        return losses(
+            problem.model, problem.train, self.params, self.device, self.wanted, problem.abreast, problem.mesh
+        )
+
+
+ALIKE = ("mu", "key")  # the same for all slots
+
+
+def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
+    """Each upload by its name, stacked over the slots."""
+    found: dict[str, Any] = {}
+    for upload in uploads:
+        known = {name: getattr(sources, name) for name in upload.needs}
+        axes = {name: None if name in ALIKE else 0 for name in known}
+        size = len(sources.device)
+        found[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=size)(known)
+    return found
+
+
+def no_residuals(params: Params, N: int, most: int) -> Rows:
+    """Nothing left out yet, for N devices of which at most `most` will be met."""
+    return empty(jax.tree.map(jnp.zeros_like, params), N, most)
+
+
+def decoded(codec: Codec, stack: Params, words: Array, whole: bool = False) -> Params:
+    """A stack of trees as the server decodes them; `words` are two random words for each."""
+
+    def both(a: Params, words: Array) -> Params:
+        return codec.decoded(codec.encoded(a, words), words, a, whole)
+
+    return jax.vmap(both)(stack, words)
+
+
+def with_feedback(
+    codec: Codec, delta: Params, words: Array, device: Array, usable: Array, residuals: Rows
+) -> tuple[Params, Any]:
+    """Updates as the server decodes them, each with what its device left out before; and what is left out now.
+
+    A device does not know what becomes of its reply. So what it left out changes whenever it sends one.
+    """
+    full = tree.add(delta, gathered(residuals, device))
+    found = decoded(codec, full, words, whole=True)
+    return found, scattered(residuals, device, usable, tree.sub(full, found))
