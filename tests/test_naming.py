@@ -108,7 +108,7 @@ def test_odd_characters_are_refused_in_one_line(option, text, capsys):
 def test_commas_and_many_tags_are_refused():
     for tags in (["a,b"], [str(n) for n in range(21)], [3], [""]):
         with pytest.raises(InputError, match="tags = "):
-            folb.store.naming.checked(tags=tags)
+            folb.store.environment.checked_name(tags=tags)
 
 
 def test_what_someone_wrote_into_the_file_reaches_no_terminal(capsys):

@@ -316,7 +316,7 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert windows == 2 * problem.LEAST and rows == 2 * (n + N)
+    assert windows == 2 * problems.LEAST and rows == 2 * (n + N)
     assert federation.train.x.nbytes == 64_000_000 and peak < 30_000_000
 
 

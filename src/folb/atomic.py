@@ -1,10 +1,12 @@
-"""Write files so that neither a crash nor a full disk leaves half a file."""
+"""Write files so that neither a crash nor a full disk leaves half a file, and read only regular ones."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,3 +101,14 @@ def output(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     else:
         replace(path, content)
+
+
+def regular(path: Path) -> Path:
+    """`path`, unless it is a pipe, a device or a socket: an OSError. To open a pipe could wait for ever.
+
+    To read a directory fails anyway.
+    """
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return path

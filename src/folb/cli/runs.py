@@ -173,13 +173,14 @@ def _document(stored: RunDirectory) -> dict[str, Any]:
 
 def _tag(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.store import directory, naming
+    from folb.store import directory
+    from folb.store.environment import checked_name, give_name
 
     path = directory.find(options.run)
-    given = naming.checked(options.name, tags(options))
+    given = checked_name(options.name, tags(options))
     if not given:
         raise InputError("tag", path.name, "should be given with --name or --tags; an empty value removes it")
-    naming.name(path, given)
+    give_name(path, given)
     tables.say(next(_facts(directory.read(path))))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folb import atomic
+from folb.atomic import regular
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
 from folb.experiments.kept_model import about_model
@@ -23,16 +24,15 @@ from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
 from folb.measures import FAIRNESS
 from folb.models.model import params_like
-from folb.regular import regular
 from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.simulate import FirstLook, Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
-from folb.store import lock, model_file, naming
+from folb.store import lock, model_file
 from folb.store.directory import RunDirectory
-from folb.store.environment import PROGRAM, program
+from folb.store.environment import GIVEN, PROGRAM, checked_name, give_name, program, with_name, write_environment
 from folb.store.reading import read
 from folb.store.round_lines import Recorder
 
@@ -187,7 +187,7 @@ def carry_out(
     """`execute` for a planned experiment."""
     if directory is not None and not os.fspath(directory):
         raise InputError("out", directory, "should be a directory to write to")
-    given = naming.checked(name, tags)
+    given = checked_name(name, tags)
     path = place(planned) if directory is None else Path(directory)
     if parallel.leads():
         store.restore(path)
@@ -200,7 +200,7 @@ def carry_out(
     start = Start(planned, path, not again and finished(path, planned), keep_model)
     if start.finished:
         _complete(path, planned)
-        naming.name(path, given)
+        give_name(path, given)
         parallel.shared(False)
         if on_start is not None:
             on_start(start)
@@ -341,12 +341,12 @@ def prepare(
     if changed and not again:
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
-    called = {key: there[key] for key in naming.GIVEN if key in there} if there else {}
+    called = {key: there[key] for key in GIVEN if key in there} if there else {}
     if there is None or again or changed:
         store.set_aside(path)
-        naming.write(path, naming.named(now | called, given or {}))
+        write_environment(path, with_name(now | called, given or {}))
     elif given or there["keep_model"] != keep_model:
-        naming.write(path, naming.named(there | {"keep_model": keep_model}, given or {}))
+        write_environment(path, with_name(there | {"keep_model": keep_model}, given or {}))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
     if store.is_recorded(path) and not any((path / store.CHECKPOINTS).glob("*.checkpoint")):
         log.warning("%s: starting again from the first round, because it has no checkpoint to resume from", path)

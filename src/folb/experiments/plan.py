@@ -22,8 +22,7 @@ from folb.data.device_trace import trace
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
 from folb.experiments import box as boxes
-from folb.experiments.differs import Chosen, differs
-from folb.experiments.experiment import Experiment, to_toml
+from folb.experiments.experiment import Chosen, Experiment, differs, to_toml
 from folb.experiments.settings import (
     FAILURES,
     Part,

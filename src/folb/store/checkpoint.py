@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from folb import atomic
-from folb.regular import regular
+from folb.atomic import regular
 
 KEPT = 3
 SECONDS = 1.0  # between two checkpoints

@@ -33,14 +33,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from folb import atomic
-from folb.errors import InputError
-from folb.measures import ACCURACY, Measure, measure
-from folb.regular import regular
-from folb.results.run import Run
-from folb.store import experiment_file
-from folb.store.fields import (
+from folb.atomic import regular
+from folb.errors import (
     COUNT,
-    JUDGED,
     NAME,
     POSITIVE,
     POSITIVE_NUMBER,
@@ -50,9 +45,14 @@ from folb.store.fields import (
     TAGS,
     TEXT,
     TRUTH,
+    InputError,
+    Kind,
     check_fields,
     many,
 )
+from folb.measures import ACCURACY, Measure, is_measure, measure
+from folb.results.run import Run
+from folb.store import experiment_file
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import ROUNDS as ROUNDS
 from folb.store.round_lines import as_run, parsed
@@ -255,6 +255,7 @@ class RunDirectory:
         ]
 
 
+JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
 # the fields of environment.json, and those that only some runs have
 FIELDS = dict.fromkeys(
     ("folb", "jax", "device", "command", "started", "note", "identity", "carrier", "differs"), TEXT

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from folb.errors import InputError
-from folb.regular import regular
-from folb.store.fields import EVALUATE, POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, Kind, check_fields, many
+from folb.atomic import regular
+from folb.errors import EVALUATE, POSITIVE, SEED, SHARE, TABLE, TEXT, TRUTH, InputError, Kind, check_fields, many
 
 DEEPEST = 20
 REPEAT = "folb run this file to repeat the comparison"

@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from folb import atomic, npz
-from folb.errors import InputError
-from folb.store.fields import SEED, TABLE, TEXT, Kind, check_fields, many, whole
+from folb.errors import SEED, TABLE, TEXT, InputError, Kind, check_fields, many, whole
 from folb.typing import Params
 
 ABOUT = "about"

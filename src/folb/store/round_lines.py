@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from folb import atomic
+from folb.atomic import regular
+from folb.errors import COUNT, POSITIVE, SINGLE, SIZE, TEXT, TRUTH, Kind, many, number, optional
 from folb.measures import ACCURACY, is_measure, is_regression
-from folb.regular import regular
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.fields import COUNT, LARGEST, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
 from folb.typing import NDArray
 
 ROUNDS = "rounds.jsonl"
 LONGEST_ROUND = 1e18  # simulated seconds: longer than any run; a sum of them is finite
-SINGLE = optional(number(-LARGEST, LARGEST))
+FINITE = optional(number(-SINGLE, SINGLE))
 TROUBLE = Kind(
     lambda value: (
         isinstance(value, list)
@@ -47,29 +47,29 @@ ALWAYS = {
 # what the line of some rounds has: evaluated ones, those with recorded devices, those with failures
 SOMETIMES = {
     "test_accuracy": optional(number(-1e30, 1e30)),
-    "train_loss": SINGLE,
+    "train_loss": FINITE,
     "metrics": Kind(
         lambda value: (
-            isinstance(value, dict) and all(map(is_measure, value)) and all(map(SINGLE.holds, value.values()))
+            isinstance(value, dict) and all(map(is_measure, value)) and all(map(FINITE.holds, value.values()))
         ),
         "should be metrics and their values",
     ),
     "devices": many(COUNT),
     "times": many(COUNT),
-    "weights": many(SINGLE),
-    "gamma": many(SINGLE),
-    "own": many(SINGLE),
+    "weights": many(FINITE),
+    "gamma": many(FINITE),
+    "own": many(FINITE),
     "attack": Kind(
-        lambda value: isinstance(value, list) and len(value) == 3 and all(map(SINGLE.holds, value)),
+        lambda value: isinstance(value, list) and len(value) == 3 and all(map(FINITE.holds, value)),
         "should be three numbers",
     ),
-    "epsilon": number(0, LARGEST),
+    "epsilon": number(0, SINGLE),
     "lost_devices": many(COUNT),
     "rejected_devices": many(COUNT),
     "refused": TROUBLE,
     "failed": TROUBLE,
     "shortened": TROUBLE,
-    "length": number(0, LARGEST),
+    "length": number(0, SINGLE),
     "abandoned": TEXT,
 }
 CURVES = ("test_accuracy", "train_loss")  # of evaluated rounds
