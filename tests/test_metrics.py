@@ -209,7 +209,7 @@ def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
     monkeypatch.setattr("folb.store.checkpoint.SHARE", 1e9)
 
     def stop(i, first, part):
-        if first + len(part.seconds) > 4:
+        if first + len(part.seconds) > 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The one error a user's input can cause, and the checks that raise it: of values, and of the fields of folb's files."""
+"""The one error a user's input can cause, and the checks that raise it, also of the fields of folb's files."""
 
 from __future__ import annotations
 

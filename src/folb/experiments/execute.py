@@ -106,7 +106,7 @@ def execute(
     Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
     together, all of them call it; only the first writes the directory and calls its callbacks.
     """
-    return carry_out(
+    return run_plan(
         plan(_experiment(experiment), stream),
         directory=directory,
         again=again,
@@ -149,7 +149,7 @@ def resume(
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
         raise InputError("run", path.name, f"{changed}; --again runs it from the start")
-    return carry_out(
+    return run_plan(
         planned,
         directory=path,
         again=again,
@@ -171,7 +171,7 @@ def _experiment(given: Experiment | Mapping[str, Any] | str | os.PathLike[str]) 
     raise InputError("experiment", given, "should be an Experiment, a dict of its fields, or the path of a file")
 
 
-def carry_out(
+def run_plan(
     planned: Plan,
     *,
     directory: str | os.PathLike[str] | None = None,
@@ -253,14 +253,14 @@ def _perform(
             recorder = stack.enter_context(Recorder(path, planned.runs))
             observers = [recorder.add, *tracked, *([run_by_run(observe)] if observe is not None else [])]
             with _naming_own_files(planned.experiment):
-                found = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
-            recorder.finish(found)
+                runs = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
+            recorder.finish(runs)
     except BaseException as error:
         unused = fresh and isinstance(error, InputError) and not store.is_recorded(path)
         if not store.put_back(path) and unused:
             store.clear(path)
         raise
-    return finish(path, planned, found, about)
+    return finish(path, planned, runs, about)
 
 
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:

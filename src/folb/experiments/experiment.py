@@ -1,4 +1,4 @@
-"""An experiment: the choices of a comparison, checked; the file that holds them; and what distinguishes it in a list."""
+"""An experiment: the choices of a comparison, checked; their file; and those that distinguish it in a list."""
 
 from __future__ import annotations
 

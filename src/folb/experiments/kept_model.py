@@ -163,15 +163,15 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
 
 def _chosen(path: Path, runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:
     """The number of the only run with this algorithm and seed."""
-    found = dict(enumerate(runs))
+    candidates = dict(enumerate(runs))
     if algorithm is not None:
-        labelled = {i: run for i, run in found.items() if run["algorithm"] == algorithm}
-        found = labelled or {i: run for i, run in found.items() if run["name"] == algorithm}
-    labels = list(dict.fromkeys(run["algorithm"] for run in (found or dict(enumerate(runs))).values()))
-    if not found or len(labels) > 1:
+        labelled = {i: run for i, run in candidates.items() if run["algorithm"] == algorithm}
+        candidates = labelled or {i: run for i, run in candidates.items() if run["name"] == algorithm}
+    labels = list(dict.fromkeys(run["algorithm"] for run in (candidates or dict(enumerate(runs))).values()))
+    if not candidates or len(labels) > 1:
         raise InputError("algorithm", algorithm, f"should be one of: {'; '.join(labels)}")
-    seeds = [run["seed"] for run in found.values()]
-    matching = [i for i, run in found.items() if seed is None or run["seed"] == seed]
+    seeds = [run["seed"] for run in candidates.values()]
+    matching = [i for i, run in candidates.items() if seed is None or run["seed"] == seed]
     if len(matching) != 1:
         raise InputError("seed", seed, f"should be one of {', '.join(map(str, seeds))}")
     return matching[0]

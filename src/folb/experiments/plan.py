@@ -57,16 +57,16 @@ def common_settings() -> dict[str, Setting]:
 
 
 def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
-    found = chosen_part(field, name, registry)
+    chosen = chosen_part(field, name, registry)
     if field != "algorithms":
-        return found
-    make = found.constructor
-    constructor = named(make) if found.own and not hasattr(make, "named_by_folb") else make
+        return chosen
+    make = chosen.constructor
+    constructor = named(make) if chosen.own and not hasattr(make, "named_by_folb") else make
     known = algorithm_settings(constructor)
-    if found.own:
-        fixed = _fixed(constructor, {name: known[name].default for name in known if name not in found.settings})
+    if chosen.own:
+        fixed = _fixed(constructor, {name: known[name].default for name in known if name not in chosen.settings})
         known = {name: setting for name, setting in known.items() if name not in fixed}
-    return Part(found.name, constructor, known, swept=True, own=found.own)
+    return Part(chosen.name, constructor, known, swept=True, own=chosen.own)
 
 
 def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
@@ -123,9 +123,9 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
 
     variants: list[Algorithm] = []
     for part, values, box in zip(algorithms, given[3:], drawn, strict=True):
-        found = _by_dataset(part, experiment.dataset) | values
+        usual_and_given = _by_dataset(part, experiment.dataset) | values
         # always in the order of the signature, so that a repeated experiment has the same run directory
-        swept = {name: found[name] for name in part.settings if name in found and name not in box}
+        swept = {name: usual_and_given[name] for name in part.settings if name in usual_and_given and name not in box}
         points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
         for combination, point in itertools.product(itertools.product(*swept.values()), points):
             variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True)), **point))
@@ -205,7 +205,7 @@ def _chosen(
 
 
 def _spelt_box(box: Mapping[str, boxes.Choice]) -> dict[str, Any]:
-    return {name: str(found) if isinstance(found, boxes.Range) else _spelt(found) for name, found in box.items()}
+    return {name: str(choice) if isinstance(choice, boxes.Range) else _spelt(choice) for name, choice in box.items()}
 
 
 def _plain(value: Any) -> bool:
@@ -251,44 +251,44 @@ def _identity(experiment: Experiment, federation: Federation, system: Any) -> st
 def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
-    found = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
-    return found | ({"mu": [known.mu]} if part.name == "fedprox" else {})
+    usual = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
+    return usual | ({"mu": [known.mu]} if part.name == "fedprox" else {})
 
 
 def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each part, the values that `given` has for its settings: lists of values if the part is swept."""
-    found: list[dict[str, Any]] = [{} for _ in parts]
+    taken: list[dict[str, Any]] = [{} for _ in parts]
     # values for one named part come last, so they win
     for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], Mapping)):
         if isinstance(value, Mapping):
             choose("set", key, [part.name for part in parts])
             for name, inner in value.items():
-                _assign(parts, found, name, inner, only=key)
+                _assign(parts, taken, name, inner, only=key)
         else:
-            _assign(parts, found, key, value)
-    return found
+            _assign(parts, taken, key, value)
+    return taken
 
 
-def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
+def _assign(parts: list[Part], taken: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
     takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
     if not takers:
         _refuse(parts, name, value, only)
     for i in takers:
         kind = parts[i].settings[name].type
         if not parts[i].swept:
-            found[i][name] = read(name, kind, value)
+            taken[i][name] = read(name, kind, value)
             continue
         options = value if isinstance(value, list | tuple) else [value]
         if not options:
             raise InputError(name, value, "should be at least one value")
-        found[i][name] = [read(name, kind, option) for option in options]
-        if len(set(map(repr, found[i][name]))) < len(options):
+        taken[i][name] = [read(name, kind, option) for option in options]
+        if len(set(map(repr, taken[i][name]))) < len(options):
             raise InputError(name, value, "should be different values")
 
 
 def _boxes(parts: list[Part], given: Mapping[str, Any], values: list[dict[str, Any]]) -> list[dict[str, boxes.Choice]]:
     """For each algorithm, the ranges and values of its settings that points are drawn from."""
-    found: list[dict[str, boxes.Choice]] = [{} for _ in parts]
+    taken: list[dict[str, boxes.Choice]] = [{} for _ in parts]
     flat = {name: choice for name, choice in given.items() if not isinstance(choice, Mapping)}
     tables = [(None, flat), *((name, table) for name, table in given.items() if isinstance(table, Mapping))]
     for only, table in tables:  # those for one algorithm come last, so they win
@@ -301,9 +301,9 @@ def _boxes(parts: list[Part], given: Mapping[str, Any], values: list[dict[str, A
             for i in takers:
                 if name in values[i]:
                     raise InputError(name, choice, "is in the box and also set; give it once")
-                found[i][name] = boxes.choice(name, parts[i].settings[name].type, choice)
+                taken[i][name] = boxes.choice(name, parts[i].settings[name].type, choice)
     # in the order of the signature, as values are
-    return [{name: box[name] for name in part.settings if name in box} for part, box in zip(parts, found, strict=True)]
+    return [{name: box[name] for name in part.settings if name in box} for part, box in zip(parts, taken, strict=True)]
 
 
 ELSEWHERE = {  # what other libraries call a setting

@@ -39,14 +39,14 @@ def settings(
     `shared()` gives those settings.
     """
     hints = get_type_hints(constructor, include_extras=True)
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             usual = shared() if shared else {}
-            found.update({other: known for other, known in usual.items() if other not in found})
+            by_name.update({other: known for other, known in usual.items() if other not in by_name})
         elif parameter.default is not parameter.empty:
-            found[name] = setting(name, hints.get(name, Any), parameter.default)
-    return found
+            by_name[name] = setting(name, hints.get(name, Any), parameter.default)
+    return by_name
 
 
 def setting(name: str, hint: Any, default: Any) -> Setting:

@@ -85,13 +85,13 @@ def _meet(opened: OpenRound, settings: StrategySettings, remembered: Remembered,
     first, K = opened.algorithm.selection.sampling.first, opened.algorithm.selection.K
     assert first is not None
     task = opened.questions.plain(first.upload)
-    found = opened.exchange(mailbox, {member.identity: task for member in opened.members})
-    there = sorted(found)
+    replies = opened.exchange(mailbox, {member.identity: task for member in opened.members})
+    there = sorted(replies)
     if len(there) < max(settings.min_replies or 1, K):
         opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
         return
     form = opened.questions.forms[first.upload.name]
-    answers = stacked_upload(first.upload, form, [found[identity] for identity in there])
+    answers = stacked_upload(first.upload, form, [replies[identity] for identity in there])
     known = jax.tree.map(np.asarray, first.remember(answers, K))
     new = remembered.stacked(there)
     tree.check_like("sampling: first: what `remember` returns", known, new[1])
@@ -111,10 +111,10 @@ def _survey(
     if upload is None:
         return None
     task = opened.questions.plain(upload)
-    found = opened.exchange(mailbox, {member.identity: task for member in members})
-    if len(found) < least:
-        opened.abandoned = f"{len(found)} devices answered the survey, but {least} are needed"
-    there = [found.get(member.identity) for member in members]
+    replies = opened.exchange(mailbox, {member.identity: task for member in members})
+    if len(replies) < least:
+        opened.abandoned = f"{len(replies)} devices answered the survey, but {least} are needed"
+    there = [replies.get(member.identity) for member in members]
     if upload != GRAD:
         silent = 0.0 if sampling.candidates is None else -np.inf
         return np.array([silent if reply is None else reply.numbers[upload.name] for reply in there], np.float32)

@@ -34,19 +34,19 @@ def messages(opened: OpenRound, settings: StrategySettings, seconds: float, arra
 
 def collected(opened: OpenRound, asked: Sequence[Message], replies: Iterable[Message]) -> MetricRecord | None:
     """The devices' metrics, weighted by `num-examples`, in the order in which the devices were asked."""
-    found: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, float]] = {}
     members = {member.node: member for member in opened.members}
     whose = {one.metadata.message_id: members[one.metadata.dst_node_id] for one in asked}
     for reply in replies:
         id, node = reply.metadata.reply_to_message_id, f"node {reply.metadata.src_node_id}: "
-        if id not in whose or id in found:
+        if id not in whose or id in metrics:
             opened.answers.refuse(None, f"{node}an evaluation that was not asked for")
             continue
         try:
-            found[id] = _checked(reply, whose[id])
+            metrics[id] = _checked(reply, whose[id])
         except Refused as error:
             opened.answers.refuse(None, f"{node}its evaluation: {error}")
-    in_order = [found[id] for id in whose if id in found]
+    in_order = [metrics[id] for id in whose if id in metrics]
     return MetricRecord({**_means(in_order)}) if in_order else None
 
 
@@ -72,20 +72,20 @@ def _checked(reply: Message, member: Member) -> dict[str, float]:
         raise Refused(f"it has no {protocol.METRICS} with {protocol.SIZE}")
     if len(record) > MOST_METRICS:
         raise Refused(f"it has {len(record)} metrics, and should have at most {MOST_METRICS}")
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, value in record.items():
         if not NAME.fullmatch(name):
             raise Refused(f"the name of a metric is {shown(name)}, and should be at most 40 letters, digits, . _ or -")
-        found[name] = number(name, value, MEASURES.get(name, Form(None)))
-    return found | {protocol.SIZE: min(found[protocol.SIZE], float(member.size))}
+        metrics[name] = number(name, value, MEASURES.get(name, Form(None)))
+    return metrics | {protocol.SIZE: min(metrics[protocol.SIZE], float(member.size))}
 
 
 def _means(replies: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric that at least half of the replies have, weighted by their samples."""
     counts = Counter(name for own in replies for name in own if name != protocol.SIZE)
-    found = {}
+    means = {}
     for name in sorted(name for name, count in counts.items() if 2 * count >= len(replies)):
         those = [own for own in replies if name in own]
         total = sum(own[protocol.SIZE] for own in those)
-        found[name] = sum(own[protocol.SIZE] * own[name] for own in those) / total
-    return found
+        means[name] = sum(own[protocol.SIZE] * own[name] for own in those) / total
+    return means

@@ -41,10 +41,10 @@ class Mailbox:
         waiting = self.send(messages)
         replies: list[Message] = []
         for pause in _pauses():
-            found = self.pull(waiting)
-            for reply in found:
+            arrived = self.pull(waiting)
+            for reply in arrived:
                 waiting.pop(reply.metadata.reply_to_message_id, None)
-            replies += found
+            replies += arrived
             left = until - time.monotonic()
             if not waiting or enough(replies) or left <= 0:
                 break
@@ -62,10 +62,10 @@ class Mailbox:
         """Late replies: to messages of earlier rounds."""
         now = time.monotonic()
         self.unanswered = {id: until for id, until in self.unanswered.items() if until > now}
-        found = self.pull(self.unanswered)
-        for reply in found:
+        arrived = self.pull(self.unanswered)
+        for reply in arrived:
             self.unanswered.pop(reply.metadata.reply_to_message_id, None)
-        return found
+        return arrived
 
 
 def _pauses() -> Iterable[float]:

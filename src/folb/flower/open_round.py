@@ -156,14 +156,14 @@ class OpenRound:
     @property
     def lost(self) -> list[int]:
         """The devices of S_1 that sent nothing, usable or not."""
-        found = self.answers
-        return sorted(set(self.drawn) - {*found.usable, *found.refused, *found.aside, *self.before})
+        answers = self.answers
+        return sorted(set(self.drawn) - {*answers.usable, *answers.refused, *answers.aside, *self.before})
 
     @property
     def silent(self) -> set[int]:
         """Devices that were asked, and did not answer."""
-        found = self.answers
-        return set(found.asked) - {*found.usable, *found.refused, *found.aside}
+        answers = self.answers
+        return set(answers.asked) - {*answers.usable, *answers.refused, *answers.aside}
 
     def who(self, slots: Slots) -> list[int]:
         """The identities of the devices of some slots."""
@@ -244,10 +244,10 @@ class OpenRound:
 
     def metrics(self) -> MetricRecord:
         """The numbers of a closed round, for Flower's own result."""
-        notes, found = self.notes, self.answers
+        notes, answers = self.notes, self.answers
         numbers: dict[str, float] = {} if self.algorithm.step_size is None else {"lr": float(self.algorithm.solver.lr)}
         numbers |= {} if notes.epsilon is None else {"epsilon": notes.epsilon}
-        counts = {"asked": len(found.asked), "replied": len(found.usable), "refused": len(notes.rejected)}
+        counts = {"asked": len(answers.asked), "replied": len(answers.usable), "refused": len(notes.rejected)}
         return MetricRecord({**numbers, **counts, "lost": len(self.lost), "abandoned": int(bool(self.abandoned))})
 
 
@@ -255,12 +255,12 @@ def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) 
     """An upload of some devices: an array with a row for each, or a dict of them. Who sent nothing has zeros."""
     if form.shapes is None:
         return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
-    found = {name: np.zeros((len(replies), *shape), dtype) for name, (shape, dtype) in form.shapes.items()}
+    rows = {name: np.zeros((len(replies), *shape), dtype) for name, (shape, dtype) in form.shapes.items()}
     for i, reply in enumerate(replies):
         if reply is not None and upload.name in reply.arrays:
             for name, value in reply.arrays[upload.name].items():
-                found[name][i] = value
-    return found[protocol.VALUE] if set(found) == {protocol.VALUE} else found
+                rows[name][i] = value
+    return rows[protocol.VALUE] if set(rows) == {protocol.VALUE} else rows
 
 
 def _array(values: Sequence[float] | float, dtype: Any = np.float32) -> Any:

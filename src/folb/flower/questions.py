@@ -80,15 +80,15 @@ class Questions:
         )
 
     def _private(self) -> dict[str, float]:
-        """What a device of a private run is told: the clip and, if it adds noise, its standard deviations."""
-        found, slots = self.algorithm.privacy, self.algorithm.selection.K
-        if found is None:
+        """What a device of a private run gets: the clip and, if it adds noise, its standard deviations."""
+        privacy, slots = self.algorithm.privacy, self.algorithm.selection.K
+        if privacy is None:
             return {}
-        told = {"clip": float(found.clip)}
-        if found.place == "distributed":
-            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(slots) for part in found.parts}
-            told["replay"] = float(self.replay)
-        return {f"privacy.{name}": value for name, value in told.items()}
+        sent = {"clip": float(privacy.clip)}
+        if privacy.place == "distributed":
+            sent |= {part: float(privacy.deviation(part, privacy.clip)) / math.sqrt(slots) for part in privacy.parts}
+            sent["replay"] = float(self.replay)
+        return {f"privacy.{name}": value for name, value in sent.items()}
 
     def asked(self, member: Member, task: Task, more: Mapping[str, ArrayRecord]) -> tuple[Message, Expected]:
         """A task as a message to a device, with `more` records, and what is expected of its reply."""
@@ -114,10 +114,10 @@ def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> di
     asked = [] if survey is None else [survey]
     asked += [] if first is None else [first.upload]
     asked += [algorithm.second_upload] if how.second else []
-    found = {upload.name: _form(upload, params) for upload in (*asked, *uploads)}
-    if survey is not None and survey != GRAD and found[survey.name].shapes is not None:
-        raise InputError(f"survey: {survey.name}", found[survey.name].shapes, "should be a number")
-    return found
+    known = {upload.name: _form(upload, params) for upload in (*asked, *uploads)}
+    if survey is not None and survey != GRAD and known[survey.name].shapes is not None:
+        raise InputError(f"survey: {survey.name}", known[survey.name].shapes, "should be a number")
+    return known
 
 
 def _form(upload: Upload, params: Arrays) -> Form:

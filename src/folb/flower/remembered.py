@@ -98,10 +98,10 @@ class Admission:
     def shorten(self, opened: OpenRound, most: float) -> None:
         """Shorten updates to `most` times the usual length."""
         drawn, usable = opened.drawn, opened.answers.usable
-        found = {k: length(reply.arrays[DELTA.name]) for k, reply in usable.items() if k in drawn}
-        opened.notes.length = usual_length(found.values(), self.lengths)
+        lengths = {k: length(reply.arrays[DELTA.name]) for k, reply in usable.items() if k in drawn}
+        opened.notes.length = usual_length(lengths.values(), self.lengths)
         bound = most * opened.notes.length
-        for k, value in sorted(found.items()):
+        for k, value in sorted(lengths.items()):
             if value > bound > 0:
                 own = usable[k].arrays
                 own[DELTA.name] = {
@@ -124,8 +124,8 @@ def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
     Of an even number it is the lower of the two in the middle, which one of two devices cannot raise. With fewer than
     `FEW` updates, the usual lengths of the last rounds count too.
     """
-    found = [value for value in lengths if value > 0]
-    if not found:
+    positive = [value for value in lengths if value > 0]
+    if not positive:
         return 0.0
-    found = sorted(found + list(before[-FEW:] if len(found) < FEW else ()))
-    return found[(len(found) - 1) // 2]
+    positive = sorted(positive + list(before[-FEW:] if len(positive) < FEW else ()))
+    return positive[(len(positive) - 1) // 2]

@@ -43,7 +43,7 @@ class Roster:
         self.queries: dict[str, tuple[int, float]] = {}  # queries without an answer, their nodes, and when they expire
         self.met: set[int] = set()  # nodes that were asked before: no round waits for them again
         self.refused: list[str] = []  # rejections since the last look
-        self.told: set[str] = set()  # a claim is rejected in every round, but reported once
+        self.reported: set[str] = set()  # a claim is rejected in every round, but reported once
 
     def present(self, mailbox: Mailbox) -> list[Member]:
         """The present devices, once there are enough of them or the waiting time is over."""
@@ -61,12 +61,12 @@ class Roster:
 
     def rejections(self, mailbox: Mailbox) -> list[tuple[int | None, str]]:
         """Rejections since the last round: of claims, and of replies to earlier rounds."""
-        found, self.refused = self.refused, []
+        reasons, self.refused = self.refused, []
         for reply in mailbox.late():
             if reply.has_content():
-                found.append(f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}")
-                log.warning("rejected: %s", found[-1])
-        return [(None, reason) for reason in found]
+                reasons.append(f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}")
+                log.warning("rejected: %s", reasons[-1])
+        return [(None, reason) for reason in reasons]
 
     def update(self, mailbox: Mailbox, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
@@ -124,8 +124,8 @@ class Roster:
                 self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
 
     def _refuse(self, reason: str) -> None:
-        if reason not in self.told:
-            self.told.add(reason)
+        if reason not in self.reported:
+            self.reported.add(reason)
             self.refused.append(reason)
             log.warning("rejected: %s", reason)
 

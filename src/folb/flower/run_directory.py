@@ -60,7 +60,7 @@ class RunSettings(NamedTuple):
         function: Any = getattr(asked.system, "func", asked.system)
         system = getattr(function, "__name__", "own").strip("_")
         parts = {self.algorithm.name: self.algorithm.origin.settings, system: getattr(asked.system, "keywords", {})}
-        found = {
+        content = {
             "dataset": asked.dataset,
             "model": asked.model,
             "system": system,
@@ -73,8 +73,8 @@ class RunSettings(NamedTuple):
             "records": True,
             "set": {name: known for name, given in parts.items() if (known := _written(given))},
         }
-        experiment_file.check(found, target=SHARE if measure(asked.judged_by).is_share else POSITIVE_NUMBER)
-        return found
+        experiment_file.check(content, target=SHARE if measure(asked.judged_by).is_share else POSITIVE_NUMBER)
+        return content
 
     def differs(self) -> str:
         """The algorithm, the rounds, and the settings that the algorithm does not have by default."""
@@ -140,13 +140,13 @@ class RunRecord:
             expected = "holds another run: other settings, other code in a part of your own, a model of other arrays,"
             expected += " or another version of folb; choose another directory"
             raise InputError("directory", str(self.path), expected)
-        found = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
-        if found is None and there is not None and there.recorded():
+        saved = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
+        if saved is None and there is not None and there.recorded():
             kept = f"has {len(there.rounds()[0])} recorded rounds, but no sound checkpoint to resume from"
             advice = f"put one back into {directory.CHECKPOINTS}/, or move the directory away to start over"
             raise InputError("directory", str(self.path), f"{kept}: {advice}")
-        if found is not None:
-            _, (state, lines, devices) = found
+        if saved is not None:
+            _, (state, lines, devices) = saved
             # keep the order of the arrays: jax sorts names
             params = {name: np.asarray(state.params[name]) for name in self.state.params}
             self.state = jax.tree.map(np.asarray, state)._replace(params=params)
@@ -206,16 +206,16 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
     identities = sorted(drawn)
     rejected = sorted({identity for identity, _ in notes.rejected if identity is not None})
     lost = opened.lost
-    found: dict[str, Any] = {}
+    line: dict[str, Any] = {}
     if measured is not None:
         named = {name: _number(measured, name) for name in measured if is_measure(name)}
         if measured.keys() & {"accuracy", "test_accuracy"} or not named:  # a regression has none
-            found["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
+            line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
         if measured.keys() & {"loss", "train_loss"}:  # null means not finite: a loss that was not measured is left out
-            found["train_loss"] = _number(measured, "loss", "train_loss")
+            line["train_loss"] = _number(measured, "loss", "train_loss")
         if named:
-            found["metrics"] = named
-    found |= {
+            line["metrics"] = named
+    line |= {
         "bytes_up": notes.up,
         "bytes_down": notes.down,
         "seconds": round(seconds, 3),
@@ -228,11 +228,11 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
         "rejected_devices": [k for k in rejected if k in drawn],
     }
     if notes.epsilon is not None:
-        found["epsilon"] = summary.short(notes.epsilon, 6)
+        line["epsilon"] = summary.short(notes.epsilon, 6)
     elif any(upload.name == GAMMA.name for upload in opened.uploads):  # of a private round, gammas have no noise
-        found["gamma"] = [usable[k].numbers[GAMMA.name] if k in usable else None for k in identities]
+        line["gamma"] = [usable[k].numbers[GAMMA.name] if k in usable else None for k in identities]
     if notes.length:
-        found["length"] = notes.length
+        line["length"] = notes.length
     troubles: dict[str, Sequence[tuple[Any, str]]] = {
         "refused": notes.rejected,
         "failed": list(notes.failed.items()),
@@ -240,8 +240,8 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
     }
     for name, pairs in troubles.items():
         if pairs:
-            found[name] = [list(pair) for pair in pairs]
-    return found | ({"abandoned": opened.abandoned} if opened.abandoned else {})
+            line[name] = [list(pair) for pair in pairs]
+    return line | ({"abandoned": opened.abandoned} if opened.abandoned else {})
 
 
 def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
@@ -314,5 +314,5 @@ def _json(content: dict[str, Any]) -> bytes:
 
 def _number(measured: Mapping[str, Any], *names: str) -> float | None:
     """The first of these that was measured, if it is a number that is finite in 32 bits."""
-    found = [measured[name] for name in names if name in measured]
-    return float(found[0]) if found and isinstance(found[0], int | float) and abs(found[0]) <= SINGLE else None
+    values = [measured[name] for name in names if name in measured]
+    return float(values[0]) if values and isinstance(values[0], int | float) and abs(values[0]) <= SINGLE else None

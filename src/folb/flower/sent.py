@@ -40,18 +40,18 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     if not task.codec:
         return arrays
     numbers, words = task.numbers_of("codec"), np.array(task.words, np.uint32)
-    codec, found = Codec(task.codec, numbers["keep"]), dict(arrays)
+    codec, sent_arrays = Codec(task.codec, numbers["keep"]), dict(arrays)
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
         feedback = name == DELTA.name and numbers["feedback"] > 0
         if feedback and (before := _left_out(task, state)) is not None:
             full = {key: value + before[key] for key, value in full.items()}
-        found[name] = codec.encoded(full, words)
+        sent_arrays[name] = codec.encoded(full, words)
         if feedback:
-            sent = codec.decoded(found[name], words, full, whole=True)
+            sent = codec.decoded(sent_arrays[name], words, full, whole=True)
             state[RESIDUAL] = protocol.packed({key: value - sent[key] for key, value in full.items()})
             state[ROUND] = MetricRecord({protocol.ROUND: task.round})
-    return found
+    return sent_arrays
 
 
 def _left_out(task: Task, state: RecordDict) -> Arrays | None:

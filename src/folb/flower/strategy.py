@@ -78,9 +78,9 @@ class FederatedStrategy(Strategy):
         log.info("%s with %s", algorithm.name, ", ".join(f"{key}={value}" for key, value in chosen.items()))
         usual = "0" if algorithm.privacy is not None else "half of the" if settings.trusts_majority else "1"
         log.info("rounds of at most %g s, and at least %s replies", self.round_seconds, settings.min_replies or usual)
-        if (found := algorithm.privacy) is not None:
-            told = (found.place, found.scheme, settings.min_available_nodes, found.noise, found.delta)
-            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
+        if (private := algorithm.privacy) is not None:
+            about = (private.place, private.scheme, settings.min_available_nodes, private.noise, private.delta)
+            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *about)
         if settings.guarded and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
@@ -139,8 +139,8 @@ class FederatedStrategy(Strategy):
         result, done, in_a_row = Result(), 0 if record is None else record.done, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
-        if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
-            result.evaluate_metrics_serverapp[0] = found
+        if evaluate_fn is not None and done == 0 and (own := evaluate_fn(0, self._kept(arrays))) is not None:
+            result.evaluate_metrics_serverapp[0] = own
         for t in range(done + 1, num_rounds + 1):
             if not self.budget.covers(t):
                 break
@@ -156,10 +156,10 @@ class FederatedStrategy(Strategy):
             measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.round_seconds))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
-            if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
-                measured = result.evaluate_metrics_serverapp[t] = found
-            told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
-            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
+            if evaluate_fn is not None and (own := evaluate_fn(t, model)) is not None:
+                measured = result.evaluate_metrics_serverapp[t] = own
+            shown = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
+            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(shown))
             if record is not None:
                 line = round_line(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
@@ -187,8 +187,8 @@ class FederatedStrategy(Strategy):
         if isinstance(self.algorithm.average, ServerModel):
             return arrays
         params = protocol.unpacked(arrays)
-        found = core_round.kept(self.algorithm, self.state._replace(params=params))
-        return protocol.packed({name: np.asarray(found[name]) for name in params})
+        averaged = core_round.kept(self.algorithm, self.state._replace(params=params))
+        return protocol.packed({name: np.asarray(averaged[name]) for name in params})
 
     @property
     def _round(self) -> OpenRound:

@@ -106,5 +106,5 @@ def start_of(
     """For a device that is the n-th to start: two random words for its batches, and its effort."""
     size = sizes(algorithm, params)
     asked = Exchange(size.model, size.reply)
-    found = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
-    return jax.tree.map(lambda leaf: leaf[0], found)
+    of_one = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
+    return jax.tree.map(lambda leaf: leaf[0], of_one)

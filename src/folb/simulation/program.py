@@ -23,7 +23,16 @@ from folb.core.privacy import luck
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel
-from folb.simulation.evaluate import Evaluation, Judged, Said, evaluate, judged, said, total_hits, total_loss
+from folb.simulation.evaluate import (
+    Evaluation,
+    Judged,
+    Predictions,
+    evaluate,
+    judged,
+    predictions,
+    total_hits,
+    total_loss,
+)
 from folb.simulation.play import Info, distribution, play, start
 from folb.simulation.problem import ENDLESS, Problem, ahead, blocks, rounds_that_fit, some_rows, window
 from folb.simulation.solve import RUNS
@@ -55,7 +64,7 @@ def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = E
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     """f over the runs, stacked."""
-    return jax.vmap(f, axis_name=RUNS) if problem.abreast else partial(jax.lax.map, f)
+    return jax.vmap(f, axis_name=RUNS) if problem.side_by_side else partial(jax.lax.map, f)
 
 
 def _play(
@@ -156,13 +165,15 @@ def _hits(problem: Problem, params: Params, seen: Array) -> Array:
 
 
 @jax.jit
-def _says(problem: Problem, params: Params) -> Said:
-    return parallel.everywhere(_each(problem, lambda w: said(problem, problem.test, w))(params), problem.mesh)
+def _predict(problem: Problem, params: Params) -> Predictions:
+    return parallel.everywhere(_each(problem, lambda w: predictions(problem, problem.test, w))(params), problem.mesh)
 
 
 @jax.jit
-def _judge(problem: Problem, y: Array, found: Said, device: Array | None) -> Judged:
-    return parallel.everywhere(_each(problem, lambda run: judged(problem, y, *run))((found, device)), problem.mesh)
+def _judge(problem: Problem, y: Array, predictions: Predictions, device: Array | None) -> Judged:
+    return parallel.everywhere(
+        _each(problem, lambda run: judged(problem, y, *run))((predictions, device)), problem.mesh
+    )
 
 
 class Window(NamedTuple):
@@ -248,31 +259,31 @@ def _advance_streamed(
             loss = _mean(_losses, coming, federation.train, models)
             if piece.problem.judges:
                 device = parts[-1].info.device[-1] if "own" in piece.problem.record else None
-                found = Evaluation(loss, *_judged_streamed(piece.problem, coming, federation.test, models, device))
+                evaluation = Evaluation(loss, *_judged_streamed(piece.problem, coming, federation.test, models, device))
             else:
-                found = Evaluation(loss, _mean(_hits, coming, federation.test, models))
-            parts[-1] = _evaluated(parts[-1], found)
+                evaluation = Evaluation(loss, _mean(_hits, coming, federation.test, models))
+            parts[-1] = _evaluated(parts[-1], evaluation)
     return states, joined([jax.tree.map(np.asarray, part) for part in parts]), piece
 
 
-def _evaluated(part: Measured, found: Evaluation) -> Measured:
+def _evaluated(part: Measured, evaluation: Evaluation) -> Measured:
     """A record with the evaluation of its last round."""
 
     def at_the_end(values: Any, last: Any) -> Any:
         return np.concatenate([np.asarray(values)[:-1], np.asarray(last)[None]])
 
-    return Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), found))
+    return Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), evaluation))
 
 
 def _judged_streamed(
     problem: Problem, coming: Iterator[Any], side: Split, params: Params, device: Array | None
 ) -> Judged:
     """The metrics of all runs on all samples of a side; its blocks come next."""
-    parts: list[Said] = []
+    parts: list[Predictions] = []
     for _ in blocks(side):
         own, seen = next(coming)
-        found = _says(own, params)
-        parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], found))
+        rows = _predict(own, params)
+        parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], rows))
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
     return _judge(problem, parallel.put(np.asarray(side.y), problem.mesh), whole, device)
 

@@ -168,8 +168,8 @@ def _check_labels(federation: Federation, model: Model) -> None:
     if model.scores is None:
         return
     sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
-    found = jax.eval_shape(model.scores, params_like(model), sample)
-    classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
+    scores = jax.eval_shape(model.scores, params_like(model), sample)
+    classes, largest = scores.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
         raise InputError("model: classes", classes, expected)
@@ -196,8 +196,8 @@ def _check_codes(federation: Federation, codes: int) -> None:
         if not np.issubdtype(x.dtype, np.integer):
             raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
         if x.size and not (x.min() >= 0 and x.max() < codes):
-            found = f"{x.min()} to {x.max()}"
-            raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
+            span = f"{x.min()} to {x.max()}"
+            raise InputError("x", span, f"should be from 0 to {codes - 1}, as many codes as there are classes")
 
 
 def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -> tuple[str, ...]:
@@ -205,11 +205,11 @@ def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -
 
     The accuracy of a classifier is measured anyway, and need not be asked for.
     """
-    found = dict.fromkeys([model.judged_by, *checked(asked)])
-    found.pop(ACCURACY, None)
-    for name in found:
+    names = dict.fromkeys([model.judged_by, *checked(asked)])
+    names.pop(ACCURACY, None)
+    for name in names:
         _check_fits(name, model, federation)
-    return tuple(found)
+    return tuple(names)
 
 
 def check_judged(model: Model, federation: Federation) -> None:
@@ -299,20 +299,20 @@ def evaluated_on(federation: Federation, n: int | None, judged_by: str = ACCURAC
     if n is None:
         return ""
     train, test = len(federation.train.y), len(federation.test.y)
-    told = []
+    words = []
     if n < test:
         known = measure(judged_by)
         on = f"{n:,} of {test:,} test samples"
         if is_regression(judged_by):
-            told.append(f"{known.words} on {on}")
+            words.append(f"{known.words} on {on}")
         else:
-            told.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
-            told += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
+            words.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
+            words += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
         if fairness:
-            told.append(_of_devices(federation, n, is_regression(judged_by)))
+            words.append(_of_devices(federation, n, is_regression(judged_by)))
     if n < train:
-        told.append(f"training loss on {n:,} of {train:,} training samples")
-    return "; ".join(told)
+        words.append(f"training loss on {n:,} of {train:,} training samples")
+    return "; ".join(words)
 
 
 def _error(n: int, of: int) -> float:
@@ -329,11 +329,11 @@ def _of_devices(federation: Federation, n: int, regression: bool) -> str:
         return "no device has a sample among them"
     typical = np.flatnonzero(judged)[np.argsort(size[judged], kind="stable")[judged.sum() // 2]]
     few, whole = int(size[typical]), int(all_of_it[typical])
-    told = (
+    words = (
         f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged, a typical one on {few:,} of {whole:,} samples"
     )
     if regression:
-        return told
+        return words
     return (
-        f"{told}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
+        f"{words}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
     )

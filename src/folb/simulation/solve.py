@@ -1,7 +1,7 @@
 """The work of a round's devices: the proximal solve, gradients and losses, what they send, and how it arrives.
 
-Every function takes the devices of a round as K slots and returns stacks. With `abreast` the slots are computed side by
-side; one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks. With `side_by_side` the slots are computed so;
+one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Cal
     def of_all_runs(runs: int, batched: Any, data: Samples, arrays: Any, like: Params) -> tuple[Params, Any]:
         stacked = jax.tree.map(lambda v, own: v if own else jnp.broadcast_to(v, (runs, *v.shape)), arrays, batched[1])
         row = whole(data, *jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), stacked))
-        found = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
-        return found, jax.tree.map(lambda _: True, found)
+        by_run = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
+        return by_run, jax.tree.map(lambda _: True, by_run)
 
     def over_all(data: Samples, *arrays: Any) -> Params:
         try:
@@ -86,7 +86,7 @@ def solve(
     solver: Solver,
     here: Params,
     slots: Slots,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None = None,
     shift: Params | None = None,
 ) -> Params:
@@ -97,13 +97,13 @@ def solve(
     K = len(slots.device)
     lr = jnp.broadcast_to(solver.lr, (K,))
     if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, here, lr, slots, abreast, mesh, shift)
+        return _gradient_descent(model, data, solver, here, lr, slots, side_by_side, mesh, shift)
     mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step.numbers))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
-        groups = -(-count // group_size(solver, count, abreast))
+        groups = -(-count // group_size(solver, count, side_by_side))
         size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
@@ -117,9 +117,9 @@ def solve(
     return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
 
 
-def group_size(solver: Solver, slots: int, abreast: bool) -> int:
+def group_size(solver: Solver, slots: int, side_by_side: bool) -> int:
     """How many slots are computed side by side, at most."""
-    if not abreast:
+    if not side_by_side:
         return 1
     if jax.default_backend() != "cpu":
         return slots
@@ -188,8 +188,8 @@ def _moved(solver: Solver, at: tuple[Params, Any], g: Params, active: Array, set
     w, state = at
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
-    found = solver.step.apply(g, state, settings.lr, **settings.numbers)
-    move, following = tree.pair("local_step: what it returns", found)
+    stepped = solver.step.apply(g, state, settings.lr, **settings.numbers)
+    move, following = tree.pair("local_step: what it returns", stepped)
     tree.check_like("local_step: the move", move, w)
     tree.check_like("local_step: the state after a step", following, state)
     w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
@@ -210,7 +210,7 @@ def _gradient_descent(
     here: Params,
     lr: Array,
     slots: Slots,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None,
     shift: Params | None,
 ) -> Params:
@@ -219,7 +219,7 @@ def _gradient_descent(
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
         w = jax.tree.map(jnp.add, delta, here)
-        g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
+        g = gradients(model, data, w, slots.device, slots.work > s, side_by_side, mesh)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
 
         def moved(
@@ -239,12 +239,12 @@ def gradients(
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None = None,
 ) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
     zeros = partial(jax.tree.map, jnp.zeros_like)
-    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, abreast, mesh)
+    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, side_by_side, mesh)
 
 
 def losses(
@@ -253,7 +253,7 @@ def losses(
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None = None,
 ) -> Array:
     """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
@@ -261,7 +261,7 @@ def losses(
     def zeros(stack: Params) -> Array:
         return jnp.zeros(len(jax.tree.leaves(stack)[0]))
 
-    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, abreast, mesh)
+    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, side_by_side, mesh)
 
 
 def _weighted_loss(model: Model) -> Callable[..., Array]:
@@ -276,7 +276,7 @@ def _means(
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None,
 ) -> Any:
     """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
@@ -289,7 +289,7 @@ def _means(
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
         slots, block = len(device), model.at_once(BLOCK)
-        lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        lanes = 1 if not side_by_side else min(slots, LANES) if jax.default_backend() == "cpu" else slots
         start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
         blocks = -(-size // block)
         last = jnp.cumsum(blocks)
@@ -354,7 +354,9 @@ class Sources:
     def gradients(self, stack: Params) -> Params:
         """grad F_k at each slot's own parameters."""
         problem = self.problem
-        return gradients(problem.model, problem.train, stack, self.device, self.wanted, problem.abreast, problem.mesh)
+        return gradients(
+            problem.model, problem.train, stack, self.device, self.wanted, problem.side_by_side, problem.mesh
+        )
 
     @cached_property
     def grad(self) -> Params:
@@ -371,7 +373,7 @@ class Sources:
         """F_k(w^t)."""
         problem = self.problem
         return losses(
-            problem.model, problem.train, self.params, self.device, self.wanted, problem.abreast, problem.mesh
+            problem.model, problem.train, self.params, self.device, self.wanted, problem.side_by_side, problem.mesh
         )
 
 
@@ -380,13 +382,13 @@ ALIKE = ("mu", "key")  # the same for all slots
 
 def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
     """Each upload by its name, stacked over the slots."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for upload in uploads:
         known = {name: getattr(sources, name) for name in upload.needs}
         axes = {name: None if name in ALIKE else 0 for name in known}
         size = len(sources.device)
-        found[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=size)(known)
-    return found
+        values[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=size)(known)
+    return values
 
 
 def no_residuals(params: Params, N: int, most: int) -> Rows:
@@ -411,5 +413,5 @@ def with_feedback(
     A device does not know what becomes of its reply. So what it left out changes whenever it sends one.
     """
     full = tree.add(delta, gathered(residuals, device))
-    found = decoded(codec, full, words, whole=True)
-    return found, scattered(residuals, device, usable, tree.sub(full, found))
+    received = decoded(codec, full, words, whole=True)
+    return received, scattered(residuals, device, usable, tree.sub(full, received))

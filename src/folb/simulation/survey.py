@@ -52,10 +52,10 @@ def survey_upload(
     problem: Problem, upload: Upload, params: Params, mu: Any, group: int, key: Array, who: Array | None = None
 ) -> Array:
     """An upload of all N devices, or of the devices `who`: one number each."""
-    found = survey_arrays(problem, upload, params, mu, group, key, who)
-    if jnp.ndim(found) != 1:
-        raise InputError(f"survey: shape of {upload.name}", jnp.shape(found)[1:], "should be (): a number")
-    return found
+    answers = survey_arrays(problem, upload, params, mu, group, key, who)
+    if jnp.ndim(answers) != 1:
+        raise InputError(f"survey: shape of {upload.name}", jnp.shape(answers)[1:], "should be (): a number")
+    return answers
 
 
 def survey_arrays(
@@ -72,5 +72,5 @@ def survey_arrays(
         sources = Sources(problem, stack, device if who is None else who[device], place < count, mu=mu, key=key)
         return computed((upload,), sources)[upload.name]
 
-    found = jax.lax.map(some, jnp.arange(0, count, group))
-    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:count], found)
+    answers = jax.lax.map(some, jnp.arange(0, count, group))
+    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:count], answers)

@@ -81,6 +81,6 @@ def load(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] 
     return None
 
 
-def _typed(found: Any, like: Any) -> Any:
+def _typed(array: Any, like: Any) -> Any:
     """The array with the type of `like`, if NumPy's format does not know it, such as bfloat16."""
-    return found.view(like.dtype) if found.dtype.kind == "V" else found
+    return array.view(like.dtype) if array.dtype.kind == "V" else array

@@ -38,10 +38,10 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 def _parsed_lock(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        who = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return who if isinstance(who, dict) else {}
 
 
 @contextlib.contextmanager

@@ -44,9 +44,9 @@ def save(path: Path, about: Mapping[str, Any], models: Sequence[Params]) -> None
 
 def leaves(model: Params) -> dict[str, Any]:
     """The arrays of a model by name: `first.weight` for a nested dict's, as on Flower."""
-    found = jax.tree_util.tree_flatten_with_path(model)[0]
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found}
-    if len(named) < len(found):
+    pairs = jax.tree_util.tree_flatten_with_path(model)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in pairs}
+    if len(named) < len(pairs):
         raise InputError(
             "model: names", sorted(named), "should still differ when nested names are joined by dots, as in a.b"
         )
@@ -89,12 +89,12 @@ def read_about(path: Path) -> dict[str, Any]:
 def read_model(path: Path, run: int | None, like: Params) -> Params:
     """The model of run number `run`, or the only one of a file; `like` has its structure, its shapes and its types."""
     wanted = leaves(like)
-    found = npz.arrays(path, [name if run is None else f"{run}/{name}" for name in wanted])
-    for place, leaf in zip(found, wanted.values(), strict=True):
-        array = found[place]
+    arrays = npz.arrays(path, [name if run is None else f"{run}/{name}" for name in wanted])
+    for place, leaf in zip(arrays, wanted.values(), strict=True):
+        array = arrays[place]
         if array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(leaf.dtype).itemsize:
-            array = found[place] = array.view(leaf.dtype)  # such as bfloat16, whose name npz does not know
+            array = arrays[place] = array.view(leaf.dtype)  # such as bfloat16, whose name npz does not know
         if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
             expected = f"should be {np.dtype(leaf.dtype)} of shape {leaf.shape}, as the model has it"
             raise InputError(f"{path}: {place}", f"{array.dtype} of shape {array.shape}", expected)
-    return jax.tree.unflatten(jax.tree.structure(like), list(found.values()))
+    return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))

@@ -123,8 +123,8 @@ def is_evaluated(line: dict[str, Any]) -> bool:
 
 def judged(line: dict[str, Any], by: str) -> float | None:
     """What the run is judged by, after this round; None if it was not measured, or is not finite."""
-    found = line.get("test_accuracy") if by == ACCURACY else line.get("metrics", {}).get(by)
-    return None if found is None else float(found)
+    value = line.get("test_accuracy") if by == ACCURACY else line.get("metrics", {}).get(by)
+    return None if value is None else float(value)
 
 
 def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
@@ -264,8 +264,8 @@ def _evaluations(part: Run, curves: Sequence[str]) -> Iterator[dict[str, Any]]:
     columns = {name: _short(getattr(part, name)) for name in curves}
     metrics = {name: _short(values) for name, values in part.metrics.items()}
     for i in range(len(part.evaluated_rounds)):
-        found: dict[str, Any] = {name: values[i] for name, values in columns.items()}
-        yield found | ({"metrics": {name: values[i] for name, values in metrics.items()}} if metrics else {})
+        measured: dict[str, Any] = {name: values[i] for name, values in columns.items()}
+        yield measured | ({"metrics": {name: values[i] for name, values in metrics.items()}} if metrics else {})
 
 
 def _short(values: NDArray) -> list[float | None]:
@@ -279,6 +279,6 @@ def _short(values: NDArray) -> list[float | None]:
 def _of_devices(part: Run, n: int, records: dict[str, NDArray]) -> dict[str, Any]:
     """The record of each distinct device of round n."""
     chosen = (part.times[n] > 0) | part.lost[n]
-    found: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
-    found |= {name: _short(values[n][chosen]) for name, values in records.items()}
-    return found | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}
+    fields: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
+    fields |= {name: _short(values[n][chosen]) for name, values in records.items()}
+    return fields | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}
