@@ -26,6 +26,7 @@ from folb.core import memory as memories
 from folb.core.average import LastTwo
 from folb.core.local_step import LOCAL_STEPS
 from folb.core.own_code import own_code
+from folb.experiments.plan import plan
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
@@ -959,6 +960,7 @@ FIXED = """
 import folb
 
 def three(*, beta: float = 0.5, **common):
+    common.setdefault("batch", 5)
     return folb.compose(folb.rules.mean, server="momentum", K=3, lr=0.02, beta=beta, **common)
 """
 
@@ -979,6 +981,9 @@ def test_what_an_algorithm_of_one_s_own_fixes_is_recorded_and_cannot_be_set(tmp_
     assert json.loads(capsys.readouterr().out)["runs"] == [again]
     assert main([*command, "--set", "server=adam"]) == 2
     assert "server = 'adam': is a setting of fedavg, " in capsys.readouterr().err
+    own = {"algorithms": [command[3]], "rounds": 3, "seeds": 1}
+    set_too = plan(folb.Experiment("synthetic_1_1", **own, set={"sizes": [20, 31, 9], "batch": 4}))
+    assert set_too.algorithms[0].solver.batch == 4  # a default in its code is no value that it fixes
 
 
 CALLED_BACK = """

@@ -51,6 +51,7 @@ class Origin:
 
     name: str = "unnamed"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()  # those that the code which made it gave
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)
@@ -247,7 +248,8 @@ def _recording(make: Callable[Given, Algorithm]) -> Callable[Given, Algorithm]:
             if isinstance(part := settings.get(slot.name), Part) and type(part) in slot.known:
                 known |= {slot.spelt(name): value for name, value in part.settings.items()}
         known = {name: _written(value) for name, value in known.items() if not hasattr(value, "dtype")}
-        return replace(made, origin=replace(made.origin, settings={**made.origin.settings, **known}))
+        recorded = {**made.origin.settings, **known}
+        return replace(made, origin=replace(made.origin, settings=recorded, given=frozenset(settings)))
 
     return recorded
 
@@ -486,7 +488,7 @@ def named(constructor: Constructor) -> Constructor:
         if not isinstance(made, Algorithm):
             raise InputError(constructor.__name__, made, "should make a folb.Algorithm, such as folb.compose(...)")
         recorded = known | settings | dict(made.origin.settings)  # the last are what it fixes in its code
-        return replace(made, origin=Origin(constructor.__name__, recorded))
+        return replace(made, origin=Origin(constructor.__name__, recorded, frozenset(settings)))
 
     make.named_by_folb = True  # type: ignore[attr-defined]
     return make  # type: ignore[return-value]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from folb.errors import InputError
-from folb.experiments.settings import chosen_part, naming_own_files, read
+from folb.experiments.settings import chosen_by_name, naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
 from folb.models.model import params_like
@@ -182,7 +182,7 @@ def _built(path: Path, about: Mapping[str, Any], shape: tuple[int, ...], classes
     name = about["model"]
     if ".py:" in name:
         _check_own(Path(name.rpartition(":")[0]), about)
-    made = chosen_part("model", name, MODELS)
+    made = chosen_by_name("model", name, MODELS)
     given = {key: value for key, value in about["settings"].items() if key in made.settings}
     values = {key: read(key, made.settings[key].type, value) for key, value in given.items()}
     return made.make(Model, shape, classes, **values)

@@ -25,10 +25,9 @@ from folb.experiments import box as boxes
 from folb.experiments.experiment import Chosen, Experiment, differs, to_toml
 from folb.experiments.settings import (
     FAILURES,
-    Part,
+    Choice,
     Setting,
-    chosen_part,
-    given_twice,
+    chosen_by_name,
     naming_own_files,
     read,
     setting,
@@ -56,31 +55,38 @@ def common_settings() -> dict[str, Setting]:
     }
 
 
-def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
-    chosen = chosen_part(field, name, registry)
+def _choice(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Choice:
+    chosen = chosen_by_name(field, name, registry)
     if field != "algorithms":
         return chosen
-    make = chosen.constructor
-    constructor = named(make) if chosen.own and not hasattr(make, "named_by_folb") else make
+    made_by_folb = hasattr(chosen.constructor, "named_by_folb")
+    constructor = chosen.constructor if made_by_folb or not chosen.own else named(chosen.constructor)
     known = algorithm_settings(constructor)
     if chosen.own:
-        fixed = _fixed(constructor, {name: known[name].default for name in known if name not in chosen.settings})
+        code = chosen.constructor.__wrapped__ if made_by_folb else chosen.constructor  # type: ignore[attr-defined]
+        fixed = _fixed(code, {name: known[name].default for name in known if name not in chosen.settings})
         known = {name: setting for name, setting in known.items() if name not in fixed}
-    return Part(chosen.name, constructor, known, swept=True, own=chosen.own)
+    return Choice(chosen.name, constructor, known, swept=True, own=chosen.own)
 
 
 def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
     """Those of the settings that all algorithms have which the code of a user's own one fixes: they cannot be set."""
-    fixed: set[str] = set()
-    while True:
-        try:
-            make(**{name: value for name, value in common.items() if name not in fixed})
-        except FAILURES as error:
-            if (name := given_twice(error)) not in common.keys() - fixed:
-                return fixed  # another error comes again when the algorithm is made, and is then shown
-            fixed.add(name)
-        else:
-            return fixed
+    try:
+        given = make().origin.given
+    except FAILURES:
+        return set()  # the error comes again when the algorithm is made, and is then shown
+    return {name for name in given & common.keys() if not _takes(make, name, common[name])}
+
+
+def _takes(make: Callable[..., Any], name: str, value: Any) -> bool:
+    """Whether a user's own code lets this setting be given: to give it twice is a TypeError."""
+    try:
+        make(**{name: value})
+    except TypeError:
+        return False
+    except FAILURES:
+        return True
+    return True
 
 
 @dataclass(frozen=True)
@@ -114,10 +120,10 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     `stream` is explained at `simulate`.
     """
     experiment = _anywhere(experiment)
-    dataset = Part(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
-    model = _part("model", experiment.model, MODELS)
-    system = _part("system", experiment.system, SYSTEMS)
-    algorithms = [_part("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
+    dataset = Choice(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
+    model = _choice("model", experiment.model, MODELS)
+    system = _choice("system", experiment.system, SYSTEMS)
+    algorithms = [_choice("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     given = _distribute([dataset, model, system, *algorithms], experiment.set)
     drawn = _boxes(algorithms, experiment.box, given[3:])
 
@@ -173,7 +179,7 @@ def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experim
 def _spelt_out(
     experiment: Experiment,
     evaluate: Evaluate,
-    parts: list[Part],
+    parts: list[Choice],
     given: list[dict[str, Any]],
     drawn: list[dict[str, boxes.Choice]],
 ) -> Experiment:
@@ -195,7 +201,7 @@ def _spelt_out(
 
 
 def _chosen(
-    dataset: str, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
+    dataset: str, parts: list[Choice], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
 ) -> Iterator[Chosen]:
     """Each part with its usual settings, those of the dataset included, and with those it was given."""
     for part, values, box in zip(parts, given, [{}, {}, {}, *drawn], strict=True):
@@ -248,14 +254,14 @@ def _identity(experiment: Experiment, federation: Federation, system: Any) -> st
     return digest.hexdigest()
 
 
-def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
+def _by_dataset(part: Choice, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
     usual = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
     return usual | ({"mu": [known.mu]} if part.name == "fedprox" else {})
 
 
-def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _distribute(parts: list[Choice], given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each part, the values that `given` has for its settings: lists of values if the part is swept."""
     taken: list[dict[str, Any]] = [{} for _ in parts]
     # values for one named part come last, so they win
@@ -269,7 +275,7 @@ def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, A
     return taken
 
 
-def _assign(parts: list[Part], taken: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
+def _assign(parts: list[Choice], taken: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
     takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
     if not takers:
         _refuse(parts, name, value, only)
@@ -286,7 +292,9 @@ def _assign(parts: list[Part], taken: list[dict[str, Any]], name: str, value: An
             raise InputError(name, value, "should be different values")
 
 
-def _boxes(parts: list[Part], given: Mapping[str, Any], values: list[dict[str, Any]]) -> list[dict[str, boxes.Choice]]:
+def _boxes(
+    parts: list[Choice], given: Mapping[str, Any], values: list[dict[str, Any]]
+) -> list[dict[str, boxes.Choice]]:
     """For each algorithm, the ranges and values of its settings that points are drawn from."""
     taken: list[dict[str, boxes.Choice]] = [{} for _ in parts]
     flat = {name: choice for name, choice in given.items() if not isinstance(choice, Mapping)}
@@ -314,7 +322,7 @@ ELSEWHERE = {  # what other libraries call a setting
 }
 
 
-def _refuse(parts: list[Part], name: str, value: Any, only: str | None, field: str = "set") -> None:
+def _refuse(parts: list[Choice], name: str, value: Any, only: str | None, field: str = "set") -> None:
     """Raise an error that names the parts with this setting, or else suggests a similar setting."""
     everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
     everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]

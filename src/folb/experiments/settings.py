@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import inspect
 import math
-import re
 import sys
 import traceback
 import types
@@ -178,7 +177,7 @@ def naming_own_files(names: Sequence[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Part:
+class Choice:
     """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
 
     name: str
@@ -195,9 +194,6 @@ class Part:
             raise
         except FAILURES as error:
             if self.own:
-                if (fixed := given_twice(error)) in values:
-                    expected = f"is given in the code of {self.name} already, and cannot be set"
-                    raise InputError(fixed, values[fixed], expected) from error
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
@@ -206,17 +202,11 @@ class Part:
         return made
 
 
-def given_twice(error: BaseException) -> str:
-    """The setting that a user's code gives itself, and was also given to it; "" if that is not the error."""
-    found = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
-    return found[1] if isinstance(error, TypeError) and found is not None else ""
-
-
-def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
+def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Choice:
     """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
     if ".py:" not in name:
         constructor = registry[choose(field, name, registry)]
-        return Part(name, constructor, settings(constructor))
+        return Choice(name, constructor, settings(constructor))
     constructor, short = from_file(field, name), name.rpartition(":")[2]
     try:
         known = settings(constructor)
@@ -227,4 +217,4 @@ def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]
         if isinstance(one.default, float) and not math.isfinite(one.default):
             expected = f"should be a finite number, as the default of a keyword of {short}; or None, for none"
             raise InputError(one.name, one.default, expected)
-    return Part(short, constructor, known, own=True)
+    return Choice(short, constructor, known, own=True)

@@ -1,7 +1,7 @@
 """The work of a round's devices: the proximal solve, gradients and losses, what they send, and how it arrives.
 
-Every function takes the devices of a round as K slots and returns stacks. With `side_by_side` the slots are computed so;
-one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks; with `side_by_side` they are computed so. One
+after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
 """
 
 from __future__ import annotations

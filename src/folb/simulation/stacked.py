@@ -113,10 +113,10 @@ def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
 def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = ENDLESS) -> int:
     """How many stacked runs take half of `memory` bytes: an estimate from shapes alone, and at least 1.
 
-    A run needs its state before, during and after a round. With `side_by_side` it also needs about eight models for each
-    of its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that are
-    computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its share of
-    three windows (the previous, the current and the next), and a window may be twice as large as its content.
+    A run needs its state before, during and after a round. With `side_by_side` it also needs about eight models for
+    each of its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples
+    that are computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its
+    share of three windows (the previous, the current and the next), and a window may be twice as large as its content.
     """
     model, train, K = problem.model, problem.train, algorithm.selection.K
     state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
