@@ -28,7 +28,7 @@ from folb.core.algorithms import ALGORITHMS
 from folb.core.own_code import own_code
 from folb.core.round import State
 from folb.core.upload import GAMMA
-from folb.errors import POSITIVE_NUMBER, SHARE, SINGLE, InputError
+from folb.errors import SINGLE, InputError
 from folb.flower.open_round import OpenRound
 from folb.flower.strategy_settings import StrategySettings
 from folb.measures import is_measure, measure
@@ -36,6 +36,7 @@ from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
 from folb.store import checkpoint, directory, environment, experiment_file, lock
+from folb.store.experiment_file import POSITIVE_NUMBER, SHARE
 from folb.store.round_lines import as_run
 
 CARRIER = "flower"

@@ -34,7 +34,11 @@ from typing import Any, Literal
 
 from folb import atomic
 from folb.atomic import regular
-from folb.errors import (
+from folb.errors import InputError
+from folb.measures import ACCURACY, Measure, is_measure, measure
+from folb.results.run import Run
+from folb.store import experiment_file
+from folb.store.experiment_file import (
     COUNT,
     NAME,
     POSITIVE,
@@ -45,14 +49,10 @@ from folb.errors import (
     TAGS,
     TEXT,
     TRUTH,
-    InputError,
     Kind,
     check_fields,
     many,
 )
-from folb.measures import ACCURACY, Measure, is_measure, measure
-from folb.results.run import Run
-from folb.store import experiment_file
 from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import ROUNDS as ROUNDS
 from folb.store.round_lines import as_run, parsed

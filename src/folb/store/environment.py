@@ -19,11 +19,12 @@ import numpy as np
 
 from folb import __version__, atomic
 from folb.core.algorithm import Algorithm
-from folb.errors import NAME, TAGS, InputError
+from folb.errors import InputError
 from folb.measures import ACCURACY
 from folb.results import summary
 from folb.store import lock
 from folb.store.directory import ENVIRONMENT, read
+from folb.store.experiment_file import NAME, TAGS
 
 # what may change a result's last digit
 PROGRAM = ("folb", "python", "jax", "jaxlib", "numpy", "machine", "device", "accelerators", "memory", "stream")

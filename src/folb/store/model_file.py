@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from folb import atomic, npz
-from folb.errors import SEED, TABLE, TEXT, InputError, Kind, check_fields, many, whole
+from folb.errors import InputError
+from folb.store.experiment_file import SEED, TABLE, TEXT, Kind, check_fields, many, whole
 from folb.typing import Params
 
 ABOUT = "about"

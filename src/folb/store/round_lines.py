@@ -17,10 +17,11 @@ import numpy as np
 
 from folb import atomic
 from folb.atomic import regular
-from folb.errors import COUNT, POSITIVE, SINGLE, SIZE, TEXT, TRUTH, Kind, many, number, optional
+from folb.errors import SINGLE
 from folb.measures import ACCURACY, is_measure, is_regression
 from folb.results import summary
 from folb.results.run import Run
+from folb.store.experiment_file import COUNT, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
 from folb.typing import NDArray
 
 ROUNDS = "rounds.jsonl"
