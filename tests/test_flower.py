@@ -39,7 +39,7 @@ from folb.flower import (
     protocol,
     run_directory,
 )
-from folb.flower.mailbox import SLACK
+from folb.flower.roster import SLACK
 from folb.report import payload
 from folb.store import checkpoint, directory
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from folb import atomic
 from folb.atomic import regular
-from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.own_code import own_code
@@ -253,35 +252,6 @@ def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]
     slots = zip(opened.who(first), first.chosen.times, opened.weights, strict=True)
     weight = {k: float(str(value)) for k, times, value in slots if times > 0}  # with only the digits of 32 bits
     return [weight[k] for k in identities]
-
-
-class Budget:
-    """The epsilon of a private run, whose devices are drawn from `N` or more.
-
-    A round that was interrupted is repeated and counts twice: its devices answer twice.
-    """
-
-    def __init__(self, algorithm: Algorithm, N: int, record: RunRecord | None = None) -> None:
-        self.algorithm, self.N, self.record = algorithm, N, record
-        self.asked = 0 if record is None else record.asked  # the rounds that devices were asked for
-
-    @property
-    def epsilon(self) -> float | None:
-        """What all rounds so far have spent; None if the run is not private."""
-        return None if self.algorithm.privacy is None else privacy.spent(self.algorithm, self.N, self.asked)
-
-    def covers(self, t: int) -> bool:
-        """Whether the budget is enough for round t. If it is, the round counts from now on."""
-        if self.algorithm.privacy is None:
-            return True
-        self.asked += 1
-        most = self.algorithm.privacy.epsilon
-        if most is not None and (self.epsilon or 0.0) > float(most):
-            log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
-            return False
-        if self.record is not None:
-            self.record.ask(self.asked)
-        return True
 
 
 @contextlib.contextmanager

@@ -29,16 +29,13 @@ from folb.core.average import ServerModel
 from folb.core.round import State
 from folb.core.upload import DELTA, Upload
 from folb.errors import check, check_whole
-from folb.flower import evaluation, protocol
-from folb.flower.device_draw import draw
-from folb.flower.mailbox import Mailbox
-from folb.flower.open_round import Notes, OpenRound, close, noisy, shifts
+from folb.flower import protocol
+from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluation_messages, evaluation_metrics
+from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, questions, shifts
 from folb.flower.protocol import Arrays
-from folb.flower.questions import forms, questions
-from folb.flower.remembered import Admission, Remembered
 from folb.flower.replies import Form
-from folb.flower.roster import Roster
-from folb.flower.run_directory import Budget, RunRecord, RunSettings, recording, round_line
+from folb.flower.roster import Mailbox, Roster
+from folb.flower.run_directory import RunRecord, RunSettings, recording, round_line
 from folb.flower.strategy_settings import StrategySettings, check_in
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
@@ -321,12 +318,12 @@ class FederatedStrategy(Strategy):
         """Ask a share of the devices for their metrics of the model."""
         opened = self.opened
         given = (self.settings, self.round_seconds, arrays)
-        self.evaluating = [] if opened is None else evaluation.messages(opened, *given)
+        self.evaluating = [] if opened is None else evaluation_messages(opened, *given)
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The devices' metrics, weighted by their samples."""
-        return evaluation.collected(self._round, self.evaluating, replies)
+        return evaluation_metrics(self._round, self.evaluating, replies)
 
 
 def _checked_model(arrays: ArrayRecord) -> Arrays:
