@@ -12,7 +12,7 @@ import logging
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class FederatedStrategy(Strategy):
         self.mailbox: Mailbox | None = None
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
+        self.forms: Mapping[str, Form] = {}  # what each upload must be
         self.opened: OpenRound | None = None
         self.evaluating: list[Message] = []
         self.warned = False
@@ -112,7 +113,6 @@ class FederatedStrategy(Strategy):
         self.admission, self.budget = Admission(), Budget(self.algorithm, least)
         self.summary()
         state = self._begin(model)
-        self._forms(self.algorithm, model)  # an upload that cannot be sent is an error now, and not in the first round
         if self.settings.directory is None:
             return self._rounds(grid, state, num_rounds, evaluate_fn, None)
         about = RunSettings(self.settings, self.algorithm, num_rounds, type(self).__name__)
@@ -176,6 +176,8 @@ class FederatedStrategy(Strategy):
         """The state before the first round."""
         state, own = core_round.begin(self.algorithm, model)
         self.remembered = Remembered(own)
+        # an upload that cannot be sent is an error now, and not in the first round
+        self.forms = forms(self.algorithm, (*self.further, *self.uploads(self.algorithm)), model)
         return state._replace(devices=self.remembered.packed())
 
     def _kept(self, arrays: ArrayRecord) -> ArrayRecord:
@@ -220,13 +222,10 @@ class FederatedStrategy(Strategy):
         members = self.roster.present(mailbox)
         notes, began = Notes(self.roster.rejections(mailbox), epsilon=self.budget.epsilon), time.monotonic()
         algorithm = core_round.with_step_size(self.settings.sized(self.algorithm, len(members)), state, t)
-        known, seed = self._forms(algorithm, params), np.uint32(self.settings.seed)
-        asked = questions(algorithm, state, t, arrays, known, seed, seconds=self.round_seconds, replay=self.replay)
+        seed = np.uint32(self.settings.seed)
+        asked = questions(algorithm, state, t, arrays, self.forms, seed, seconds=self.round_seconds, replay=self.replay)
         N = len({member.identity for member in members} | set(self.remembered.met))
         return OpenRound(asked, state, members, self.uploads(algorithm), N, notes, began)
-
-    def _forms(self, algorithm: Algorithm, params: Arrays) -> dict[str, Form]:
-        return forms(algorithm, (*self.further, *self.uploads(algorithm)), params)
 
     def _warn(self, opened: OpenRound) -> None:
         """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
