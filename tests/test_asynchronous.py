@@ -17,7 +17,7 @@ from test_family import full_gradient, mean, model, sgd
 from test_slots import BATCH, FEDERATION, LR, MODEL, SEED, furthest, samples, simulated
 
 from folb import InputError, algorithms, compose, rules, simulate, system
-from folb.core import multiset, samplings, selection
+from folb.core import randomness, samplings, selection
 from folb.core.randomness import HOME, SERVER, uniform, words
 from folb.core.system import Effort
 from folb.flower import FederatedStrategy
@@ -267,9 +267,9 @@ def test_another_device_is_none_of_the_others(kind):
 
     def one(word):
         if kind == "uniform":
-            return multiset.another_uniform(word, others, N=6)
+            return randomness.another_uniform(word, others, N=6)
         if kind == "samples":
-            return multiset.another_by_samples(word, others, start=start, size=size)
+            return randomness.another_by_samples(word, others, start=start, size=size)
         share = jnp.full(6, 1 / 6)
         known = selection.Known(1, 2, True, start, size, share)
         return selection.drawing(

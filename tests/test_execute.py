@@ -13,7 +13,7 @@ import folb
 from folb import Experiment, InputError
 from folb.experiments import execute
 from folb.experiments.experiment import to_toml
-from folb.experiments.plan import plan
+from folb.experiments.plan import Plan, plan
 from folb.report import figures
 from folb.simulation import program, stacked
 from folb.store import checkpoint, directory, lock
@@ -200,9 +200,9 @@ def test_the_results_that_again_replaces_stay_until_the_new_ones_are_there(plann
     def fails(*args):
         raise MemoryError
 
-    for place, name in ((execute.Simulation, "run"), (execute, "about_model")):
+    for place, name, fault in ((execute.Simulation, "run", fails), (Plan, "about_models", property(fails))):
         with monkeypatch.context() as patch:  # before the first round: nothing has happened
-            patch.setattr(place, name, fails)
+            patch.setattr(place, name, fault)
             with pytest.raises(MemoryError):
                 execute.run_plan(planned, directory=path, again=True)
         assert content(path) == content(whole)

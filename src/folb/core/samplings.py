@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 
 from folb.core import randomness
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.multiset import (
+from folb.core.randomness import (
     Multiset,
     another_by_samples,
     another_uniform,

@@ -18,7 +18,7 @@ from jax import Array
 
 from folb.core import randomness
 from folb.core.memory import DeviceMemory
-from folb.core.multiset import (
+from folb.core.randomness import (
     Multiset,
     chosen,
     draw,

@@ -19,7 +19,6 @@ from folb import atomic
 from folb.atomic import regular
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
-from folb.experiments.kept_model import about_model
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
 from folb.measures import FAIRNESS
@@ -238,7 +237,7 @@ def _perform(
     check_place(path, planned, again, accelerators)
     # this comes first: an experiment that cannot run must clear nothing, and a user's own file may change later
     simulation = ready(planned, accelerators)
-    about = about_model(planned) if start.keep_model else None
+    about = planned.about_models if start.keep_model else None
     # matplotlib draws the picture at the end. It takes half a second to load, so it loads while rounds are played,
     # but only after every run has begun: before that, the interpreter is busy with lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))

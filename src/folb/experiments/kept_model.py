@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,9 +21,6 @@ from folb.store import directory, model_file
 from folb.store.directory import RunDirectory
 from folb.store.reading import read as find
 from folb.typing import NDArray, Params
-
-if TYPE_CHECKING:
-    from folb.experiments.plan import Plan
 
 BLOCK = 256  # samples predicted at once
 SAVED = "`folb compare --again` saves it, without --no-model; the studies save none"
@@ -193,26 +189,5 @@ def _check_own(file: Path, about: Mapping[str, Any]) -> None:
     instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
     if not file.is_file():
         raise InputError("model", about["model"], f"there is no file {file} any more; {instead}")
-    if "sha256" in about and _digest(file) != about["sha256"]:
+    if "sha256" in about and model_file.digest(file) != about["sha256"]:
         raise InputError("model", about["model"], f"has changed since the run; {instead}")
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def about_model(planned: Plan) -> dict[str, Any]:
-    """What model.npz says about the models of an experiment."""
-    name, federation = planned.experiment.model, planned.federation
-    model_file.leaves(params_like(planned.model))  # before a round: raises if names collide
-    own = {"sha256": _digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
-    names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
-    return {
-        "model": name,
-        "settings": dict(planned.experiment.set.get(name.rpartition(":")[2] if own else name, {})),
-        "shape": list(federation.shape),
-        "classes": federation.classes,
-        "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in planned.runs],
-        **names,
-        **own,
-    }

@@ -36,7 +36,9 @@ from folb.experiments.settings import (
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
+from folb.models.model import params_like
 from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, usual
+from folb.store import model_file
 from folb.store.environment import about_runs
 
 
@@ -112,6 +114,23 @@ class Plan(Settled):
     def note(self) -> str:
         """What every output repeats: a warning about the data, and what is evaluated if it is a sample."""
         return "; ".join(filter(None, (self.federation.note, self.sampling)))
+
+    @property
+    def about_models(self) -> dict[str, Any]:
+        """What model.npz says about the models."""
+        name, federation = self.experiment.model, self.federation
+        model_file.leaves(params_like(self.model))  # before a round: raises if names collide
+        own = {"sha256": model_file.digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
+        names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
+        return {
+            "model": name,
+            "settings": dict(self.experiment.set.get(name.rpartition(":")[2] if own else name, {})),
+            "shape": list(federation.shape),
+            "classes": federation.classes,
+            "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in self.runs],
+            **names,
+            **own,
+        }
 
 
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from folb.core import privacy, selection, tree, vector
 from folb.core import round as core_round
 from folb.core.algorithm import Algorithm
-from folb.core.multiset import Multiset
+from folb.core.randomness import Multiset
 from folb.core.selection import Known, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System

@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from folb.core import gaussian, privacy, vector
 from folb.core import round as core_round
 from folb.core.algorithm import Algorithm
-from folb.core.multiset import Multiset
 from folb.core.privacy import Noise
+from folb.core.randomness import Multiset
 from folb.core.round import Closed, State
 from folb.core.rules import Gradients, Round
 from folb.core.upload import DELTA, ENCODED, GAMMA, GRAD, Upload

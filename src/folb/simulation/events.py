@@ -16,10 +16,9 @@ from jax import Array
 from folb.core import randomness
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY, Queue, sending
-from folb.core.round import Exchange, managed
+from folb.core.round import Exchange, managed, sizes
 from folb.core.selection import Draw
 from folb.core.system import Effort
-from folb.core.traffic import sizes
 from folb.errors import InputError
 from folb.simulation.problem import Problem
 from folb.typing import Params

@@ -13,8 +13,8 @@ from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY
 from folb.core.memory import Rows, empty, gathered, scattered, started
-from folb.core.multiset import Multiset
 from folb.core.privacy import luck, with_noise
+from folb.core.randomness import Multiset
 from folb.core.round import (
     Chosen,
     Closed,

@@ -21,8 +21,7 @@ from jax import Array
 
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.round import State, upload_shape
-from folb.core.traffic import Sizes, nbytes, sizes
+from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.algorithm import Algorithm
-from folb.core.multiset import Multiset
-from folb.core.round import Exchange, managed
+from folb.core.randomness import Multiset
+from folb.core.round import Exchange, Sizes, managed, sizes
 from folb.core.selection import candidates
 from folb.core.system import Effort, System, asked_for, times_bytes
 from folb.core.trace import Trace
-from folb.core.traffic import Sizes, sizes
 from folb.simulation.problem import Problem
 from folb.typing import Params
 

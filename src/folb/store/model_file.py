@@ -6,6 +6,7 @@ shape of a sample, the classes, and the runs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,11 @@ def leaves(model: Params) -> dict[str, Any]:
             "model: names", sorted(named), "should still differ when nested names are joined by dots, as in a.b"
         )
     return named
+
+
+def digest(file: Path) -> str:
+    """What tells a user's own file with a model from what it was before."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def nbytes(like: Params) -> int:
