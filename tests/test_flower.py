@@ -261,7 +261,7 @@ def test_a_second_claim_to_an_identity_is_refused(federation, model):
     grid, strategy = InProcessGrid(apps(federation), tamper=impostor), plain(algorithms.fedavg(K=5))
     strategy.start(grid, initial(model), num_rounds=2)
     assert len(strategy.opened.members) == federation.N - 1
-    claimed = [reason for reason in strategy.roster.told if "claims to be device 2" in reason]
+    claimed = [reason for reason in strategy.roster.reported if "claims to be device 2" in reason]
     assert len(claimed) == 1
     holder = strategy.roster.holders[2]
     other = ({grid.node(2), grid.node(6)} - {holder}).pop()
