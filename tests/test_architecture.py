@@ -82,7 +82,7 @@ def test_imports_point_downwards(module):
 
 def test_a_wrong_import_is_found():
     assert complaints("core.rules", "from folb.simulation import play")
-    assert complaints("store.lock", "def f():\n    from folb.cli.main import main")
+    assert complaints("store.directory", "def f():\n    from folb.cli.main import main")
     assert complaints("report.figures", "from rich.table import Table")
     assert complaints("core.rules", "from folb import simulate")
     assert complaints("core.rules", "import folb\ndef f():\n    return folb.simulate()")

@@ -22,7 +22,7 @@ from folb.core.randomness import HOME, SERVER, uniform, words
 from folb.core.system import Effort
 from folb.flower import FederatedStrategy
 from folb.simulation.events import PATIENCE
-from folb.store import checkpoint
+from folb.store import run_arrays
 from folb.theory import audit
 
 N = FEDERATION.N
@@ -219,8 +219,8 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         simulated(algorithm("fedbuff"), rounds=50, system=UNEVEN, checkpoints=tmp_path, observe=stop)
-    taken, load = [], checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *args: taken.append(load(*args)) or taken[-1])
+    taken, load = [], run_arrays.load_checkpoint
+    monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: taken.append(load(*args)) or taken[-1])
     again = simulated(algorithm("fedbuff"), rounds=50, system=UNEVEN, checkpoints=tmp_path)
     assert 1 < taken[0][0] < 50
     for name in ("devices", "times", "lost", "seconds", "bytes_down", "test_accuracy", "train_loss"):

@@ -16,7 +16,7 @@ from folb.experiments.experiment import to_toml
 from folb.experiments.plan import Plan, plan
 from folb.report import figures
 from folb.simulation import program, stacked
-from folb.store import checkpoint, directory, lock
+from folb.store import directory, lock, run_arrays
 
 FIELDS = {
     "dataset": "synthetic_1_1",
@@ -50,8 +50,8 @@ def whole(planned, tmp_path_factory):
 @pytest.fixture
 def often(monkeypatch):
     """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 7."""
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
-    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
+    monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
+    monkeypatch.setattr(run_arrays, "SHARE", 1e9)
     monkeypatch.setattr(stacked, "CHUNK_SECONDS", 1e6)
 
 

@@ -41,7 +41,7 @@ from folb.flower import (
 )
 from folb.flower.roster import SLACK
 from folb.report import payload
-from folb.store import checkpoint, directory
+from folb.store import directory, run_arrays
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -957,7 +957,7 @@ def test_a_record_without_a_sound_checkpoint_is_not_emptied(federation, model, t
             file.write_bytes(file.read_bytes()[:-40])
         elif damage == "of fewer arrays":
             mark = directory.read(tmp_path).environment["identity"]
-            checkpoint.save(file.parent, 0, mark, int(file.stem.partition("-")[2]), [np.zeros(3)])
+            run_arrays.save_checkpoint(file.parent, 0, mark, int(file.stem.partition("-")[2]), [np.zeros(3)])
         else:
             file.unlink()
     if damage == "gone with their folder":

@@ -205,8 +205,8 @@ def test_metrics_change_nothing_else(whole, plain):
 
 
 def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("folb.store.checkpoint.SECONDS", 0.0)
-    monkeypatch.setattr("folb.store.checkpoint.SHARE", 1e9)
+    monkeypatch.setattr("folb.store.run_arrays.SECONDS", 0.0)
+    monkeypatch.setattr("folb.store.run_arrays.SHARE", 1e9)
 
     def stop(i, first, part):
         if first + len(part.seconds) > 3:

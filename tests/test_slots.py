@@ -31,7 +31,7 @@ from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
 from folb.flower.protocol import Task
-from folb.store import checkpoint
+from folb.store import run_arrays
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -110,7 +110,7 @@ def kill_and_resume(algorithm, after, path, monkeypatch, **settings):
         if first + len(part.seconds) > after:
             raise KilledError
 
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+    monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
     with pytest.raises(KilledError):
         simulated(algorithm, checkpoints=path, observe=kill, **settings)
     assert any(path.iterdir())

@@ -22,7 +22,7 @@ from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 from folb.simulation import stacked
-from folb.store import checkpoint, directory, lock
+from folb.store import directory, lock, run_arrays
 from folb.store.round_lines import Recorder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -50,8 +50,8 @@ def whole(planned, tmp_path_factory):
 @pytest.fixture
 def often(monkeypatch):
     """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 16, 9."""
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
-    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
+    monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
+    monkeypatch.setattr(run_arrays, "SHARE", 1e9)
     monkeypatch.setattr(stacked, "CHUNK_SECONDS", 1e6)
 
 
@@ -252,10 +252,12 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
     """A damaged checkpoint is never loaded without a warning, and the one before it is used instead."""
     tree = {"w": np.arange(60, dtype=np.float32).reshape(6, 10), "n": np.int32(3)}
     for t in (2, 3, 4, 5):
-        checkpoint.save(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
-    assert [path.name for path in checkpoint.kept(tmp_path, 0)] == [f"0-00000000{t}.checkpoint" for t in (5, 4, 3)]
-    assert checkpoint.load(tmp_path, 0, "another simulation", tree) is None
-    last = checkpoint.kept(tmp_path, 0)[0]
+        run_arrays.save_checkpoint(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
+    assert [path.name for path in run_arrays.checkpoints(tmp_path, 0)] == [
+        f"0-00000000{t}.checkpoint" for t in (5, 4, 3)
+    ]
+    assert run_arrays.load_checkpoint(tmp_path, 0, "another simulation", tree) is None
+    last = run_arrays.checkpoints(tmp_path, 0)[0]
     content = last.read_bytes()
     rng = random.Random(0)
     for case in range(300):
@@ -278,20 +280,20 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
                 damaged[at:at] = bytes([rng.randrange(256)])
         last.write_bytes(damaged)
         caplog.clear()
-        t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+        t, loaded = run_arrays.load_checkpoint(tmp_path, 0, "mark", tree)
         assert t == 4 and np.array_equal(loaded["w"], 4 * tree["w"])
         assert "is damaged; trying the one before" in caplog.text
     last.write_bytes(content)
-    assert checkpoint.load(tmp_path, 0, "mark", tree)[0] == 5
+    assert run_arrays.load_checkpoint(tmp_path, 0, "mark", tree)[0] == 5
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_checkpoint_of_more_or_fewer_arrays_is_passed_over(tmp_path, caplog, count):
     """As another version of folb may have left it."""
     tree = {"w": np.arange(3.0), "n": np.int32(3)}
-    checkpoint.save(tmp_path, 0, "mark", 2, tree)
-    checkpoint.save(tmp_path, 0, "mark", 3, [np.zeros(2)] * count)
-    t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+    run_arrays.save_checkpoint(tmp_path, 0, "mark", 2, tree)
+    run_arrays.save_checkpoint(tmp_path, 0, "mark", 3, [np.zeros(2)] * count)
+    t, loaded = run_arrays.load_checkpoint(tmp_path, 0, "mark", tree)
     assert t == 2 and np.array_equal(loaded["w"], tree["w"])
     assert f"0-000000003.checkpoint has {count} arrays, but should have 2; trying the one before" in caplog.text
 

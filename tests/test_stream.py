@@ -13,7 +13,7 @@ from folb.cli import main
 from folb.data.federation import Federation, Split
 from folb.simulation import problem as problems
 from folb.simulation import program, settled, stacked
-from folb.store import checkpoint
+from folb.store import run_arrays
 
 SIZES = [20, 31, 45, 150, 12, 60, 300, 25]
 FEDERATION = data.load("synthetic_1_1", sizes=SIZES)
@@ -105,7 +105,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options, checkpoints=tmp_path, observe=interrupt)
-    assert not streaming() and len(checkpoint.kept(tmp_path, 0)) == 1
+    assert not streaming() and len(run_arrays.checkpoints(tmp_path, 0)) == 1
     seen = []
     again = simulate(
         FEDERATION,

@@ -24,7 +24,7 @@ from folb.results.run import Run
 from folb.simulation import problem as problems
 from folb.simulation import program, stacked
 from folb.simulation import simulate as simulator
-from folb.store import checkpoint, directory
+from folb.store import directory, run_arrays
 from folb.store.environment import memory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -423,8 +423,8 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
     assert main([*SEARCH, "--again"]) == 130
     assert f"resume with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
     monkeypatch.setattr(execute, "run_plan", run_plan)
-    loaded, load = [], checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    loaded, load = [], run_arrays.load_checkpoint
+    monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert found(capsys, *SEARCH) == whole[1]
     assert [one is not None for one in loaded] == [True]  # of the grid; the winner had not begun
 

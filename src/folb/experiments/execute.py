@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from folb import atomic
 from folb.atomic import regular
+from folb.core.round import nbytes
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
 from folb.experiments.plan import Plan, plan
@@ -29,11 +30,12 @@ from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.simulate import FirstLook, Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
-from folb.store import lock, model_file
+from folb.store import lock
 from folb.store.directory import RunDirectory
 from folb.store.environment import GIVEN, PROGRAM, checked_name, give_name, program, with_name, write_environment
 from folb.store.reading import read
 from folb.store.round_lines import Recorder
+from folb.store.run_arrays import save_models
 
 NAMES = 100_000  # the most characters of devices' names, or of classes', that environment.json has
 
@@ -65,7 +67,7 @@ class Start(NamedTuple):
         """How many bytes model.npz will take, about; 0 if it is not kept."""
         if not self.keep_model:
             return 0
-        return self.runs * model_file.nbytes(params_like(self.plan.model))
+        return self.runs * nbytes(params_like(self.plan.model))
 
 
 OnStart = Callable[[Start], None]
@@ -375,7 +377,7 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, A
     If it is killed before the results are written, the checkpoints have everything; later, `_complete` does the rest.
     """
     if about is not None:
-        model_file.save(path / store.MODEL, about, [run.params for run in runs])
+        save_models(path / store.MODEL, about, [run.params for run in runs])
     else:
         (path / store.MODEL).unlink(missing_ok=True)  # of earlier rounds
     stored = store.read(path)

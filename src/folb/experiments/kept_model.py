@@ -17,9 +17,10 @@ from folb.experiments.settings import chosen_by_name, naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
 from folb.models.model import params_like
-from folb.store import directory, model_file
+from folb.store import directory
 from folb.store.directory import RunDirectory
 from folb.store.reading import read as find
+from folb.store.run_arrays import digest, is_described, read_about, read_model
 from folb.typing import NDArray, Params
 
 BLOCK = 256  # samples predicted at once
@@ -125,17 +126,17 @@ def load_model(
     have on Flower, needs `model`.
     """
     path = _file(run)
-    if model is not None and not model_file.is_described(path):
+    if model is not None and not is_described(path):
         like = params_like(model)
-        return KeptModel(model_file.read_model(path, None, like), model, str(model), "", 0, None, ())
-    about = model_file.read_about(path)
+        return KeptModel(read_model(path, None, like), model, str(model), "", 0, None, ())
+    about = read_about(path)
     number = _chosen(path, about["runs"], algorithm, seed)
     shape, classes = tuple(about["shape"]), about["classes"]
     with naming_own_files([about["model"]]):
         built = _built(path, about, shape, classes) if model is None else model
         like = params_like(built)
     return KeptModel(
-        params=model_file.read_model(path, number, like),
+        params=read_model(path, number, like),
         model=built,
         name=about["model"],
         algorithm=about["runs"][number]["algorithm"],
@@ -189,5 +190,5 @@ def _check_own(file: Path, about: Mapping[str, Any]) -> None:
     instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
     if not file.is_file():
         raise InputError("model", about["model"], f"there is no file {file} any more; {instead}")
-    if "sha256" in about and model_file.digest(file) != about["sha256"]:
+    if "sha256" in about and digest(file) != about["sha256"]:
         raise InputError("model", about["model"], f"has changed since the run; {instead}")

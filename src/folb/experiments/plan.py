@@ -38,8 +38,8 @@ from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
 from folb.models.model import params_like
 from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, usual
-from folb.store import model_file
 from folb.store.environment import about_runs
+from folb.store.run_arrays import digest, leaves
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -119,8 +119,8 @@ class Plan(Settled):
     def about_models(self) -> dict[str, Any]:
         """What model.npz says about the models."""
         name, federation = self.experiment.model, self.federation
-        model_file.leaves(params_like(self.model))  # before a round: raises if names collide
-        own = {"sha256": model_file.digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
+        leaves(params_like(self.model))  # before a round: raises if names collide
+        own = {"sha256": digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
         names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
         return {
             "model": name,

@@ -34,7 +34,7 @@ from folb.measures import is_measure, measure
 from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
-from folb.store import checkpoint, directory, environment, experiment_file, lock
+from folb.store import directory, environment, experiment_file, lock, run_arrays
 from folb.store.experiment_file import POSITIVE_NUMBER, SHARE
 from folb.store.round_lines import as_run
 
@@ -97,7 +97,7 @@ class RunSettings(NamedTuple):
         own = own_code((self.algorithm, system))
         trees = f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(system)}"
         program = f"{trees} {asked.objective} {shapes} {how}{own}"
-        return checkpoint.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
+        return run_arrays.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
 
 
 class RunRecord:
@@ -140,7 +140,7 @@ class RunRecord:
             expected = "holds another run: other settings, other code in a part of your own, a model of other arrays,"
             expected += " or another version of folb; choose another directory"
             raise InputError("directory", str(self.path), expected)
-        saved = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
+        saved = run_arrays.load_checkpoint(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
         if saved is None and there is not None and there.recorded():
             kept = f"has {len(there.rounds()[0])} recorded rounds, but no sound checkpoint to resume from"
             advice = f"put one back into {directory.CHECKPOINTS}/, or move the directory away to start over"
@@ -184,7 +184,9 @@ class RunRecord:
         self.state, self.devices = state, sorted({*self.devices, *devices})
         # the checkpoint comes first, so that a round in rounds.jsonl is never repeated
         texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
-        checkpoint.save(self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts))
+        run_arrays.save_checkpoint(
+            self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts)
+        )
         handle = os.open(self.path / directory.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             atomic.write(handle, _line(line))

@@ -40,7 +40,7 @@ from folb.simulation.program import (
     models_kept,
     one_round,
 )
-from folb.store import checkpoint
+from folb.store import run_arrays
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
 
@@ -173,14 +173,14 @@ class _Stack:
         """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
         # the samples count through their digest
         known = (self.problem.share, self.problem.system, privacy.without_key(self.algorithms), *self.inputs[2:])
-        return checkpoint.fingerprint(self.federation.digest + str(jax.make_jaxpr(one_round)(*self.inputs)), known)
+        return run_arrays.fingerprint(self.federation.digest + str(jax.make_jaxpr(one_round)(*self.inputs)), known)
 
     def resume(self, path: Path, number: int) -> None:
         """Go on from the latest checkpoint of this simulation, if there is one."""
-        if not checkpoint.kept(path, number):
+        if not run_arrays.checkpoints(path, number):
             return
         _, states, (nothing,) = self.at
-        saved = checkpoint.load(path, number, self.mark, (states, nothing))
+        saved = run_arrays.load_checkpoint(path, number, self.mark, (states, nothing))
         if saved is not None and saved[0] <= self.jobs[0].rounds + 1:
             t, (states, record) = saved
             self.at = (t, states, [record])
@@ -189,7 +189,7 @@ class _Stack:
         """Save a checkpoint; the seconds that it took."""
         began = time.perf_counter()
         t, states, chunks = self.at
-        checkpoint.save(path, number, self.mark, t, (states, joined(chunks)))
+        run_arrays.save_checkpoint(path, number, self.mark, t, (states, joined(chunks)))
         return time.perf_counter() - began
 
     def finished(self) -> dict[int, Run]:
@@ -241,7 +241,7 @@ def run_stacked(
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
                 length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
-                if kept is not None and now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
+                if kept is not None and now - saved > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
                     spent, saved = stack.keep(*kept), now
     finally:
         if kept is not None:

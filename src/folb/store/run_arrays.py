@@ -1,14 +1,21 @@
-"""model.npz: the models that the runs of an experiment ended with, and what is needed to use them.
+"""The arrays that a run leaves in files: where it left off, and the models that it ended with.
 
-Array `3/first.weight` is the leaf `first.weight` of run 3. `about` is a JSON text: the model's name and settings, the
-shape of a sample, the classes, and the runs.
+Files NUMBER-ROUND.checkpoint say where each program of stacked runs left off.
+A checkpoint is an npz followed by its SHA-256. The last few are kept: a damaged one is skipped, and the one before it
+is used. A checkpoint of another simulation is never used.
+
+model.npz has the models, and what is needed to use them. Array `3/first.weight` is the leaf `first.weight` of run 3.
+`about` is a JSON text: the model's name and settings, the shape of a sample, the classes, and the runs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +24,77 @@ import jax
 import numpy as np
 
 from folb import atomic, npz
+from folb.atomic import regular
 from folb.errors import InputError
 from folb.store.experiment_file import SEED, TABLE, TEXT, Kind, check_fields, many, whole
 from folb.typing import Params
+
+KEPT = 3
+SECONDS = 1.0  # between two checkpoints
+SHARE = 0.05  # largest part of the time spent on them
+
+log = logging.getLogger(__name__)
+
+
+def fingerprint(program: str, *trees: Any) -> str:
+    """A hash that tells one simulation from another: of the program of a round, and of its input values."""
+    # a function's address is new in every process
+    digest = hashlib.sha256(re.sub("0x[0-9a-f]+", "", program).encode())
+    for leaf in jax.tree.leaves(trees):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def save_checkpoint(directory: Path, number: int, mark: str, t: int, tree: Any) -> None:
+    """Save `tree`, the state of program `number` before round t, and keep only the last few checkpoints."""
+    arrays: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    content = io.BytesIO()
+    np.savez(content, mark=np.array(mark), t=np.array(t), **arrays)
+    body = content.getvalue()
+    atomic.replace(directory / f"{number}-{t:09d}.checkpoint", body + hashlib.sha256(body).digest())
+    for path in checkpoints(directory, number)[KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def checkpoints(directory: Path, number: int) -> list[Path]:
+    """The checkpoints of a program, the latest first."""
+    return sorted(directory.glob(f"{number}-*.checkpoint"), reverse=True)
+
+
+def load_checkpoint(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
+    """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
+    count, others = len(jax.tree.leaves(like)), 0
+    for path in checkpoints(directory, number):
+        try:
+            content = regular(path).read_bytes()
+        except OSError as error:
+            log.warning("%s cannot be read (%s); trying the one before", path, error.strerror)
+            continue
+        body, digest = content[:-32], content[-32:]
+        if hashlib.sha256(body).digest() != digest:
+            log.warning("%s is damaged; trying the one before", path)
+            continue
+        arrays = np.load(io.BytesIO(body), allow_pickle=False)
+        if str(arrays["mark"]) != mark:
+            others += 1
+            continue
+        names = [name for name in arrays if name.startswith("leaf")]
+        if len(names) != count:  # another version of folb saved a different state
+            log.warning("%s has %d arrays, but should have %d; trying the one before", path, len(names), count)
+            continue
+        leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
+        return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+    if others:
+        log.warning(
+            "%s: not resumed from, because another program wrote it: the code of a part may have changed", directory
+        )
+    return None
+
+
+def _typed(array: Any, like: Any) -> Any:
+    """The array with the type of `like`, if NumPy's format does not know it, such as bfloat16."""
+    return array.view(like.dtype) if array.dtype.kind == "V" else array
+
 
 ABOUT = "about"
 DIMENSIONS = 8  # of a sample, at most
@@ -36,7 +111,7 @@ SOMETIMES = {"class_names": many(TEXT), "sha256": TEXT}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED}
 
 
-def save(path: Path, about: Mapping[str, Any], models: Sequence[Params]) -> None:
+def save_models(path: Path, about: Mapping[str, Any], models: Sequence[Params]) -> None:
     """Write the models of all runs as one file, whole or not at all."""
     arrays = {f"{i}/{name}": leaf for i, model in enumerate(models) for name, leaf in leaves(model).items()}
     text: Any = np.array(json.dumps(about))
@@ -58,11 +133,6 @@ def leaves(model: Params) -> dict[str, Any]:
 def digest(file: Path) -> str:
     """What tells a user's own file with a model from what it was before."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def nbytes(like: Params) -> int:
-    """The bytes of a model's arrays; `like` has their shapes and types."""
-    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(like))
 
 
 def is_described(path: Path) -> bool:
