@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import folb
-from folb import Experiment, InputError
+from folb import Experiment, InputError, atomic
 from folb.experiments import execute
 from folb.experiments.experiment import to_toml
 from folb.experiments.plan import Plan, plan
 from folb.report import figures
 from folb.simulation import program, stacked
-from folb.store import directory, lock, run_arrays
+from folb.store import directory, run_arrays
 
 FIELDS = {
     "dataset": "synthetic_1_1",
@@ -387,7 +387,7 @@ def test_a_finished_run_without_its_picture_gets_it(planned, whole, tmp_path):
 
 def test_one_process_at_a_time(planned, whole, tmp_path):
     path = shutil.copytree(whole, tmp_path / "run")
-    with lock.claimed(path), pytest.raises(InputError, match=f"is being run by process {os.getpid()}"):
+    with atomic.claimed(path), pytest.raises(InputError, match=f"is being run by process {os.getpid()}"):
         execute.run_plan(planned, directory=path, again=True)
     assert content(path) == content(whole)
 

@@ -6,11 +6,11 @@ import os
 import pytest
 
 import folb
-from folb import InputError
+from folb import InputError, atomic
 from folb.cli import tables
 from folb.cli.main import main
 from folb.experiments.plan import plan
-from folb.store import directory, lock
+from folb.store import directory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -86,7 +86,7 @@ def test_a_tag_does_not_make_a_run_the_newest(capsys):
     os.utime(path, (1000, 1000))
     said(capsys, "tag", path.name, "--tags", "old")
     assert path.stat().st_mtime == 1000 and folb.read("last").tags == ["old"]
-    with lock.claimed(path):  # a process is running it
+    with atomic.claimed(path):  # a process is running it
         assert main(["tag", path.name, "--tags", "new"]) == 2
     assert "is being run by process" in capsys.readouterr().err
     assert main(["tag", path.name]) == 2

@@ -22,7 +22,7 @@ from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 from folb.simulation import stacked
-from folb.store import directory, lock, run_arrays
+from folb.store import directory, run_arrays
 from folb.store.round_lines import Recorder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -386,14 +386,14 @@ def test_altered_lines_are_set_right(planned, whole, tmp_path):
 
 
 def test_only_one_process_at_a_time(tmp_path):
-    with lock.claimed(tmp_path):
-        assert lock.holder(tmp_path)["pid"] == os.getpid()
-        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), lock.claimed(tmp_path):
+    with atomic.claimed(tmp_path):
+        assert atomic.holder(tmp_path)["pid"] == os.getpid()
+        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), atomic.claimed(tmp_path):
             pass
-    assert lock.holder(tmp_path) is None and not (tmp_path / directory.LOCK).exists()
+    assert atomic.holder(tmp_path) is None and not (tmp_path / directory.LOCK).exists()
     (tmp_path / directory.LOCK).write_text('{"pid": 1}')  # left by one that was killed
-    assert lock.holder(tmp_path) is None
-    with lock.claimed(tmp_path):
+    assert atomic.holder(tmp_path) is None
+    with atomic.claimed(tmp_path):
         pass
 
 

@@ -186,7 +186,7 @@ def _tag(options: argparse.Namespace) -> None:
 
 def _facts(stored: RunDirectory) -> Iterator[str]:
     """A run's state, its data, and the process that runs it or the command that resumes it."""
-    from folb.store import lock
+    from folb.atomic import holder
 
     done, total, _ = _progress(stored)
     environment = stored.environment
@@ -200,8 +200,8 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
     for what, key in (("classes", "class_names"), ("devices", "device_names")):
         if environment.get(key):
             yield one_line(f"the {what}, from 0 on: {', '.join(environment[key][:LISTED])}", LINE)
-    if stored.state == "running" and (holder := lock.holder(stored.path)):
-        yield f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}"
+    if stored.state == "running" and (process := holder(stored.path)):
+        yield f"run by process {process.get('pid')} on {process.get('host')}: {process.get('command')}"
     if stored.state == "interrupted":
         yield f"resume with: {stored.resume_command}"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folb import atomic
-from folb.atomic import regular
+from folb.atomic import check_free, claimed, regular
 from folb.core.round import nbytes
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
@@ -30,7 +30,6 @@ from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.simulate import FirstLook, Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
-from folb.store import lock
 from folb.store.directory import RunDirectory
 from folb.store.environment import GIVEN, PROGRAM, checked_name, give_name, program, with_name, write_environment
 from folb.store.reading import read
@@ -208,12 +207,12 @@ def run_plan(
         return store.read(path)
     if track is not None:
         trackers.check(track)
-    lock.check_free(path)
+    check_free(path)
     parallel.shared(True)
     new = not path.exists()
     atomic.directory(path)
     try:
-        with lock.claimed(path):
+        with claimed(path):
             stored = _perform(start, again, accelerators, track, given, on_start, observe)
     except InputError:
         if new:
@@ -405,7 +404,7 @@ def _complete(path: Path, planned: Plan) -> None:
     left = any((path / name).exists() for name in (store.CHECKPOINTS, store.REPLACED))
     if drawn and not left:
         return
-    with lock.claimed(path):
+    with claimed(path):
         if not drawn:
             picture = _picture(planned.experiment, planned.note, store.read(path).runs())
             atomic.replace(path / store.CURVES, picture)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from folb import atomic
-from folb.atomic import regular
+from folb.atomic import claimed, regular
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.own_code import own_code
@@ -34,7 +34,7 @@ from folb.measures import is_measure, measure
 from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
-from folb.store import directory, environment, experiment_file, lock, run_arrays
+from folb.store import directory, environment, experiment_file, run_arrays
 from folb.store.experiment_file import POSITIVE_NUMBER, SHARE
 from folb.store.round_lines import as_run
 
@@ -260,7 +260,7 @@ def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]
 def recording(path: Path, about: RunSettings, state: State) -> Iterator[RunRecord]:
     """The run directory, claimed until the run ends."""
     atomic.directory(path)
-    with lock.claimed(path):
+    with claimed(path):
         try:
             record = RunRecord(path, about, state)
         except OSError as error:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from folb import atomic
-from folb.atomic import regular
+from folb.atomic import LOCK, claimed, holder, regular
 from folb.errors import InputError
 from folb.measures import ACCURACY, Measure, is_measure, measure
 from folb.results.run import Run
@@ -53,7 +53,6 @@ from folb.store.experiment_file import (
     check_fields,
     many,
 )
-from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import ROUNDS as ROUNDS
 from folb.store.round_lines import as_run, parsed
 

@@ -18,11 +18,11 @@ import jaxlib.version
 import numpy as np
 
 from folb import __version__, atomic
+from folb.atomic import claimed, command, now
 from folb.core.algorithm import Algorithm
 from folb.errors import InputError
 from folb.measures import ACCURACY
 from folb.results import summary
-from folb.store import lock
 from folb.store.directory import ENVIRONMENT, read
 from folb.store.experiment_file import NAME, TAGS
 
@@ -44,8 +44,8 @@ def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
         "accelerators": accelerators,
         "memory": f"{memory() >> 30} GiB",  # which decides how many runs are stacked
         "stream": stream,
-        "command": lock.command(),
-        "started": lock.now(),
+        "command": command(),
+        "started": now(),
     }
 
 
@@ -102,7 +102,7 @@ def give_name(path: Path, given: Mapping[str, Any]) -> None:
     there, changed = read(path).environment, path.stat()
     if with_name(there, given) == there:
         return
-    with lock.claimed(path):
+    with claimed(path):
         write_environment(path, with_name(read(path).environment, given))
     with contextlib.suppress(OSError):  # another user's; runs are listed by when they changed, and this is no change
         os.utime(path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
