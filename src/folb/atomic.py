@@ -1,4 +1,7 @@
-"""Write files so that neither a crash nor a full disk leaves half a file, read only regular ones, and write to a directory alone."""
+"""Write files whole or not at all, read only regular ones, and claim a directory for one process.
+
+Neither a crash nor a full disk leaves half a file.
+"""
 
 from __future__ import annotations
 
