@@ -11,7 +11,6 @@ from jax import Array
 
 from folb.core import clock
 from folb.core.algorithm import Algorithm
-from folb.core.event_queue import NOBODY
 from folb.core.memory import Rows, empty, gathered, scattered, started
 from folb.core.privacy import luck, with_noise
 from folb.core.randomness import Multiset
@@ -19,6 +18,7 @@ from folb.core.round import (
     Chosen,
     Closed,
     Exchange,
+    Sizes,
     State,
     begin,
     close,
@@ -29,21 +29,20 @@ from folb.core.round import (
     sets,
     shared_words,
     shifts,
+    sizes,
     with_step_size,
 )
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, candidates, drawing
 from folb.core.solver import steps_of
-from folb.core.system import Effort, times_bytes
+from folb.core.system import Effort, asked_for, times_bytes
 from folb.core.tree import check_like
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.simulation import solve
 from folb.simulation.evaluate import gained
-from folb.simulation.events import arrivals, start_of
-from folb.simulation.problem import ENDLESS, Problem, poisoned
+from folb.simulation.problem import ENDLESS, Opening, Problem, opening, poisoned
 from folb.simulation.solve import Slots, Sources, computed, decoded, no_residuals, with_feedback
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
-from folb.simulation.timing import Timing, is_clocked, joined_late, opening, reached, timing
 from folb.typing import Params
 
 
@@ -74,7 +73,7 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
     N, how, codecs = len(problem.train.size), algorithm.selection, algorithm.compression
-    if is_clocked(problem.system):
+    if problem.clocked:
         state = state._replace(clock=clock.zero())
     if codecs.remembers:
         state = state._replace(residuals=no_residuals(state.params, N, rounds * how.K))
@@ -109,9 +108,11 @@ def play(
     model_at = model_sent(algorithm, state, key)
     opened = opening(problem, state.clock)
     draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
-    begun = _Begun(problem, algorithm, state, seed, t, draw, model_at)
+    begun = Begun(problem, algorithm, state, seed, t, draw, model_at)
     if algorithm.asynchrony is not None:
-        return _play_without_waiting(begun)
+        from folb.simulation.events import play_without_waiting  # it builds on this module
+
+        return play_without_waiting(begun)
     drawn, other = sets(draw, how, *luck(algorithm, seed, t)) if chosen is None else chosen
     drawn = reached(drawn, opened.online)
     timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
@@ -131,7 +132,7 @@ def play(
         second, fresh, gradients_only, wait = _second_set(begun, reached(other, opened.online), first)
         asked = jnp.concatenate([asked, fresh])
 
-    done = _work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
+    done = work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
     surveyed = _surveyed(begun, opened.online)
     info = Info(
         device=drawn.device,
@@ -148,7 +149,7 @@ def play(
     following = done.closed.state._replace(residuals=done.residuals)
     if timed is not None:
         info = info._replace(seconds=timed.began + info.seconds)
-    if is_clocked(problem.system):
+    if problem.clocked:
         following = following._replace(clock=state.clock.after(info.seconds))
     if jax.tree.leaves(done.closed.own):
         devices = scattered(state.devices, drawn.device, done.closed.updated & usable, done.closed.own)
@@ -156,7 +157,7 @@ def play(
     return following, info
 
 
-class _Begun(NamedTuple):
+class Begun(NamedTuple):
     """A round that has begun: what it depends on, how its devices are drawn, and the model that the server sends."""
 
     problem: Problem
@@ -179,7 +180,7 @@ class _First(NamedTuple):
     key: Array
 
 
-def _second_set(begun: _Begun, other: Multiset, first: _First) -> tuple[Gradients, Array, Array, Array]:
+def _second_set(begun: Begun, other: Multiset, first: _First) -> tuple[Gradients, Array, Array, Array]:
     """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take."""
     problem, algorithm, _, seed, t, draw, _ = begun
     drawn, effort, end, timed, here, key = first
@@ -210,7 +211,7 @@ def _second_set(begun: _Begun, other: Multiset, first: _First) -> tuple[Gradient
     return second, fresh, jnp.sum(fresh & usable), jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
 
-def _surveyed(begun: _Begun, online: Array | None) -> Array:
+def _surveyed(begun: Begun, online: Array | None) -> Array:
     """How many devices answered a survey before the draw."""
     how, N = begun.algorithm.selection, len(begun.problem.train.size)
     count = jnp.int32(0)
@@ -224,41 +225,6 @@ def _surveyed(begun: _Begun, online: Array | None) -> Array:
     return count
 
 
-def _play_without_waiting(begun: _Begun) -> tuple[State, Info]:
-    """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
-    problem, algorithm, state, seed, _, draw, model_at = begun
-    queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
-    usable = came.device != NOBODY
-    device = jnp.where(usable, came.device, 0)
-    words, effort = jax.vmap(lambda k, n: start_of(problem, algorithm, model_at, k, seed, n))(device, came.number)
-    slots = Slots(device, jnp.where(usable, effort.work, 0), words)
-    starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
-    staleness = jnp.where(usable, queue.steps - version, 0)
-    # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
-    key = shared_words(seed, 1)
-    done = _work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
-    records = {name: value for name, value in done.records.items() if value is not None}
-
-    def with_lost(values: Array) -> Array:
-        """The values of the replies, and 0 for each device that was lost."""
-        return jnp.pad(values, (0, len(came.gone)))
-
-    info = Info(
-        device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
-        times=with_lost(usable.astype(jnp.float32)),
-        lost=jnp.concatenate([jnp.zeros_like(usable), came.gone != NOBODY]),
-        asked=came.started,
-        surveyed=jnp.int32(0),
-        replied=came.replied,
-        gradients_only=jnp.int32(0),
-        seconds=came.seconds,
-        updated=done.closed.updated,
-        **{name: value if name == "attack" else with_lost(value) for name, value in records.items()},
-    )
-    queue = queue._replace(steps=queue.steps + done.closed.updated)
-    return done.closed.state._replace(queue=queue, residuals=done.residuals), info
-
-
 class _Done(NamedTuple):
     """A closed round, what its devices' codecs left out, and the records that were asked for."""
 
@@ -267,8 +233,8 @@ class _Done(NamedTuple):
     records: dict[str, Array | None]
 
 
-def _work_and_close(
-    begun: _Begun,
+def work_and_close(
+    begun: Begun,
     slots: Slots,
     times: Array,
     here: Params,
@@ -419,3 +385,58 @@ def efforts(
     """For each slot, two random words for its batches, and its device's effort in round t."""
     size = problem.train.size[chosen.device]
     return managed(problem.system, algorithm.solver, size, chosen.device, seed, t, exchange)
+
+
+def reached(chosen: Multiset, online: Array | None) -> Multiset:
+    """The chosen devices; those that are offline count 0 times, and are not asked."""
+    return chosen if online is None else chosen._replace(times=jnp.where(online[chosen.device], chosen.times, 0.0))
+
+
+class Timing(NamedTuple):
+    """What a system model knows in a round, if it asks for more than random numbers."""
+
+    began: Any  # seconds of the round that were over when its devices were asked
+    now: Any
+    model: Any  # bytes: 0 if a survey has brought the model
+    size: Sizes
+
+    def first(self) -> Exchange:
+        """The exchange with a device of S_1."""
+        return Exchange(self.model + self.size.shift, self.size.reply, self.now)
+
+    def second(self, again: Array, works: bool) -> Exchange:
+        """The exchange with a device of S_2; one that is also in S_1 is asked once."""
+        first = self.first()
+        down, up = jnp.where(again, first.down, self.model), jnp.where(again, first.up, self.size.gradient)
+        return Exchange(down, up, self.now, again | works)
+
+
+def timing(
+    problem: Problem, algorithm: Algorithm, opened: Opening, clock: Any, params: Params, seed: Any, t: Any
+) -> Timing | None:
+    """The timing of round t; None if its system model asks for nothing more. A survey comes before the other messages.
+
+    Surveys have answers from all devices that they ask. Their computations take no time.
+    """
+    if not asked_for(problem.system):
+        return None
+    how, size = algorithm.selection.sampling, sizes(algorithm, params)
+    began, now = opened.waited, opened.waited + clock.now if problem.clocked else 0.0
+    if not times_bytes(problem.system) or (how.survey is None and how.first is None):
+        return Timing(began, now, size.model, size)
+    N = len(problem.train.size)
+    who = candidates(algorithm.selection, N, seed, t, opened.online)
+    who = jnp.arange(N) if who is None else who
+    asked = Exchange(size.model, size.answer, now, works=False)
+    effort = managed(problem.system, algorithm.solver, problem.train.size[who], who, seed, t, asked)[1]
+    there = jnp.ones(len(who), bool) if opened.online is None else opened.online[who]
+    took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
+    if how.survey is None:  # once, before the first round
+        took, model = jnp.where(jnp.asarray(t) == 1, took, 0.0), jnp.where(jnp.asarray(t) == 1, 0.0, size.model)
+    return Timing(began + took, now + took, model, size)
+
+
+def joined_late(effort: Effort, end: Array, again: Array, lost: Array, timed: bool) -> Effort:
+    """The effort of S_2 in a round that ends at `end`. A reply for both sets counts for both, or is `lost` for both."""
+    late = jnp.where(again, lost, (effort.seconds > end) & timed)
+    return effort._replace(seconds=jnp.minimum(effort.seconds, end), lost=effort.lost | late)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from folb.core.algorithm import Algorithm
 from folb.core.liars import count
-from folb.core.system import System, uniform
+from folb.core.system import System, asked_for, uniform
 from folb.core.trace import Trace
 from folb.data.federation import Expand, Federation, Split
 from folb.errors import InputError, check_whole, choose
@@ -55,9 +55,30 @@ class Problem:
         return bool(self.metrics) or "own" in self.record
 
     @property
+    def clocked(self) -> bool:
+        """Whether a run has a clock: its system model asks for the time."""
+        return "now" in asked_for(self.system)
+
+    @property
     def streamed(self) -> bool:
         """Whether the samples stay on the host, except for a window of them."""
         return self.train.present is not None
+
+
+class Opening(NamedTuple):
+    """How a round opens: the seconds until then, and the devices that are online; None if all always are."""
+
+    waited: Any
+    online: Array | None
+
+
+def opening(problem: Problem, clock: Any) -> Opening:
+    """A round opens as soon as a device is online. If none ever will be, it asks no device and takes no time."""
+    if not isinstance(problem.system, Trace):
+        return Opening(0.0, None)
+    wait = problem.system.wait(clock.now)
+    wait = jnp.where(jnp.isfinite(wait), wait, 0.0)
+    return Opening(wait, problem.system.online(clock.now + wait))
 
 
 def problem(

@@ -38,7 +38,6 @@ from folb.simulation.play import start
 from folb.simulation.problem import Problem, problem
 from folb.simulation.settled import Evaluate, Settled, settled
 from folb.simulation.stacked import Job, Observer, batched, check_shapes, compile_ahead, fitting, run_stacked
-from folb.simulation.timing import is_clocked
 from folb.store.environment import cores, memory
 from folb.typing import NDArray
 
@@ -220,7 +219,7 @@ def simulation(
             if algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
                 expected = "should be poisson with privacy, if not all devices are online"
                 raise InputError("sampling", "uniform", expected)
-    if is_clocked(shared.system):
+    if shared.clocked:
         for algorithm in algorithms:
             if algorithm.asynchrony is not None:
                 expected = "should be a system model without a clock, such as network: these devices start one by one"
