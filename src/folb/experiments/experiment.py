@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from folb import data
 from folb.errors import InputError, check_number, check_whole, choose
@@ -160,17 +160,10 @@ SHOWN = 6  # the most values of a setting; of more, the first and the last
 ELSEWHERE = ("dataset", "model", "set", "box")  # the title has the dataset, and parts have their settings
 
 
-class Chosen(NamedTuple):
-    """A dataset, a model, a system or an algorithm: its usual settings, and those it was given."""
-
-    name: str
-    usual: Mapping[str, Any]
-    given: Mapping[str, Any]
-
-
-def differs(experiment: Experiment, parts: Iterable[Chosen]) -> str:
+def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> str:
     """The experiment's own choices, as `system=network rounds=200 folb.mu=0.1`; empty if it has none.
 
+    `parts` are names, each with its usual settings and those that it was given.
     A setting with the same value in every part that has it stands without the part's name.
     """
     by_dataset = data.defaults(experiment.dataset)
@@ -183,11 +176,11 @@ def differs(experiment: Experiment, parts: Iterable[Chosen]) -> str:
             words.append(f"{name}={_seeds_in_words(value) if name == 'seeds' else _text(value)}")
     own: dict[str, dict[str, str]] = {}  # for each setting, its values by part
     takers: dict[str, set[str]] = {}
-    for part in parts:
-        for name, default in part.usual.items():
-            takers.setdefault(name, set()).add(part.name)
-            if name in part.given and part.given[name] != default:
-                own.setdefault(name, {})[part.name] = _text(part.given[name])
+    for part, usual_values, given in parts:
+        for name, default in usual_values.items():
+            takers.setdefault(name, set()).add(part)
+            if name in given and given[name] != default:
+                own.setdefault(name, {})[part] = _text(given[name])
     for name, values in own.items():
         if len(set(values.values())) == 1 and set(values) == takers[name]:
             words.append(f"{name}={next(iter(values.values()))}")

@@ -10,7 +10,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -177,14 +177,16 @@ def naming_own_files(names: Sequence[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
+class Chosen:
+    """A chosen dataset, model, system or algorithm: its constructor, the settings it has, and values for them."""
 
     name: str
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
     swept: bool = False  # a list of values means a run for each
     own: bool = False  # from a user's own file
+    given: dict[str, Any] = field(default_factory=dict)  # lists of values if it is swept
+    box: dict[str, Any] = field(default_factory=dict)  # ranges and values that points are drawn from
 
     def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
@@ -202,11 +204,11 @@ class Choice:
         return made
 
 
-def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Choice:
+def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Chosen:
     """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
     if ".py:" not in name:
         constructor = registry[choose(field, name, registry)]
-        return Choice(name, constructor, settings(constructor))
+        return Chosen(name, constructor, settings(constructor))
     constructor, short = from_file(field, name), name.rpartition(":")[2]
     try:
         known = settings(constructor)
@@ -217,4 +219,4 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
         if isinstance(one.default, float) and not math.isfinite(one.default):
             expected = f"should be a finite number, as the default of a keyword of {short}; or None, for none"
             raise InputError(one.name, one.default, expected)
-    return Choice(short, constructor, known, own=True)
+    return Chosen(short, constructor, known, own=True)
