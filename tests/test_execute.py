@@ -309,7 +309,7 @@ def test_an_error_while_a_run_is_set_aside_brings_it_back(planned, whole, tmp_pa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute.naming, "write", full)
+        patch.setattr(execute, "write_environment", full)
         with pytest.raises(OSError, match="No space left"):
             execute.run_plan(planned, directory=path, again=True)
     assert content(path) == content(whole) and names(path) == FILES
