@@ -66,18 +66,23 @@ def _chosen(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -
     known = algorithm_settings(constructor)
     if chosen.own:
         code = chosen.constructor.__wrapped__ if made_by_folb else chosen.constructor  # type: ignore[attr-defined]
-        fixed = _fixed(code, {name: known[name].default for name in known if name not in chosen.settings})
-        known = {name: setting for name, setting in known.items() if name not in fixed}
+        known = _as_coded(code, known, chosen.settings)
     return replace(chosen, constructor=constructor, settings=known, swept=True)
 
 
-def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
-    """Those of the settings that all algorithms have which the code of a user's own one fixes: they cannot be set."""
+def _as_coded(make: Callable[..., Any], known: dict[str, Setting], own: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings of a user's own algorithm, without those that its code fixes, and with the defaults of its code."""
     try:
-        given = make().origin.given
+        origin = make().origin
     except FAILURES:
-        return set()  # the error comes again when the algorithm is made, and is then shown
-    return {name for name in given & common.keys() if not _takes(make, name, common[name])}
+        return known  # the error comes again when the algorithm is made, and is then shown
+    coded = {name for name in origin.given if name in known and name not in own}
+    fixed = {name for name in coded if not _takes(make, name, known[name].default)}
+    return {
+        name: setting._replace(default=origin.settings.get(name, setting.default)) if name in coded else setting
+        for name, setting in known.items()
+        if name not in fixed
+    }
 
 
 def _takes(make: Callable[..., Any], name: str, value: Any) -> bool:
