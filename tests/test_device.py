@@ -16,7 +16,7 @@ from folb.core.upload import inexactness as inexactness_of_one
 from folb.data.federation import Federation
 from folb.models import logistic
 from folb.simulation import solve as local
-from folb.simulation.problem import Samples
+from folb.simulation.problem import problem
 from folb.simulation.solve import BLOCK, Slots
 
 FEATURES, CLASSES, BATCH = 5, 3, 10
@@ -34,9 +34,9 @@ def federation(sizes):
     return Federation.from_arrays("random", x, y, device, np.zeros(n, bool), classes=CLASSES)
 
 
-def samples(federation):
-    train = federation.train
-    return Samples(*(jnp.asarray(a) for a in (train.x, train.y, train.start, train.size)))
+def ready(federation):
+    """The problem, with its devices side by side and one after another."""
+    return {together: problem(federation, MODEL, side_by_side=together) for together in (True, False)}
 
 
 def random_params(seed, scale=1.0):
@@ -93,13 +93,13 @@ def numpy_solve(federation, unit, params, k, work, words, lr, mu):
 
 WORK = [3, 2, 0, 5, 1, 4]
 DATA = federation(SIZES)
-TRAIN = samples(DATA)
+PROBLEM = ready(DATA)
 WORDS = jax.jit(lambda: jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32))()
 
 
 @partial(jax.jit, static_argnames="side_by_side")
 def solve(solver, params, slots, side_by_side=True):
-    return local.solve(MODEL, TRAIN, solver, for_each(slots, params), slots, side_by_side)
+    return local.solve(PROBLEM[side_by_side], solver, for_each(slots, params), slots)
 
 
 def for_each(slots, params):
@@ -179,11 +179,12 @@ def test_slots_one_after_another_give_what_they_give_abreast(unit):
 
 UNEVEN = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 1, 5000]
 BIG = federation(UNEVEN)
+BIG_PROBLEM = ready(BIG)
 
 
 @partial(jax.jit, static_argnames="side_by_side")
 def gradients(stack, device, wanted, side_by_side):
-    return local.gradients(MODEL, samples(BIG), stack, device, wanted, side_by_side)
+    return local.gradients(BIG_PROBLEM[side_by_side], stack, device, wanted)
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -254,10 +255,10 @@ def test_gamma_falls_as_a_device_works():
     def gamma(work):
         chosen = Slots(jnp.full(6, k), work, WORDS)
         here = for_each(chosen, params)
-        delta = local.solve(MODEL, TRAIN, solver, here, chosen, True)
+        delta = local.solve(PROBLEM[True], solver, here, chosen)
         wanted = jnp.ones(6, bool)
-        grad = local.gradients(MODEL, TRAIN, here, chosen.device, wanted, True)
-        after = local.gradients(MODEL, TRAIN, jax.tree.map(jnp.add, here, delta), chosen.device, wanted, True)
+        grad = local.gradients(PROBLEM[True], here, chosen.device, wanted)
+        after = local.gradients(PROBLEM[True], jax.tree.map(jnp.add, here, delta), chosen.device, wanted)
         return jax.vmap(functools.partial(inexactness_of_one, mu=solver.mu))(delta, grad, after)
 
     left = np.asarray(gamma(jnp.array([0, 1, 3, 10, 30, 100])))

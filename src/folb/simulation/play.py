@@ -193,7 +193,7 @@ def _second_set(begun: Begun, other: Multiset, first: _First) -> tuple[Gradients
     usable = (other.times > 0) & ~other_effort.lost
     if algorithm.second_works:  # it works like S_1, but only for this upload
         there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
-        worked = solve.solve(problem.model, train, solver, here, there, problem.side_by_side, problem.mesh)
+        worked = solve.solve(problem, solver, here, there)
     theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=key, delta=worked)
     answers = computed((upload,), theirs)[upload.name]
     if algorithm.compression.up is not None and upload == GRAD:
@@ -257,7 +257,7 @@ def work_and_close(
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
     theirs, who = poisoned(problem, algorithm, slots.device)
     rows = slots._replace(device=who)
-    delta = solve.solve(problem.model, theirs.train, solver, here, rows, problem.side_by_side, problem.mesh, shift)
+    delta = solve.solve(theirs, solver, here, rows, shift)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals

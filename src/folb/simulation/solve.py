@@ -1,7 +1,7 @@
 """The work of a round's devices: the proximal solve, gradients and losses, what they send, and how it arrives.
 
-Every function takes the devices of a round as K slots and returns stacks; with `side_by_side` they are computed so. One
-after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks. If a problem is `side_by_side`, they are
+computed so; one after another is faster for a large network on a CPU. The accelerators of its `mesh` share the slots.
 """
 
 from __future__ import annotations
@@ -80,16 +80,7 @@ def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Cal
     return over_all
 
 
-def solve(
-    model: Model,
-    data: Samples,
-    solver: Solver,
-    here: Params,
-    slots: Slots,
-    side_by_side: bool,
-    mesh: Mesh | None = None,
-    shift: Params | None = None,
-) -> Params:
+def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: Params | None = None) -> Params:
     """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `here`, stacked.
 
     `shift`, stacked, adds <shift_k, w> to h_k. The solver's `lr` is a number, or one for each slot.
@@ -97,24 +88,24 @@ def solve(
     K = len(slots.device)
     lr = jnp.broadcast_to(solver.lr, (K,))
     if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, here, lr, slots, side_by_side, mesh, shift)
+        return _gradient_descent(problem, solver, here, lr, slots, shift)
     mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step.numbers))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
-        groups = -(-count // group_size(solver, count, side_by_side))
+        groups = -(-count // group_size(solver, count, problem.side_by_side))
         size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
         def group(chosen: Array) -> Params:
-            return _sgd(model, data, solver, *jax.tree.map(lambda v: v[chosen], (here, settings, slots)))
+            return _sgd(problem.model, data, solver, *jax.tree.map(lambda v: v[chosen], (here, settings, slots)))
 
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
+    return over_slots(in_groups, here, problem.mesh)(problem.train, here, Settings(lr, mu, numbers, shift), slots)
 
 
 def group_size(solver: Solver, slots: int, side_by_side: bool) -> int:
@@ -204,22 +195,14 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
 
 
 def _gradient_descent(
-    model: Model,
-    data: Samples,
-    solver: Solver,
-    here: Params,
-    lr: Array,
-    slots: Slots,
-    side_by_side: bool,
-    mesh: Mesh | None,
-    shift: Params | None,
+    problem: Problem, solver: Solver, here: Params, lr: Array, slots: Slots, shift: Params | None
 ) -> Params:
     """Full-gradient steps on h_k, all slots side by side."""
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
         w = jax.tree.map(jnp.add, delta, here)
-        g = gradients(model, data, w, slots.device, slots.work > s, side_by_side, mesh)
+        g = gradients(problem, w, slots.device, slots.work > s)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
 
         def moved(
@@ -233,35 +216,19 @@ def _gradient_descent(
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
 
 
-def gradients(
-    model: Model,
-    data: Samples,
-    stack: Params,
-    device: Array,
-    wanted: Array,
-    side_by_side: bool,
-    mesh: Mesh | None = None,
-) -> Params:
+def gradients(problem: Problem, stack: Params, device: Array, wanted: Array) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
     zeros = partial(jax.tree.map, jnp.zeros_like)
-    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, side_by_side, mesh)
+    return _means(problem, jax.grad(_weighted_loss(problem.model)), zeros, stack, device, wanted)
 
 
-def losses(
-    model: Model,
-    data: Samples,
-    stack: Params,
-    device: Array,
-    wanted: Array,
-    side_by_side: bool,
-    mesh: Mesh | None = None,
-) -> Array:
+def losses(problem: Problem, stack: Params, device: Array, wanted: Array) -> Array:
     """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
 
     def zeros(stack: Params) -> Array:
         return jnp.zeros(len(jax.tree.leaves(stack)[0]))
 
-    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, side_by_side, mesh)
+    return _means(problem, _weighted_loss(problem.model), zeros, stack, device, wanted)
 
 
 def _weighted_loss(model: Model) -> Callable[..., Array]:
@@ -269,15 +236,12 @@ def _weighted_loss(model: Model) -> Callable[..., Array]:
 
 
 def _means(
-    model: Model,
+    problem: Problem,
     block_sum: Callable[..., Any],
     zeros: Callable[[Params], Any],
-    data: Samples,
     stack: Params,
     device: Array,
     wanted: Array,
-    side_by_side: bool,
-    mesh: Mesh | None,
 ) -> Any:
     """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
 
@@ -288,8 +252,8 @@ def _means(
     """
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
-        slots, block = len(device), model.at_once(BLOCK)
-        lanes = 1 if not side_by_side else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        slots, block = len(device), problem.model.at_once(BLOCK)
+        lanes = 1 if not problem.side_by_side else min(slots, LANES) if jax.default_backend() == "cpu" else slots
         start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
         blocks = -(-size // block)
         last = jnp.cumsum(blocks)
@@ -307,7 +271,7 @@ def _means(
 
         return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zeros(stack))
 
-    return over_slots(queue, zeros(stack), mesh)(data, stack, device, wanted)
+    return over_slots(queue, zeros(stack), problem.mesh)(problem.train, stack, device, wanted)
 
 
 def trusted_update(
@@ -351,30 +315,21 @@ class Sources:
         self.problem, self.params, self.device, self.wanted = problem, params, device, wanted
         self.mu, self.key, self.delta = mu, key, delta
 
-    def gradients(self, stack: Params) -> Params:
-        """grad F_k at each slot's own parameters."""
-        problem = self.problem
-        return gradients(
-            problem.model, problem.train, stack, self.device, self.wanted, problem.side_by_side, problem.mesh
-        )
-
     @cached_property
     def grad(self) -> Params:
         """grad F_k(w^t)."""
-        return self.gradients(self.params)
+        return gradients(self.problem, self.params, self.device, self.wanted)
 
     @cached_property
     def after(self) -> Params:
         """grad F_k(w_k)."""
-        return self.gradients(jax.tree.map(jnp.add, self.params, self.delta))
+        there = jax.tree.map(jnp.add, self.params, self.delta)
+        return gradients(self.problem, there, self.device, self.wanted)
 
     @cached_property
     def loss(self) -> Array:
         """F_k(w^t)."""
-        problem = self.problem
-        return losses(
-            problem.model, problem.train, self.params, self.device, self.wanted, problem.side_by_side, problem.mesh
-        )
+        return losses(self.problem, self.params, self.device, self.wanted)
 
 
 ALIKE = ("mu", "key")  # the same for all slots
