@@ -135,9 +135,29 @@ class Simulation:
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
     def first_look(self) -> FirstLook | None:
-        """What can be said before the first round, if that round takes long; otherwise None."""
-        job = self.batches[0][0]
-        return first_look(self.problem, self.federation, job.algorithm, job.seed, self.costs[job.place])
+        """A first look at the first run, before its first round.
+
+        None if there is soon something to see anyway, or if the look itself would take long. With several accelerators
+        there is none: only the first of several processes would look.
+        """
+        problem, job = self.problem, self.batches[0][0]
+        if not problem.model.heavy or problem.side_by_side or problem.streamed or problem.mesh is not None:
+            return None
+        train = problem.train if problem.measured is None else problem.measured
+        looked_at = FORWARD * (len(train.y) + len(problem.test.y))
+        each = operations(problem.model, jax.ShapeDtypeStruct(self.federation.shape, self.federation.kind)) / FORWARD
+        if not each * looked_at < LONG <= each * self.costs[job.place]:
+            return None
+
+        def look(problem: Problem, algorithm: Algorithm, seed: Any) -> Any:
+            return evaluate(problem, start(problem, algorithm, seed).params)
+
+        given = (problem, job.algorithm, np.uint32(job.seed))
+        compiled = jax.jit(look).lower(*given).compile()
+        began = time.perf_counter()
+        evaluation = jax.block_until_ready(compiled(*given))
+        seconds = (time.perf_counter() - began) / looked_at * self.costs[job.place]
+        return FirstLook(job.algorithm.name, float(evaluation.train_loss), float(evaluation.test_accuracy), seconds)
 
     def run(
         self,
@@ -230,7 +250,7 @@ def simulation(
             place = sum(map(len, groups.values()))
             alike = (jax.tree.structure(algorithm), rounds)
             groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
-    each = [round_cost(model, federation, system, algorithm, whole.evaluated, whole.every) for algorithm in algorithms]
+    each = [round_cost(whole, system, algorithm) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in batched(jobs, fit)]
@@ -310,20 +330,13 @@ LONG = 2e12  # operations of a round that takes about half a minute on two cores
 ASKED = 1000  # devices that are asked how much work they manage
 
 
-def round_cost(
-    model: Model,
-    federation: Federation,
-    system: System | None,
-    algorithm: Algorithm,
-    evaluated: int | None,
-    every: int,
-) -> float:
+def round_cost(whole: Settled, system: System | None, algorithm: Algorithm) -> float:
     """About how many gradients of single samples a round computes, with its share of the evaluations.
 
-    One of `every` rounds is evaluated, on `evaluated` samples of each side or on all. Rounds of light models all cost
-    the same: there it is not the samples that take the time.
+    Rounds of light models all cost the same: there it is not the samples that take the time.
     """
-    if not model.heavy:
+    federation, evaluated = whole.federation, whole.evaluated
+    if not whole.model.heavy:
         return 1.0
     solver, size = algorithm.solver, federation.train.size
     devices = jnp.arange(min(len(size), ASKED))
@@ -332,9 +345,9 @@ def round_cost(
     each = np.asarray(effort.work * unit_cost(solver, own), float).mean() * solver.batch
     each += size.mean() * _passes(algorithm.uploads)
     survey = algorithm.selection.sampling.survey
-    whole = algorithm.selection.K * each + size.sum() * _passes([] if survey is None else [survey])
+    sampled = algorithm.selection.K * each + size.sum() * _passes([] if survey is None else [survey])
     looked_at = sum(min(evaluated or len(side.y), len(side.y)) for side in (federation.train, federation.test))
-    return float(whole + FORWARD * looked_at / every)
+    return float(sampled + FORWARD * looked_at / whole.every)
 
 
 def _passes(uploads: Iterable[Upload]) -> float:
@@ -355,30 +368,3 @@ class FirstLook(NamedTuple):
         accuracy = "" if math.isnan(self.test_accuracy) else f"test accuracy {100 * self.test_accuracy:.1f} %, "
         measured = f"{accuracy}training loss {self.train_loss:.3g}"
         return f"before round 1: {measured}; a round of {self.algorithm} takes about {clock(self.seconds)}"
-
-
-def first_look(
-    problem: Problem, federation: Federation, algorithm: Algorithm, seed: int, cost: float
-) -> FirstLook | None:
-    """A first look at a run whose rounds cost as much as `cost` gradients of single samples.
-
-    None if there is soon something to see anyway, or if the look itself would take long. With several accelerators
-    there is none: only the first of several processes would look.
-    """
-    if not problem.model.heavy or problem.side_by_side or problem.streamed or problem.mesh is not None:
-        return None
-    train = problem.train if problem.measured is None else problem.measured
-    looked_at = FORWARD * (len(train.y) + len(problem.test.y))
-    each = operations(problem.model, jax.ShapeDtypeStruct(federation.shape, federation.kind)) / FORWARD
-    if not each * looked_at < LONG <= each * cost:
-        return None
-
-    def look(problem: Problem, algorithm: Algorithm, seed: Any) -> Any:
-        return evaluate(problem, start(problem, algorithm, seed).params)
-
-    given = (problem, algorithm, np.uint32(seed))
-    compiled = jax.jit(look).lower(*given).compile()
-    began = time.perf_counter()
-    evaluation = jax.block_until_ready(compiled(*given))
-    seconds = (time.perf_counter() - began) / looked_at * cost
-    return FirstLook(algorithm.name, float(evaluation.train_loss), float(evaluation.test_accuracy), seconds)
