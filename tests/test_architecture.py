@@ -29,7 +29,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # a device runs neither the simulator nor jax; a server runs neither the simulator nor the datasets
 DEVICE = {"errors", "typing", "core", "flower"}
 FORBIDDEN = {"flower": {"models", "data", "simulation", "theory", "experiments"}}  # also inside functions
-SERVER = DEVICE | {"atomic", "measures", "results", "store", "report"}
+SERVER = DEVICE | {"atomic", "npz", "measures", "results", "store", "report"}
 
 
 def imported(source: str) -> set[str]:
