@@ -5,6 +5,11 @@
 A package is a folder of folb, and a change of package is a call of a function from a function of another package, also
 through another library. What jax traces counts, and what threads do; what is run by an import does not. Each chunk of
 rounds adds a few changes, and a slow machine plays more chunks. The command's own output goes to standard error.
+
+    python scripts/walk.py flower
+
+is the walk of one round of FOLB on Flower, on the server's side: the second one, whose programs are compiled. The
+devices answer in the same process, and what they run does not count.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import folb
 from folb.cli.main import collect_garbage_rarely, main
 
 ROOT = f"{Path(folb.__file__).parent}/"
+TESTS = Path(__file__).parents[1] / "tests"
 SHOWN = 25  # pairs of packages
 
 
@@ -31,10 +37,11 @@ class Walk:
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()  # of a function in a file
         self.changes: Counter[tuple[tuple[str, str], tuple[str, str]]] = Counter()
+        self.counts = True  # what runs now
 
     def step(self, frame: FrameType, event: str, _: Any) -> None:
         """Take note of a call, as `sys.setprofile` asks for."""
-        if event != "call" or not frame.f_code.co_filename.startswith(ROOT):
+        if not self.counts or event != "call" or not frame.f_code.co_filename.startswith(ROOT):
             return
         caller, above = None, frame.f_back
         while above is not None:
@@ -74,9 +81,9 @@ def package(file: str) -> str:
 
 
 @contextlib.contextmanager
-def walked() -> Iterator[Walk]:
+def walked(walk: Walk | None = None) -> Iterator[Walk]:
     """The walk of what is done inside."""
-    walk = Walk()
+    walk = walk or Walk()
     threading.setprofile(walk.step)
     sys.setprofile(walk.step)
     try:
@@ -84,6 +91,48 @@ def walked() -> Iterator[Walk]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+
+
+def flower_round(rounds: int = 2) -> Walk:
+    """The walk of the last of some rounds of FOLB on Flower, on the server's side."""
+    sys.path.insert(0, str(TESTS))
+    import numpy as np
+    from inprocess import InProcessGrid
+
+    from folb import algorithms
+    from folb.flower import Device, FederatedStrategy, arrays, client_app
+
+    def gradient(params: Any, x: Any, y: Any) -> Any:
+        return {"weight": x.T @ (x @ params["weight"] - y) / np.float32(len(y))}
+
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=20).astype(np.float32)) for _ in range(4)]
+    walk = Walk()
+
+    class Grid(InProcessGrid):  # type: ignore[misc]
+        def answers(self, message: Any) -> Any:
+            before, walk.counts = walk.counts, False
+            try:
+                return super().answers(message)
+            finally:
+                walk.counts = before
+
+    class Counted(FederatedStrategy):
+        def configure_train(self, server_round: int, *given: Any) -> Any:
+            walk.counts = server_round == rounds
+            return super().configure_train(server_round, *given)
+
+        def aggregate_evaluate(self, *given: Any) -> Any:
+            measured = super().aggregate_evaluate(*given)
+            walk.counts = False
+            return measured
+
+    apps = [client_app(lambda context, own=own: Device(*own, gradient)) for own in data]
+    strategy = Counted(algorithms.folb(K=3), wait=0.0, fraction_evaluate=0.0)
+    walk.counts = False
+    with walked(walk):
+        strategy.start(Grid(apps), arrays({"weight": np.zeros(3, np.float32)}), num_rounds=rounds)
+    return walk
 
 
 def show(walk: Walk, say: Callable[[str], object] = print) -> None:
@@ -100,6 +149,9 @@ def show(walk: Walk, say: Callable[[str], object] = print) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["flower"]:
+        show(flower_round())
+        raise SystemExit(0)
     collect_garbage_rarely()  # as a command does: its callbacks are no part of the walk
     with walked() as walk, contextlib.redirect_stdout(sys.stderr):
         code = main(sys.argv[1:])

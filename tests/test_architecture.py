@@ -11,7 +11,7 @@ import folb
 
 HOME = Path(folb.__file__).parent
 LAYERS = (
-    ("errors", "typing", "atomic", "npz", "pace", "measures", "regular"),
+    ("errors", "typing", "atomic", "npz", "pace", "measures"),
     ("core",),
     ("models",),
     ("data",),
@@ -29,7 +29,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # a device runs neither the simulator nor jax; a server runs neither the simulator nor the datasets
 DEVICE = {"errors", "typing", "core", "flower"}
 FORBIDDEN = {"flower": {"models", "data", "simulation", "theory", "experiments"}}  # also inside functions
-SERVER = DEVICE | {"atomic", "measures", "regular", "results", "store", "report"}
+SERVER = DEVICE | {"atomic", "npz", "measures", "results", "store", "report"}
 
 
 def imported(source: str) -> set[str]:
@@ -82,7 +82,7 @@ def test_imports_point_downwards(module):
 
 def test_a_wrong_import_is_found():
     assert complaints("core.rules", "from folb.simulation import play")
-    assert complaints("store.lock", "def f():\n    from folb.cli.main import main")
+    assert complaints("store.directory", "def f():\n    from folb.cli.main import main")
     assert complaints("report.figures", "from rich.table import Table")
     assert complaints("core.rules", "from folb import simulate")
     assert complaints("core.rules", "import folb\ndef f():\n    return folb.simulate()")

@@ -18,12 +18,12 @@ from test_family import full_gradient, mean, model, sgd
 from test_slots import BATCH, FEDERATION, LR, MODEL, SEED, furthest, samples, simulated
 
 from folb import InputError, algorithms, compose, rules, simulate, system
-from folb.core import multiset, selection
+from folb.core import randomness, selection
 from folb.core.randomness import HOME, SERVER, uniform, words
 from folb.core.system import Effort
 from folb.flower import FederatedStrategy
 from folb.simulation.events import PATIENCE
-from folb.store import checkpoint
+from folb.store import run_arrays
 from folb.theory import audit
 
 N = FEDERATION.N
@@ -220,8 +220,8 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         simulated(algorithm("fedbuff"), rounds=50, system=UNEVEN, checkpoints=tmp_path, observe=stop)
-    taken, load = [], checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *args: taken.append(load(*args)) or taken[-1])
+    taken, load = [], run_arrays.load_checkpoint
+    monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: taken.append(load(*args)) or taken[-1])
     again = simulated(algorithm("fedbuff"), rounds=50, system=UNEVEN, checkpoints=tmp_path)
     assert 1 < taken[0][0] < 50
     for name in ("devices", "times", "lost", "seconds", "bytes_down", "test_accuracy", "train_loss"):
@@ -268,9 +268,9 @@ def test_another_device_is_none_of_the_others(kind):
 
     def one(word):
         if kind == "uniform":
-            return multiset.another_uniform(word, others, N=6)
+            return randomness.another_uniform(word, others, N=6)
         if kind == "samples":
-            return multiset.another_by_samples(word, others, start=start, size=size)
+            return randomness.another_by_samples(word, others, start=start, size=size)
         share = jnp.full(6, 1 / 6)
         known = selection.Known(1, 2, True, start, size, share)
         return selection.drawing(selection.Selection(sampling(lambda known: chances), 2), known).another(word, others)

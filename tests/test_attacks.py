@@ -22,7 +22,7 @@ from folb.errors import InputError
 from folb.experiments.plan import common_settings
 from folb.models import logistic
 from folb.results.outcomes import Outcome
-from folb.store import checkpoint, directory
+from folb.store import directory, run_arrays
 
 K, P, N = 6, 5, 10
 DEVICE = np.array([0, 1, 4, 5, 7, 9])
@@ -202,7 +202,7 @@ def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
 def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monkeypatch):
     made = algorithms.scaffold(K=4, robust="geometric_median", bucket=2, liars=0.0, attack="noise", attackers=0.4)
     whole = simulate(*small, made, rounds=12)[0]
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+    monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
 
     def kill(i, first, part):
         if first + len(part.seconds) > 5:

@@ -21,7 +21,6 @@ import folb.flower.strategy as strategies
 import folb.simulation.play as play
 from folb import algorithms, models, simulate
 from folb.core import round as rounds
-from folb.core import screening
 from folb.core.drift import MEMORIES
 from folb.core.guard import Guard, screened
 from folb.core.polar import median
@@ -248,7 +247,7 @@ def assert_steps(seen, K):
 
 def simulated(monkeypatch, federation, algorithm):
     seen, shown = [], []
-    weighed, close = screening.update_of, rounds.close
+    weighed, close = rounds.update_of, rounds.close
 
     def watched(algorithm, round):
         shown.append((round.delta, round.times))  # with the lies in it

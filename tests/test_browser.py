@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import rundirectory
 
-from folb import data
+from folb import atomic, data
 from folb.experiments import execute
 from folb.experiments.experiment import Experiment
 from folb.experiments.holdings import holdings
@@ -27,7 +27,7 @@ from folb.report.looks import looks
 from folb.report.payload import view
 from folb.results import summary
 from folb.store import directory as store
-from folb.store import lock, naming
+from folb.store import environment
 
 CHROMIUM = os.environ.get("FOLB_CHROMIUM") or shutil.which("chromium")
 FLAGS = [
@@ -948,9 +948,9 @@ def test_the_list_of_runs_is_live_and_tells_them_apart(home, served, visit):
     expect(link).to_be_focused()
     state = rows.filter(has_text="b-2").locator(".state")
     expect(state).to_have_text("interrupted")
-    naming.name(home / "a-1", {"name": "<b>first", "tags": ["x", "y"]})
+    environment.give_name(home / "a-1", {"name": "<b>first", "tags": ["x", "y"]})
     expect(rows.filter(has_text="a-1").locator("th")).to_have_text("a-1 “<b>first” (x, y)")
-    with lock.claimed(other):
+    with atomic.claimed(other):
         expect(state).to_have_text("running, 27 of 180 rounds")
         rundirectory.append(other, 4, 4)
         expect(state).to_have_text("running, 36 of 180 rounds")

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from folb import Model, algorithms, data, models, simulate
-from folb.store import checkpoint
+from folb.store import run_arrays
 
 FEDERATION = data.load("synthetic_1_1", sizes=[20, 30])
 
@@ -32,8 +32,8 @@ def flipped(model):
 def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
     zeros = models.logistic(FEDERATION.shape, FEDERATION.classes)
     taken = []
-    load = checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *args: taken.append(load(*args)) or taken[-1])
+    load = run_arrays.load_checkpoint
+    monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: taken.append(load(*args)) or taken[-1])
     whole = run(tmp_path, zeros, 6)
     assert not taken  # there was none
     # more rounds of the same simulation resume; other numbers, another start or another loss do not

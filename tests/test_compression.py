@@ -28,8 +28,8 @@ from folb.core.codec import BLOCK, UP, RandomK, TopK
 from folb.core.costs import costs
 from folb.core.polar import polar
 from folb.core.randomness import ROUND
+from folb.core.round import sizes
 from folb.core.shuffle import shuffled
-from folb.core.traffic import sizes
 from folb.flower import Device, FederatedStrategy, TwoPhaseStrategy, arrays, client_app
 from folb.flower import sent as device_sent
 from folb.flower.protocol import Task

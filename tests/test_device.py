@@ -16,7 +16,7 @@ from folb.core.upload import inexactness as inexactness_of_one
 from folb.data.federation import Federation
 from folb.models import logistic
 from folb.simulation import solve as local
-from folb.simulation.samples import Samples
+from folb.simulation.problem import problem
 from folb.simulation.solve import BLOCK, Slots
 
 FEATURES, CLASSES, BATCH = 5, 3, 10
@@ -34,9 +34,9 @@ def federation(sizes):
     return Federation.from_arrays("random", x, y, device, np.zeros(n, bool), classes=CLASSES)
 
 
-def samples(federation):
-    train = federation.train
-    return Samples(*(jnp.asarray(a) for a in (train.x, train.y, train.start, train.size)))
+def ready(federation):
+    """The problem, with its devices side by side and one after another."""
+    return {together: problem(federation, MODEL, side_by_side=together) for together in (True, False)}
 
 
 def random_params(seed, scale=1.0):
@@ -93,13 +93,13 @@ def numpy_solve(federation, unit, params, k, work, words, lr, mu):
 
 WORK = [3, 2, 0, 5, 1, 4]
 DATA = federation(SIZES)
-TRAIN = samples(DATA)
+PROBLEM = ready(DATA)
 WORDS = jax.jit(lambda: jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32))()
 
 
-@partial(jax.jit, static_argnames="abreast")
-def solve(solver, params, slots, abreast=True):
-    return local.solve(MODEL, TRAIN, solver, for_each(slots, params), slots, abreast)
+@partial(jax.jit, static_argnames="side_by_side")
+def solve(solver, params, slots, side_by_side=True):
+    return local.solve(PROBLEM[side_by_side], solver, for_each(slots, params), slots)
 
 
 def for_each(slots, params):
@@ -170,7 +170,7 @@ def test_a_slot_does_not_depend_on_its_neighbours(unit):
 def test_slots_one_after_another_give_what_they_give_abreast(unit):
     solver = Solver(lr=0.3, mu=0.1, batch=BATCH, unit=unit)
     params = on_device(random_params(1))
-    together, apart = solve(solver, params, slots()), solve(solver, params, slots(), abreast=False)
+    together, apart = solve(solver, params, slots()), solve(solver, params, slots(), side_by_side=False)
     for name in params:
         np.testing.assert_allclose(apart[name], together[name], rtol=1e-5, atol=1e-6)
 
@@ -179,21 +179,22 @@ def test_slots_one_after_another_give_what_they_give_abreast(unit):
 
 UNEVEN = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 1, 5000]
 BIG = federation(UNEVEN)
+BIG_PROBLEM = ready(BIG)
 
 
-@partial(jax.jit, static_argnames="abreast")
-def gradients(stack, device, wanted, abreast):
-    return local.gradients(MODEL, samples(BIG), stack, device, wanted, abreast)
+@partial(jax.jit, static_argnames="side_by_side")
+def gradients(stack, device, wanted, side_by_side):
+    return local.gradients(BIG_PROBLEM[side_by_side], stack, device, wanted)
 
 
-@pytest.mark.parametrize("abreast", [True, False])
-def test_gradients_are_means_over_each_device(abreast):
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_gradients_are_means_over_each_device(side_by_side):
     """Sizes from 1 to 5,000, around the block's boundary; each slot at parameters of its own; two not wanted."""
     params = [random_params(k) for k in range(len(UNEVEN))]
     stack = on_device(jax.tree.map(lambda *leaves: np.stack(leaves), *params))
     order = np.array([7, 4, 0, 3, 6, 1, 2, 5])
     wanted = np.array([True, True, True, False, True, True, True, False])
-    g = gradients(stack, jnp.asarray(order), jnp.asarray(wanted), abreast)
+    g = gradients(stack, jnp.asarray(order), jnp.asarray(wanted), side_by_side)
     for slot, k in enumerate(order):
         expected = gradient(params[slot], BIG.train.x[rows_of(BIG, k)].astype(float), BIG.train.y[rows_of(BIG, k)])
         for name in expected:
@@ -254,10 +255,10 @@ def test_gamma_falls_as_a_device_works():
     def gamma(work):
         chosen = Slots(jnp.full(6, k), work, WORDS)
         here = for_each(chosen, params)
-        delta = local.solve(MODEL, TRAIN, solver, here, chosen, True)
+        delta = local.solve(PROBLEM[True], solver, here, chosen)
         wanted = jnp.ones(6, bool)
-        grad = local.gradients(MODEL, TRAIN, here, chosen.device, wanted, True)
-        after = local.gradients(MODEL, TRAIN, jax.tree.map(jnp.add, here, delta), chosen.device, wanted, True)
+        grad = local.gradients(PROBLEM[True], here, chosen.device, wanted)
+        after = local.gradients(PROBLEM[True], jax.tree.map(jnp.add, here, delta), chosen.device, wanted)
         return jax.vmap(functools.partial(inexactness_of_one, mu=solver.mu))(delta, grad, after)
 
     left = np.asarray(gamma(jnp.array([0, 1, 3, 10, 30, 100])))

@@ -40,9 +40,9 @@ from folb.flower import (
     protocol,
     run_directory,
 )
-from folb.flower.mailbox import SLACK
+from folb.flower.roster import SLACK
 from folb.report import payload
-from folb.store import checkpoint, directory
+from folb.store import directory, run_arrays
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -262,7 +262,7 @@ def test_a_second_claim_to_an_identity_is_refused(federation, model):
     grid, strategy = InProcessGrid(apps(federation), tamper=impostor), plain(algorithms.fedavg(K=5))
     strategy.start(grid, initial(model), num_rounds=2)
     assert len(strategy.opened.members) == federation.N - 1
-    claimed = [reason for reason in strategy.roster.told if "claims to be device 2" in reason]
+    claimed = [reason for reason in strategy.roster.reported if "claims to be device 2" in reason]
     assert len(claimed) == 1
     holder = strategy.roster.holders[2]
     other = ({grid.node(2), grid.node(6)} - {holder}).pop()
@@ -958,7 +958,7 @@ def test_a_record_without_a_sound_checkpoint_is_not_emptied(federation, model, t
             file.write_bytes(file.read_bytes()[:-40])
         elif damage == "of fewer arrays":
             mark = directory.read(tmp_path).environment["identity"]
-            checkpoint.save(file.parent, 0, mark, int(file.stem.partition("-")[2]), [np.zeros(3)])
+            run_arrays.save_checkpoint(file.parent, 0, mark, int(file.stem.partition("-")[2]), [np.zeros(3)])
         else:
             file.unlink()
     if damage == "gone with their folder":

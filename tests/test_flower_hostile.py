@@ -16,7 +16,7 @@ from test_flower import apps, initial, quick
 from folb import algorithms
 from folb.errors import InputError
 from folb.flower import protocol
-from folb.flower.remembered import usual_length
+from folb.flower.device_draw import usual_length
 from folb.store import directory
 from folb.store.round_lines import trouble
 

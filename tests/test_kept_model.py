@@ -341,11 +341,11 @@ def test_a_large_one_is_announced(tmp_path, capsys, monkeypatch):
 
 
 def test_a_type_that_npz_has_no_name_for(tmp_path):
-    from folb.store import model_file
+    from folb.store import run_arrays
 
     model = {"w": np.asarray(jnp.arange(4, dtype=jnp.bfloat16)), "deep": [np.arange(3), {"x": np.float32(2)}]}
-    model_file.save(tmp_path / "model.npz", {}, [model, model])
-    found = model_file.read_model(tmp_path / "model.npz", 1, model)
+    run_arrays.save_models(tmp_path / "model.npz", {}, [model, model])
+    found = run_arrays.read_model(tmp_path / "model.npz", 1, model)
     assert found["w"].dtype == jnp.bfloat16 and np.array_equal(found["w"], model["w"]) and found["deep"][1]["x"] == 2
 
 

@@ -20,7 +20,8 @@ from folb.report.export import to_csv, to_latex, to_parquet
 from folb.report.payload import view
 from folb.results import summary
 from folb.results.run import Run
-from folb.simulation.sample import sampled, words
+from folb.simulation.problem import sampled
+from folb.simulation.settled import evaluated_on
 from folb.store import directory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -204,11 +205,11 @@ def test_metrics_change_nothing_else(whole, plain):
 
 
 def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("folb.store.checkpoint.SECONDS", 0.0)
-    monkeypatch.setattr("folb.store.checkpoint.SHARE", 1e9)
+    monkeypatch.setattr("folb.store.run_arrays.SECONDS", 0.0)
+    monkeypatch.setattr("folb.store.run_arrays.SHARE", 1e9)
 
     def stop(i, first, part):
-        if first + len(part.seconds) > 4:
+        if first + len(part.seconds) > 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -220,7 +221,7 @@ def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
 
 
 def test_metrics_where_samples_stream(whole, federation, monkeypatch):
-    monkeypatch.setattr("folb.simulation.stream.BLOCK", 12 * federation.test.x[0].nbytes)  # several blocks
+    monkeypatch.setattr("folb.simulation.problem.BLOCK", 12 * federation.test.x[0].nbytes)  # several blocks
     model = models.logistic(federation.shape, federation.classes)
     found = simulate(
         federation,
@@ -287,11 +288,11 @@ def test_metrics_beside_a_run_without_them(whole, plain):
 
 def test_the_error_of_a_sample_is_said(federation):
     """Metrics are of the same sample as the accuracy: of few samples of a device its own accuracy is uncertain."""
-    told = words(federation, 8, fairness=True)
+    told = evaluated_on(federation, 8, fairness=True)
     few = sampled(federation, 8).test.size
     assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in told and "so the variance is larger" in told
-    assert "devices" not in words(federation, 8) and words(federation, None, fairness=True) == ""
-    numbers = words(federation, 8, "mse")
+    assert "devices" not in evaluated_on(federation, 8) and evaluated_on(federation, None, fairness=True) == ""
+    numbers = evaluated_on(federation, 8, "mse")
     assert numbers.startswith("mean squared error on 8 of ") and "points" not in numbers
 
 

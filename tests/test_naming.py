@@ -6,11 +6,11 @@ import os
 import pytest
 
 import folb
-from folb import InputError
+from folb import InputError, atomic
 from folb.cli import tables
 from folb.cli.main import main
 from folb.experiments.plan import plan
-from folb.store import directory, lock
+from folb.store import directory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -86,7 +86,7 @@ def test_a_tag_does_not_make_a_run_the_newest(capsys):
     os.utime(path, (1000, 1000))
     said(capsys, "tag", path.name, "--tags", "old")
     assert path.stat().st_mtime == 1000 and folb.read("last").tags == ["old"]
-    with lock.claimed(path):  # a process is running it
+    with atomic.claimed(path):  # a process is running it
         assert main(["tag", path.name, "--tags", "new"]) == 2
     assert "is being run by process" in capsys.readouterr().err
     assert main(["tag", path.name]) == 2
@@ -108,7 +108,7 @@ def test_odd_characters_are_refused_in_one_line(option, text, capsys):
 def test_commas_and_many_tags_are_refused():
     for tags in (["a,b"], [str(n) for n in range(21)], [3], [""]):
         with pytest.raises(InputError, match="tags = "):
-            folb.store.naming.checked(tags=tags)
+            folb.store.environment.checked_name(tags=tags)
 
 
 def test_what_someone_wrote_into_the_file_reaches_no_terminal(capsys):

@@ -12,10 +12,9 @@ from scipy.stats import norm
 
 from folb import InputError, algorithms, simulate, system
 from folb.core import clock, randomness
-from folb.core.multiset import Multiset
-from folb.core.round import first_replies
+from folb.core.randomness import Multiset
+from folb.core.round import first_replies, sizes
 from folb.core.system import Effort
-from folb.core.traffic import sizes
 from folb.data.synthetic import synthetic
 from folb.models import logistic
 

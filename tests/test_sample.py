@@ -21,7 +21,8 @@ from folb.experiments.execute import resume
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.simulation import round_cost, sample
+from folb.simulation import settled as evaluation
+from folb.simulation import simulate as simulator
 from folb.simulation.settled import settled
 from folb.simulation.simulate import simulation
 
@@ -40,9 +41,9 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture
 def costly(monkeypatch):
     """Every model counts as costly, and a sample has 5 samples."""
-    monkeypatch.setattr(sample, "COSTLY", 0)
-    monkeypatch.setattr(sample, "LONG", 0)
-    monkeypatch.setattr(sample, "SAMPLE", 5)
+    monkeypatch.setattr(evaluation, "COSTLY", 0)
+    monkeypatch.setattr(evaluation, "LONG", 0)
+    monkeypatch.setattr(evaluation, "SAMPLE", 5)
 
 
 def cost(model, shape, kind=jnp.float32):
@@ -74,16 +75,16 @@ def large(shape, samples=60_000):
 
 def test_the_sample_is_for_models_that_take_long_and_not_for_light_ones():
     images = large((28, 28))
-    assert sample.usual(images, models.logistic((28, 28), 10)) is None
-    assert sample.usual(images, models.mlp((28, 28), 10)) is None
-    assert sample.usual(images, models.cnn((28, 28), 10)) == sample.SAMPLE == 1000
-    assert sample.usual(large((28, 28), 1001), models.cnn((28, 28), 10)) is None  # it takes no time
+    assert evaluation.usual(images, models.logistic((28, 28), 10)) is None
+    assert evaluation.usual(images, models.mlp((28, 28), 10)) is None
+    assert evaluation.usual(images, models.cnn((28, 28), 10)) == evaluation.SAMPLE == 1000
+    assert evaluation.usual(large((28, 28), 1001), models.cnn((28, 28), 10)) is None  # it takes no time
     words = replace(large((80,)), train=large((80,)).train, classes=80)
     lstm = models.char_lstm((80,), 80)
     whole = replace(words, train=replace(words.train, x=words.train.x.astype(np.int32)))
-    assert sample.usual(whole, lstm) == 1000
-    assert sample.chosen("all", whole, lstm) is None and sample.chosen(7, whole, lstm) == 7
-    assert sample.chosen(60_000, whole, lstm) is None
+    assert evaluation.usual(whole, lstm) == 1000
+    assert evaluation.how_many("all", whole, lstm) is None and evaluation.how_many(7, whole, lstm) == 7
+    assert evaluation.how_many(60_000, whole, lstm) is None
 
 
 def test_a_sample_is_fixed_and_comes_from_all_devices_by_their_samples():
@@ -114,11 +115,11 @@ def test_loss_and_accuracy_are_those_of_the_sample(stream, unit):
 
 
 def test_the_error_is_that_of_a_share_near_one_half():
-    said = sample.words(replace(FEDERATION, test=FEDERATION.train), 100)
+    said = evaluation.evaluated_on(replace(FEDERATION, test=FEDERATION.train), 100)
     n = len(FEDERATION.train.y)
     error = 196 * math.sqrt((n - 100) / (n - 1) / 400)
     assert f"accuracy on 100 of {n:,} test samples: within ±{error:.1f} points (95 %)" in said
-    assert f"training loss on 100 of {n:,} training samples" in said and sample.words(FEDERATION, None) == ""
+    assert f"training loss on 100 of {n:,} training samples" in said and evaluation.evaluated_on(FEDERATION, None) == ""
     draws = np.random.default_rng(1)
     truth = np.arange(n) < n // 2
     found = [100 * abs(draws.choice(truth, 100, replace=False).mean() - truth.mean()) for _ in range(2000)]
@@ -141,7 +142,7 @@ def test_bad_values_are_named(bad, capsys):
 def test_experiments_with_light_models_and_with_everything_keep_their_names(costly, monkeypatch):
     sampled, everything = plan(Experiment(**FIELDS)), plan(Experiment(**FIELDS, evaluate="all"))
     assert sampled.experiment.evaluate == 5 and everything.experiment.evaluate == "all"
-    monkeypatch.setattr(sample, "COSTLY", math.inf)
+    monkeypatch.setattr(evaluation, "COSTLY", math.inf)
     light = plan(Experiment(**FIELDS))
     assert light.experiment.evaluate == "all" and light.note == ""
     assert light.identity == everything.identity != sampled.identity
@@ -152,7 +153,7 @@ def test_experiments_with_light_models_and_with_everything_keep_their_names(cost
 
 def test_the_sample_is_recorded_repeated_and_resumed(costly, tmp_path):
     stored = folb.execute(FIELDS)
-    said = sample.words(plan(Experiment(**FIELDS)).federation, 5)
+    said = evaluation.evaluated_on(plan(Experiment(**FIELDS)).federation, 5)
     assert "within ±" in said
     results = json.loads((stored.path / "results.json").read_text())
     assert results["note"] == stored.environment["note"] == said and results["evaluate"] == 5
@@ -177,7 +178,9 @@ def test_the_table_says_it(costly, capsys):
 
 def test_runs_of_a_heavy_model_take_turns_and_the_cheap_ones_are_first():
     chosen = [algorithms.folb(K=2), algorithms.fedprox(K=2), algorithms.fedavg(K=2)]
-    ready = simulation(settled(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2), abreast=False)
+    ready = simulation(
+        settled(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2), side_by_side=False
+    )
     assert [[job.place for job in batch] for batch in ready.batches] == [[2], [4], [0], [3], [5], [1]]
     folb_, _, fedprox, *_ = ready.costs
     mean = FEDERATION.train.size.mean()
@@ -199,7 +202,7 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     (tmp_path / "own.py").write_text(HEAVY)
     command = ["compare", "synthetic_1_1", "--algorithms", "folb", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
     command += ["--set", "sizes=40,60", "--model", f"{tmp_path / 'own.py'}:heavy", "--evaluate", "5"]
-    monkeypatch.setattr(round_cost, "LONG", 1e5)
+    monkeypatch.setattr(simulator, "LONG", 1e5)
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     look = re.search(
@@ -208,10 +211,10 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     assert look and 0 <= float(look[1]) <= 100  # zeros: log 10 for each of ten classes
     assert main([*command, "--out", str(tmp_path / "run")]) == 0 and "round 1" not in capsys.readouterr().err
     ready = simulation(
-        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), abreast=False
+        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), side_by_side=False
     )
     for soon in (0.0, math.inf):  # the look would take as long, or the round is short
-        monkeypatch.setattr(round_cost, "LONG", soon)
+        monkeypatch.setattr(simulator, "LONG", soon)
         assert ready.first_look() is None
 
 
@@ -237,9 +240,9 @@ def test_a_quick_try_has_one_seed_and_few_rounds(tmp_path, monkeypatch):
     draws = np.random.default_rng(0)
     x, y = draws.normal(size=(900, 8, 8)).astype(np.float32), draws.integers(0, 3, 900)
     np.savez(tmp_path / "mine.npz", x=x, y=y, device=np.arange(900) % 3)
-    monkeypatch.setattr(sample, "COSTLY", 0)
-    monkeypatch.setattr(sample, "LONG", 0)
-    monkeypatch.setattr(sample, "SAMPLE", 500)
+    monkeypatch.setattr(evaluation, "COSTLY", 0)
+    monkeypatch.setattr(evaluation, "LONG", 0)
+    monkeypatch.setattr(evaluation, "SAMPLE", 500)
     mine = Experiment(str(tmp_path / "mine.npz"), model="cnn", set={"K": 2})
     found = quick_try.quick(mine, ())
     assert (found.device_samples, found.evaluate) == (quick_try.SAMPLES, quick_try.EVALUATED)

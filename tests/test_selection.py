@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chi2
 
 from folb import algorithms, data, simulate, system
-from folb.core import multiset, round, samplings, selection
+from folb.core import randomness, round, samplings, selection
 from folb.core.randomness import uniform
 from folb.core.rules import Rule, Update
 from folb.data.federation import Federation
@@ -25,7 +25,7 @@ P_SKEWED = np.array([0.05, 0.4, 0.0, 0.25, 0.3])
 
 @partial(jax.jit, static_argnames=("K", "replacement"))
 def _draws(u, P, K, replacement):
-    return jax.vmap(lambda u: multiset.draw(u, P, K, replacement))(u)
+    return jax.vmap(lambda u: randomness.draw(u, P, K, replacement))(u)
 
 
 def draws(P, K, replacement, number=1, seed=0):
@@ -78,7 +78,7 @@ def test_uniform_draws_that_write_no_distribution_down(replacement):
     """Every device, and every pair, as often as it should be: chi-square under its 1 - 1e-4 quantile."""
     N, K, number = 6, 3, 4000
     words = np.random.default_rng(1).integers(0, 2**32, (number, K if replacement else 2), np.uint32)
-    drawn = jax.jit(jax.vmap(lambda w: multiset.draw_uniform(w, N, K, replacement)))(words)
+    drawn = jax.jit(jax.vmap(lambda w: randomness.draw_uniform(w, N, K, replacement)))(words)
     times = np.zeros((number, N))
     np.add.at(times, (np.arange(number)[:, None], drawn.device), drawn.times)
     assert np.all(times.sum(axis=1) == K) and (replacement or times.max() == 1)
@@ -92,7 +92,7 @@ def test_draws_by_samples_that_write_no_distribution_down():
     size = np.array([3, 1, 0, 8, 4])
     start = np.concatenate([[0], np.cumsum(size)[:-1]])
     words = np.random.default_rng(2).integers(0, 2**32, (4000, 2), np.uint32)
-    drawn = jax.jit(jax.vmap(lambda w: multiset.draw_by_samples(w, jnp.asarray(start), size.sum())))(words)
+    drawn = jax.jit(jax.vmap(lambda w: randomness.draw_by_samples(w, jnp.asarray(start), size.sum())))(words)
     counts = np.bincount(np.ravel(drawn.device), np.ravel(drawn.times), minlength=5)
     expected = 8000 * size / size.sum()
     assert counts[2] == 0 and counts.sum() == 8000
@@ -120,7 +120,7 @@ def test_the_ends_of_the_unit_interval():
     """The least and the greatest random number draw the first and the last device that can be drawn."""
     P = np.array([0.0, 0.3, 0.0, 0.7, 0.0])
     ends = uniform(jnp.array([0, 2**32 - 1], jnp.uint32))
-    assert multiset.draw(ends, jnp.asarray(P, jnp.float32), 2, True).device.tolist() == [1, 3]
+    assert randomness.draw(ends, jnp.asarray(P, jnp.float32), 2, True).device.tolist() == [1, 3]
 
 
 # Surveys

@@ -25,11 +25,12 @@ from folb.core import memory as memories
 from folb.core.average import LastTwo
 from folb.core.local_step import Adam, Momentum
 from folb.core.own_code import own_code
+from folb.experiments.plan import plan
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
 from folb.flower.protocol import Task
-from folb.store import checkpoint
+from folb.store import run_arrays
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -117,7 +118,7 @@ def kill_and_resume(algorithm, after, path, monkeypatch, **settings):
         if first + len(part.seconds) > after:
             raise KilledError
 
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
+    monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
     with pytest.raises(KilledError):
         simulated(algorithm, checkpoints=path, observe=kill, **settings)
     assert any(path.iterdir())
@@ -1086,6 +1087,9 @@ def test_what_an_algorithm_of_one_s_own_fixes_is_recorded_and_cannot_be_set(tmp_
     assert json.loads(capsys.readouterr().out)["runs"] == [again]
     assert main([*command, "--set", "server=adam"]) == 2
     assert "server = 'adam': is a setting of fedavg, " in capsys.readouterr().err
+    own = {"algorithms": [command[3]], "rounds": 3, "seeds": 1}
+    set_too = plan(folb.Experiment("synthetic_1_1", **own, set={"sizes": [20, 31, 9], "batch": 4}))
+    assert set_too.algorithms[0].solver.batch == 4  # a default in its code is no value that it fixes
 
 
 CALLED_BACK = """

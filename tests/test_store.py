@@ -22,7 +22,7 @@ from folb.experiments import execute
 from folb.experiments.experiment import Experiment, from_toml, to_toml
 from folb.experiments.plan import plan
 from folb.simulation import stacked
-from folb.store import checkpoint, directory, lock
+from folb.store import directory, run_arrays
 from folb.store.round_lines import Recorder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -31,7 +31,7 @@ TINY = {"sizes": [20, 30, 40], "K": 2}
 
 
 def run(path, planned, observe=None):
-    return execute.carry_out(planned, directory=path, observe=observe)
+    return execute.run_plan(planned, directory=path, observe=observe)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def whole(planned, tmp_path_factory):
 @pytest.fixture
 def often(monkeypatch):
     """A checkpoint after every chunk, and chunks whose lengths do not depend on the machine: 1, 4, 16, 9."""
-    monkeypatch.setattr(checkpoint, "SECONDS", -1.0)
-    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
+    monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
+    monkeypatch.setattr(run_arrays, "SHARE", 1e9)
     monkeypatch.setattr(stacked, "CHUNK_SECONDS", 1e6)
 
 
@@ -155,7 +155,7 @@ def test_a_changed_system_of_one_s_own_is_another_experiment(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)  # and it can be repeated from anywhere
     assert planned("mine.py:own").identity == first.identity
     assert planned("mine.py:own").experiment.system == f"{tmp_path / 'mine.py'}:own"
-    assert execute.carry_out(first).runs()[0].updated.all()
+    assert execute.run_plan(first).runs()[0].updated.all()
 
 
 def test_a_failing_system_of_one_s_own_is_named(tmp_path):
@@ -252,10 +252,12 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
     """A damaged checkpoint is never loaded without a warning, and the one before it is used instead."""
     tree = {"w": np.arange(60, dtype=np.float32).reshape(6, 10), "n": np.int32(3)}
     for t in (2, 3, 4, 5):
-        checkpoint.save(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
-    assert [path.name for path in checkpoint.kept(tmp_path, 0)] == [f"0-00000000{t}.checkpoint" for t in (5, 4, 3)]
-    assert checkpoint.load(tmp_path, 0, "another simulation", tree) is None
-    last = checkpoint.kept(tmp_path, 0)[0]
+        run_arrays.save_checkpoint(tmp_path, 0, "mark", t, jax.tree.map(lambda v, t=t: v * t, tree))
+    assert [path.name for path in run_arrays.checkpoints(tmp_path, 0)] == [
+        f"0-00000000{t}.checkpoint" for t in (5, 4, 3)
+    ]
+    assert run_arrays.load_checkpoint(tmp_path, 0, "another simulation", tree) is None
+    last = run_arrays.checkpoints(tmp_path, 0)[0]
     content = last.read_bytes()
     rng = random.Random(0)
     for case in range(300):
@@ -278,20 +280,20 @@ def test_checkpoints_damaged_in_300_ways(tmp_path, caplog):
                 damaged[at:at] = bytes([rng.randrange(256)])
         last.write_bytes(damaged)
         caplog.clear()
-        t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+        t, loaded = run_arrays.load_checkpoint(tmp_path, 0, "mark", tree)
         assert t == 4 and np.array_equal(loaded["w"], 4 * tree["w"])
         assert "is damaged; trying the one before" in caplog.text
     last.write_bytes(content)
-    assert checkpoint.load(tmp_path, 0, "mark", tree)[0] == 5
+    assert run_arrays.load_checkpoint(tmp_path, 0, "mark", tree)[0] == 5
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_checkpoint_of_more_or_fewer_arrays_is_passed_over(tmp_path, caplog, count):
     """As another version of folb may have left it."""
     tree = {"w": np.arange(3.0), "n": np.int32(3)}
-    checkpoint.save(tmp_path, 0, "mark", 2, tree)
-    checkpoint.save(tmp_path, 0, "mark", 3, [np.zeros(2)] * count)
-    t, loaded = checkpoint.load(tmp_path, 0, "mark", tree)
+    run_arrays.save_checkpoint(tmp_path, 0, "mark", 2, tree)
+    run_arrays.save_checkpoint(tmp_path, 0, "mark", 3, [np.zeros(2)] * count)
+    t, loaded = run_arrays.load_checkpoint(tmp_path, 0, "mark", tree)
     assert t == 2 and np.array_equal(loaded["w"], tree["w"])
     assert f"0-000000003.checkpoint has {count} arrays, but should have 2; trying the one before" in caplog.text
 
@@ -328,7 +330,7 @@ def test_damaged_checkpoints_lose_no_recorded_round(planned, whole, often, tmp_p
             file.write_bytes(file.read_bytes()[:-7])
     recorded = (path / "rounds.jsonl").read_bytes()
     sizes = []
-    execute.carry_out(planned, directory=path, observe=lambda *part: sizes.append((path / "rounds.jsonl").read_bytes()))
+    execute.run_plan(planned, directory=path, observe=lambda *part: sizes.append((path / "rounds.jsonl").read_bytes()))
     assert recorded and all(now.startswith(recorded) for now in sizes)
     assert sorted((path / "rounds.jsonl").read_text().splitlines()) == sorted(
         (whole / "rounds.jsonl").read_text().splitlines()
@@ -384,14 +386,14 @@ def test_altered_lines_are_set_right(planned, whole, tmp_path):
 
 
 def test_only_one_process_at_a_time(tmp_path):
-    with lock.claimed(tmp_path):
-        assert lock.holder(tmp_path)["pid"] == os.getpid()
-        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), lock.claimed(tmp_path):
+    with atomic.claimed(tmp_path):
+        assert atomic.holder(tmp_path)["pid"] == os.getpid()
+        with pytest.raises(InputError, match=f"is being run by process {os.getpid()} on"), atomic.claimed(tmp_path):
             pass
-    assert lock.holder(tmp_path) is None and not (tmp_path / directory.LOCK).exists()
+    assert atomic.holder(tmp_path) is None and not (tmp_path / directory.LOCK).exists()
     (tmp_path / directory.LOCK).write_text('{"pid": 1}')  # left by one that was killed
-    assert lock.holder(tmp_path) is None
-    with lock.claimed(tmp_path):
+    assert atomic.holder(tmp_path) is None
+    with atomic.claimed(tmp_path):
         pass
 
 

@@ -12,8 +12,8 @@ from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli import main
 from folb.data.federation import Federation, Split
 from folb.simulation import problem as problems
-from folb.simulation import program, settled, stacked, stream
-from folb.store import checkpoint
+from folb.simulation import program, settled, stacked
+from folb.store import run_arrays
 
 SIZES = [20, 31, 45, 150, 12, 60, 300, 25]
 FEDERATION = data.load("synthetic_1_1", sizes=SIZES)
@@ -41,7 +41,7 @@ def referring():
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """An evaluation of several blocks; the last one reaches back."""
-    monkeypatch.setattr(stream, "BLOCK", 30_000)
+    monkeypatch.setattr(problems, "BLOCK", 30_000)
 
 
 OPTIONS = {"rounds": 6, "seeds": (1, 2), "evaluate_every": 3, "system": system.uniform(high=4, dropout=0.2)}
@@ -75,12 +75,12 @@ CONTENDERS = {
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_a_streamed_run_is_the_resident_run(name):
-    assert len(stream.blocks(FEDERATION.train)) > 2
+    assert len(problems.blocks(FEDERATION.train)) > 2
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS[name], record=("weights",)))
 
 
 def test_a_window_of_several_rounds_is_the_resident_run(monkeypatch):
-    monkeypatch.setattr(stream, "BLOCK", 1 << 26)
+    monkeypatch.setattr(problems, "BLOCK", 1 << 26)
     assert_alike(*both(FEDERATION, MODEL, CONTENDERS["folb"], record=("weights",)))
 
 
@@ -105,7 +105,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options, checkpoints=tmp_path, observe=interrupt)
-    assert not streaming() and len(checkpoint.kept(tmp_path, 0)) == 1
+    assert not streaming() and len(run_arrays.checkpoints(tmp_path, 0)) == 1
     seen = []
     again = simulate(
         FEDERATION,
@@ -123,8 +123,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
 def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
     made = [threading.Event() for _ in range(6)]
-    begun, window, advance = iter(made), stream.window, program.advance
-    monkeypatch.setattr(stream, "BLOCK", 1)  # a window for each round
+    begun, window, advance = iter(made), program.window, program.advance
+    monkeypatch.setattr(problems, "BLOCK", 1)  # a window for each round
 
     def note(split, known, chosen, mesh):
         if chosen.size:  # what a problem begins with is empty
@@ -135,7 +135,7 @@ def test_the_next_window_is_made_while_a_round_is_played(monkeypatch):
         assert t == len(made) or made[t].wait(60)  # that of round t + 1; round t has no result yet
         return advance(problem, algorithms, states, seeds, t, *more)
 
-    monkeypatch.setattr(stream, "window", note)
+    monkeypatch.setattr(program, "window", note)
     monkeypatch.setattr(program, "advance", wait)
     options = OPTIONS | {"evaluate_every": 6, "record": ("weights",), "stream": True}  # no evaluation in between
     simulate(FEDERATION, MODEL, CONTENDERS["samples"], **options)
@@ -149,19 +149,19 @@ def test_a_window_holds_as_many_rounds_as_fit():
     rows = [int(split.size[list(devices)].sum()) for devices in ({0, 1}, {0, 1, 2}, {0, 1, 2, 3})]
     for room, count in ((1, 1), (rows[0], 2), (rows[1] - 1, 2), (rows[1], 3), (rows[2], 4), (10**9, 4)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stream, "BLOCK", room * each)
-            assert stream.fitting(split, sets) == count
+            patch.setattr(problems, "BLOCK", room * each)
+            assert problems.rounds_that_fit(split, sets) == count
 
 
 def test_what_fails_in_the_thread_fails_in_the_run():
     def fail():
         raise OSError("the disk is gone")
 
-    pieces = stream.ahead([lambda: 1, lambda: 2, fail])
+    pieces = problems.ahead([lambda: 1, lambda: 2, fail])
     assert [next(pieces), next(pieces)] == [1, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         next(pieces)
-    unused = stream.ahead([lambda: 1, lambda: 2])
+    unused = problems.ahead([lambda: 1, lambda: 2])
     next(unused)
     unused.close()
     assert not streaming()
@@ -290,7 +290,7 @@ def test_bad_directories_are_refused(tmp_path, monkeypatch, spoil):
 def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
     """A sparse file of 64 MB: neither checking, hashing, windows nor blocks take half of that."""
     monkeypatch.setattr("folb.data.federation.BLOCK", 1 << 20)
-    monkeypatch.setattr(stream, "BLOCK", 1 << 20)
+    monkeypatch.setattr(problems, "BLOCK", 1 << 20)
     n, N = 16_000, 100
     for side in ("train", "test"):
         (tmp_path / side).mkdir()
@@ -305,7 +305,7 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
         problem = problems.problem(federation, models.logistic(federation.shape, 3), streamed=True)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), algorithms.fedavg(K=2))
         seeds = np.zeros(1, np.uint32)
-        pieces = stream.ahead(program.pieces(problem, federation, stacked, seeds, 1, 1, 2))
+        pieces = problems.ahead(program.pieces(problem, federation, stacked, seeds, 1, 1, 2))
         windows, rows = 0, 0
         for piece in pieces:
             if isinstance(piece, program.Window):
@@ -316,7 +316,7 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert windows == 2 * stream.LEAST and rows == 2 * (n + N)
+    assert windows == 2 * problems.LEAST and rows == 2 * (n + N)
     assert federation.train.x.nbytes == 64_000_000 and peak < 30_000_000
 
 

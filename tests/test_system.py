@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from folb import algorithms, system
 from folb.core import randomness
-from folb.core.multiset import Multiset
+from folb.core.randomness import Multiset
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.models import logistic

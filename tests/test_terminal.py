@@ -19,10 +19,11 @@ from types import SimpleNamespace
 import pytest
 import rundirectory
 
+from folb import atomic
 from folb.cli import main, tables
 from folb.data import source_files
 from folb.experiments import execute
-from folb.store import lock
+from folb.store import environment
 from folb.store.environment import about_runs
 from folb.store.round_lines import as_run
 from folb_studies import arena_command, reproduce_command
@@ -113,7 +114,8 @@ def terminal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOLB_RUNS", "runs")
     monkeypatch.setattr(source_files, "directory", lambda: Path("data"))
-    monkeypatch.setattr(lock, "now", lambda: "2026-01-02T03:04:05+00:00")
+    for module in (atomic, environment):
+        monkeypatch.setattr(module, "now", lambda: "2026-01-02T03:04:05+00:00")
     monkeypatch.setattr(execute, "ready", Played)
 
 

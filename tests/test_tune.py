@@ -24,7 +24,7 @@ from folb.results.run import Run
 from folb.simulation import problem as problems
 from folb.simulation import program, stacked
 from folb.simulation import simulate as simulator
-from folb.store import checkpoint, directory
+from folb.store import directory, run_arrays
 from folb.store.environment import memory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -408,7 +408,7 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
-    carry_out = execute.carry_out
+    run_plan = execute.run_plan
 
     def interrupted(planned, *, observe, **options):
         def stop(i, first, part):
@@ -416,15 +416,15 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
             if i == 5:  # the last of the stacked runs
                 raise KeyboardInterrupt
 
-        return carry_out(planned, observe=stop, **options)
+        return run_plan(planned, observe=stop, **options)
 
-    monkeypatch.setattr(execute, "carry_out", interrupted)
+    monkeypatch.setattr(execute, "run_plan", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
     assert f"resume with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
-    monkeypatch.setattr(execute, "carry_out", carry_out)
-    loaded, load = [], checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    monkeypatch.setattr(execute, "run_plan", run_plan)
+    loaded, load = [], run_arrays.load_checkpoint
+    monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert found(capsys, *SEARCH) == whole[1]
     assert [one is not None for one in loaded] == [True]  # of the grid; the winner had not begun
 
@@ -471,7 +471,7 @@ def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     small, large = models.logistic, models.mlp
     assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
     assert fitting(large) < fitting(small) and fitting(large, K=100) < fitting(large)
-    assert fitting(large) < fitting(large, abreast=False)  # one after another they need little but their states
+    assert fitting(large) < fitting(large, side_by_side=False)  # one after another they need little but their states
     assert fitting(large, memory=1) == 1
     assert memory() >= 2**30 and memory() % 2**30 == 0
 
@@ -486,7 +486,7 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
     n = 60
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)
-    problem = problems.problem(federation, make(shape, 10), abreast=True)
+    problem = problems.problem(federation, make(shape, 10), side_by_side=True)
     algorithm = algorithms.folb_hetero(K=3)
 
     def temporary(count):

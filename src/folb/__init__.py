@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from folb.core import vector as vector
     from folb.core.algorithm import Algorithm as Algorithm
     from folb.core.average import Average as Average
+    from folb.core.codec import Codec as Codec
     from folb.core.gradient import GradientSource as GradientSource
+    from folb.core.liars import Attack as Attack
     from folb.core.local_step import LocalStep as LocalStep
     from folb.core.memory import DeviceMemory as DeviceMemory
     from folb.core.part import setting as setting
+    from folb.core.privacy import Privacy as Privacy
+    from folb.core.robust import Robust as Robust
+    from folb.core.robust import Vectors as Vectors
     from folb.core.rule import Round as Round
     from folb.core.rule import Rule as Rule
     from folb.core.rule import Update as Update
-    from folb.core.privacy import Privacy as Privacy
-    from folb.core.codec import Codec as Codec
-    from folb.core.liars import Attack as Attack
-    from folb.core.robust import Robust as Robust
-    from folb.core.robust import Vectors as Vectors
     from folb.core.rules import weighted as weighted
     from folb.core.selection import Known as Known
     from folb.core.selection import Sampling as Sampling

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from folb.atomic import regular
 from folb.errors import InputError
-from folb.regular import regular
 from folb.typing import NDArray
 
 UNPACKED = 1_000_000_000  # bytes that any file may unpack to

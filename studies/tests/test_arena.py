@@ -37,7 +37,7 @@ DEFAULT = Contender("plain", "fedprox", "Ours", groups=["ours"], set={"lr": 0.1,
 
 def complete(planned, about):
     done.append(about)
-    return execute.carry_out(planned)
+    return execute.run_plan(planned)
 
 
 done: list[str] = []

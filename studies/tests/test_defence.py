@@ -39,7 +39,7 @@ def carry_out(home, wanted):
 
     def complete(planned, about):
         done.append(about)
-        return execute.carry_out(planned)
+        return execute.run_plan(planned)
 
     defence.carry_out(wanted, home, complete, told.append)
     return done, told

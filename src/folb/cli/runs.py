@@ -173,19 +173,20 @@ def _document(stored: RunDirectory) -> dict[str, Any]:
 
 def _tag(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.store import directory, naming
+    from folb.store import directory
+    from folb.store.environment import checked_name, give_name
 
     path = directory.find(options.run)
-    given = naming.checked(options.name, tags(options))
+    given = checked_name(options.name, tags(options))
     if not given:
         raise InputError("tag", path.name, "should be given with --name or --tags; an empty value removes it")
-    naming.name(path, given)
+    give_name(path, given)
     tables.say(next(_facts(directory.read(path))))
 
 
 def _facts(stored: RunDirectory) -> Iterator[str]:
     """A run's state, its data, and the process that runs it or the command that resumes it."""
-    from folb.store import lock
+    from folb.atomic import holder
 
     done, total, _ = _progress(stored)
     environment = stored.environment
@@ -199,8 +200,8 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
     for what, key in (("classes", "class_names"), ("devices", "device_names")):
         if environment.get(key):
             yield one_line(f"the {what}, from 0 on: {', '.join(environment[key][:LISTED])}", LINE)
-    if stored.state == "running" and (holder := lock.holder(stored.path)):
-        yield f"run by process {holder.get('pid')} on {holder.get('host')}: {holder.get('command')}"
+    if stored.state == "running" and (process := holder(stored.path)):
+        yield f"run by process {process.get('pid')} on {process.get('host')}: {process.get('command')}"
     if stored.state == "interrupted":
         yield f"resume with: {stored.resume_command}"
 

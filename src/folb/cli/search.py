@@ -67,7 +67,7 @@ def _tune(options: argparse.Namespace) -> None:
         # `folb resume` would finish the grid, but not run the winner
         return completed(
             options,
-            lambda on_start, observe: execute.carry_out(
+            lambda on_start, observe: execute.run_plan(
                 planned,
                 again=options.again,
                 accelerators=accelerators,

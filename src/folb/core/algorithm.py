@@ -28,7 +28,6 @@ from folb.core.server_step import SERVERS, Plain, ServerStep
 from folb.core.solver import LOCAL, Solver
 from folb.core.staleness import STALENESS, Asynchrony, Polynomial
 from folb.core.step_size import STEP_SIZES, StepSize
-from folb.core.tree import as_node
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
 from folb.errors import InputError, choose
 
@@ -116,16 +115,13 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their paths. A mapping has some of one part: its "name", if it is another one, and its fields."""
     paths: dict[str, Any] = {}
     for name, value in settings.items():
-        inner = {name if key == "name" else f"{name}.{key}": v for key, v in value.items()} if _is_table(value) else None
-        for path, one in (inner or {name: value}).items() if inner != {} else ():
+        table = value if isinstance(value, Mapping) else {"name": value}
+        for key, one in table.items():
+            path = name if key == "name" else f"{name}.{key}"
             if path in paths:
                 raise InputError(path, one, f"is given already, as {paths[path]}; give it once")
             paths[path] = one
     return paths
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 @functools.cache
@@ -213,7 +209,17 @@ def _unchecked(values: Mapping[str, Any]) -> Algorithm:
     return made
 
 
-as_node(Algorithm, _unchecked)
+LEAVES = tuple(one.name for one in fields(Algorithm) if not one.metadata.get("static"))
+STATIC = tuple(one.name for one in fields(Algorithm) if one.metadata.get("static"))
+jax.tree_util.register_pytree_with_keys(
+    Algorithm,
+    lambda one: ([(jax.tree_util.GetAttrKey(n), vars(one)[n]) for n in LEAVES], tuple(vars(one)[n] for n in STATIC)),
+    lambda words, leaves: _unchecked(dict(zip((*LEAVES, *STATIC), (*leaves, *words), strict=True))),
+    lambda one: ([vars(one)[name] for name in LEAVES], tuple(vars(one)[name] for name in STATIC)),
+)
+
+
+AS_GIVEN = ("rule", "server", "gradient", "step_size", "guard", "robust", "privacy")
 
 
 def _made(origin: Origin) -> Algorithm:
@@ -228,7 +234,7 @@ def _made(origin: Origin) -> Algorithm:
     made = finished(
         _unchecked(
             {
-                **{name: parts[name] for name in ("rule", "server", "gradient", "step_size", "guard", "robust", "privacy")},
+                **{name: parts[name] for name in AS_GIVEN},
                 "selection": select,
                 "solver": solver,
                 "uploads": tuple(_uploads(origin, select)),

@@ -161,9 +161,7 @@ folb = _named(
 folb_two_set = _named(
     "folb_two_set", "FOLB with two independent sets of devices (9), Algorithm 2.", rule="folb_two_set", mu=0.01
 )
-folb_hetero = _named(
-    "folb_hetero", "FOLB, heterogeneity-aware (18), exactly as printed.", rule="folb_hetero", mu=0.01
-)
+folb_hetero = _named("folb_hetero", "FOLB, heterogeneity-aware (18), exactly as printed.", rule="folb_hetero", mu=0.01)
 folb_never_flip = _named(
     "folb_never_flip",
     "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",

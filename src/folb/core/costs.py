@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from folb.core.algorithm import Algorithm
-from folb.core.round import begin
-from folb.core.traffic import nbytes, sizes, upload_size
+from folb.core.round import begin, nbytes, sizes, upload_size
 from folb.core.upload import DELTA
 
 D = 9973  # parameters of the model that is measured: a prime, so that its multiples are seen among other numbers

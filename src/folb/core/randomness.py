@@ -3,13 +3,20 @@
 One call of a block cipher, Threefry with the key (seed, round), serves any number of devices at once; chains of derived
 keys would take several times as long to compile. Anyone who knows the seed can replay any round of any device, in the
 simulator or on the device itself.
+
+Devices are drawn from chances by such words: a multiset with replacement, or a set without.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.extend.random import threefry_2x32
+
+from folb.core.shuffle import shuffled
 
 SERVER = 0xFFFFFFFF  # in place of a device's number: the server's own draws
 CANDIDATES = 0xFFFFFFFE  # the server's draw of candidates
@@ -43,3 +50,78 @@ def below(n: Array | int, words: Array) -> Array:
 def uniform(words: Array) -> Array:
     """Random words as numbers strictly between 0 and 1."""
     return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
+
+
+class Multiset(NamedTuple):
+    """K slots: distinct devices in ascending order, each with its multiplicity; repeats have times 0."""
+
+    device: Array
+    times: Array
+
+
+def proportional(importance: Array) -> Array:
+    """Chances in proportion to an importance of at least 0; equal ones if all are 0."""
+    total = jnp.sum(importance)
+    return jnp.where(total > 0, importance / jnp.where(total > 0, total, 1.0), 1.0 / importance.size)
+
+
+def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
+    """K devices from the distribution P [N]: independently, or one after another without replacement.
+
+    `u` are random numbers between 0 and 1: K of them, or N without replacement.
+    """
+    return multiset(chosen(u, P, K, replacement))
+
+
+def chosen(u: Array, P: Array, K: int, replacement: bool) -> Array:
+    """The K devices that `draw` draws, in the order of their draws."""
+    if replacement:
+        total = jnp.cumsum(P)
+        return jnp.minimum(jnp.searchsorted(total, u * total[-1], side="right"), len(P) - 1)
+    # the K largest of log P + Gumbel noise are a draw without replacement from P
+    return jax.lax.top_k(jnp.log(P) - jnp.log(-jnp.log(u)), K)[1]
+
+
+def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
+    """K of N devices with equal chances, at a cost that does not grow with N.
+
+    `words` are random: K of them or, without replacement, two: the key of a permutation whose first K are taken.
+    """
+    if replacement:
+        return multiset(below(N, words))
+    return multiset(shuffled(words, 0, jnp.arange(K), N))
+
+
+def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multiset:
+    """Devices in proportion to their samples, with replacement: owners of random rows. Device k's begin at start[k]."""
+    return multiset(jnp.searchsorted(start, below(samples, words), side="right") - 1)
+
+
+def another_uniform(word: Array, others: Array, N: int) -> Array:
+    """One of N devices with equal chances, not among `others`, at a cost that does not grow with N.
+
+    The others are distinct; a number of N or more stands for no device.
+    """
+    place = below(N - jnp.sum(others < N), word)  # among the devices that are left
+    before = jnp.sort(others) - jnp.arange(len(others))  # how many of these precede each of the others
+    return (place + jnp.sum(before <= place)).astype(jnp.int32)
+
+
+def another_by_samples(word: Array, others: Array, start: Array, size: Array) -> Array:
+    """One device in proportion to its samples, not among `others`: the owner of a random row of the rest."""
+    N = len(size)
+    others = jnp.sort(others)
+    theirs = jnp.where(others < N, size[jnp.minimum(others, N - 1)], 0)
+    first = start[jnp.minimum(others, N - 1)]
+    place = below(start[-1] + size[-1] - jnp.sum(theirs), word)  # among the rows that are left
+    before = first - (jnp.cumsum(theirs) - theirs)  # how many of these precede each of the others' rows
+    row = place + jnp.sum(jnp.where(before <= place, theirs, 0))
+    return (jnp.searchsorted(start, row, side="right") - 1).astype(jnp.int32)
+
+
+def multiset(devices: Array) -> Multiset:
+    """Devices as slots."""
+    device = jnp.sort(devices.astype(jnp.int32))
+    fresh = jnp.concatenate([jnp.array([True]), device[1:] != device[:-1]])
+    times = jnp.where(fresh, jnp.sum(device[:, None] == device[None, :], axis=1), 0)
+    return Multiset(device, times.astype(jnp.float32))

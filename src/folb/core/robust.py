@@ -11,7 +11,7 @@ The server step, the memories of devices and the step size see updates clipped t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax

@@ -1,4 +1,4 @@
-"""The parts of a round that both carriers share: the draw of its devices, their effort, and its close.
+"""The parts of a round that both carriers share: its draw, the effort, its close, and the bytes of its messages.
 
 All randomness is a pure function of (seed, round, device), so any round can be replayed alone.
 """
@@ -11,20 +11,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from folb.core import privacy, randomness, tree
+from folb.core import privacy, randomness, robust, tree
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import empty_queue
 from folb.core.liars import told, told_gradients
 from folb.core.memory import Sent, started, updated
-from folb.core.multiset import Multiset
+from folb.core.randomness import Multiset
 from folb.core.rules import Round, Update
-from folb.core.screening import shortened, update_of
 from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
 from folb.core.system import Effort, System, asked_for
-from folb.core.upload import Upload
+from folb.core.tree import size
+from folb.core.upload import DELTA, ENCODED, Upload
 from folb.core.vector import zeros
 from folb.errors import InputError
 from folb.typing import Params
@@ -283,3 +284,60 @@ def first_replies(drawn: Multiset, effort: Effort, wanted: int, luck: Array) -> 
     last = jnp.max(jnp.where(usable & ~late, effort.seconds, 0.0))
     end = jnp.where(counted[-1] >= wanted, last, jnp.inf)
     return effort._replace(seconds=jnp.minimum(effort.seconds, end), lost=effort.lost | late), end
+
+
+def update_of(algorithm: Algorithm, round: Round) -> Update:
+    """What the rule makes of a round: guarded first, then robust.
+
+    A reply that these reject or shorten must not change the model in another way: by the server step, a memory or the
+    step size. So these see the round `shortened`.
+    """
+    if algorithm.guard is not None:
+        made = algorithm.guard.update(algorithm.rule, round)
+    else:
+        made = algorithm.rule.update(round if algorithm.robust is None else robust.finite(round))
+    return made if algorithm.robust is None else robust.recentred(made, algorithm.robust, round)
+
+
+def shortened(algorithm: Algorithm, round: Round) -> Round:
+    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out."""
+    if algorithm.guard is not None:
+        round = algorithm.guard.bounded(round)
+    return round if algorithm.robust is None else robust.bounded(round)
+
+
+class Sizes(NamedTuple):
+    """The bytes of each kind of message."""
+
+    model: int  # to every device that is asked
+    shift: int  # to a device of S_1, besides
+    reply: int  # from a device of S_1: its update and the algorithm's uploads
+    gradient: int  # from a device of S_2 alone
+    answer: int  # to a survey
+
+
+def sizes(algorithm: Algorithm, params: Params) -> Sizes:
+    """The bytes of the messages of an algorithm as they are sent, for a model like `params`."""
+    codecs, how, memory = algorithm.compression, algorithm.selection, algorithm.memory
+    model, d = nbytes(params), size(params)
+    asks = how.survey if how.first is None else how.first
+    return Sizes(
+        model=model if codecs.down is None else codecs.down.nbytes(d),
+        shift=model if memory is not None and memory.shifts else 0,
+        reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
+        gradient=upload_size(algorithm, algorithm.second_upload, params),
+        answer=0 if asks is None else nbytes(upload_shape(asks, params)),
+    )
+
+
+def upload_size(algorithm: Algorithm, upload: Upload, params: Params) -> int:
+    """The bytes of one upload: through the codec, if it goes through one."""
+    codec = algorithm.compression.up
+    if codec is not None and upload in ENCODED:
+        return codec.nbytes(size(params))
+    return nbytes(upload_shape(upload, params))
+
+
+def nbytes(tree: Any) -> int:
+    """The bytes of all arrays of a tree, or of their shapes."""
+    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -11,7 +11,8 @@ from jax import Array
 
 from folb.core import randomness
 from folb.core.memory import DeviceMemory
-from folb.core.multiset import (
+from folb.core.part import Slot, setting, up_to, whole
+from folb.core.randomness import (
     Multiset,
     another_by_samples,
     another_uniform,
@@ -20,7 +21,6 @@ from folb.core.multiset import (
     multiset,
     proportional,
 )
-from folb.core.part import Slot, setting, up_to, whole
 from folb.core.rules import Round
 from folb.core.selection import Draw, Known, Sampling, Selection, from_distribution, room
 from folb.core.upload import GRAD, LOSS, NORM, sketch

@@ -6,7 +6,7 @@ A sampling weighs what the server knows: it returns the distribution P_k^t, or d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -18,8 +18,8 @@ from jax import Array
 
 from folb.core import randomness
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.multiset import Multiset, chosen, draw, draw_uniform, multiset, proportional
-from folb.core.part import FLAG, Part, setting, settings_of, whole
+from folb.core.part import FLAG, Part, setting, whole
+from folb.core.randomness import Multiset, chosen, draw, draw_uniform, multiset, proportional
 from folb.core.upload import BEFORE_WORK, GRAD, Upload, upload
 from folb.errors import InputError, check, check_whole
 
@@ -109,6 +109,7 @@ class Sampling(Part):
             raise InputError("select: first", getattr(self.first, "name", self.first), expected)
 
 
+TIMES = "select.K times select.over_selection"
 MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would get too large
 
 
@@ -207,7 +208,7 @@ def over_selected(how: Selection, factor: float | None) -> Selection:
     return sized(how, how.enough)
 
 
-def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = "select.K times select.over_selection") -> Selection:
+def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIMES) -> Selection:
     """The selection for rounds that need `wanted` replies, among N devices.
 
     Over-selection then asks more devices, and candidates in proportion. An error names `asked_by`.

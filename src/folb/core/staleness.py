@@ -8,7 +8,6 @@ reply is the number of steps that the server took since its device started. Its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,6 @@ from jax import Array
 from folb.core import tree
 from folb.core.part import Part, Slot, at_least, setting
 from folb.core.rules import Round
-from folb.errors import InputError, check_whole
 
 
 class Staleness(Part):

@@ -254,7 +254,9 @@ def _after(t: Any, warmup: Any) -> Array:
 
 def _known(rounds: Any) -> Any:
     if rounds is None:
-        raise InputError("step_size.rounds", None, "should be a number here: it is not known how many rounds there will be")
+        raise InputError(
+            "step_size.rounds", None, "should be a number here: nobody knows how many rounds there will be"
+        )
     return rounds
 
 

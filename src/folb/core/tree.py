@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any
 
 import jax
@@ -16,32 +14,7 @@ from folb.core.vector import size as size
 from folb.errors import InputError
 from folb.typing import Params
 
-
-def as_node(kind: type, make: Callable[[dict[str, Any]], Any] | None = None) -> None:
-    """Make a class of parts, or of what has some, a pytree whose structure says which class it is.
-
-    With `jax.tree_util.register_dataclass`, structures are equal if only the fields are alike: jax would now and then
-    play the program that it has compiled for one part with the numbers of another.
-    """
-    leaves = [one.name for one in fields(kind) if not one.metadata.get("static")]
-    static = [one.name for one in fields(kind) if one.metadata.get("static")]
-    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
-
-    def flat(part: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(part, name) for name in leaves], tuple(getattr(part, name) for name in static)
-
-    def flat_with_keys(part: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        children, words = flat(part)
-        return list(zip(keys, children, strict=True)), words
-
-    def made(words: tuple[Any, ...], children: Iterable[Any]) -> Any:
-        values = dict(zip((*leaves, *static), (*children, *words), strict=True))
-        return kind(**values) if make is None else make(values)
-
-    jax.tree_util.register_pytree_with_keys(kind, flat_with_keys, made, flat)
-
-
-register_with(as_node)
+register_with(jax.tree_util.register_dataclass)
 
 
 def add(a: Params, b: Params, scale: Any = 1.0) -> Params:

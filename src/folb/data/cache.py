@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from folb.atomic import regular
 from folb.data import source_files
 from folb.errors import InputError
-from folb.regular import regular
 from folb.typing import NDArray
 
 FORMAT = 1  # part of every key: increase it when the same recipe gives other arrays

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from folb import atomic
+from folb.atomic import regular
 from folb.data.federation import Federation, Split, blocks, check_one_per_sample, features, labels, most_classes, starts
 from folb.errors import InputError
-from folb.regular import regular
 from folb.typing import NDArray
 
 ABOUT = "federation.json"

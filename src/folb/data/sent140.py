@@ -20,10 +20,10 @@ from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 
+from folb.atomic import regular
 from folb.data import cache, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, check, check_whole, choose
-from folb.regular import regular
 from folb.typing import NDArray
 
 WHOLE = 1_600_000

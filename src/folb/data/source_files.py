@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
+from folb.atomic import regular
 from folb.errors import InputError
 from folb.npz import check_room
-from folb.regular import regular
 
 
 def directory() -> Path:

@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from folb.atomic import regular
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed, Regression
 from folb.errors import InputError
 from folb.npz import check_room
-from folb.regular import regular
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")

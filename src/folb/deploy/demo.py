@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from folb import atomic
+from folb.atomic import check_free
 from folb.core.algorithms import ALGORITHMS
 from folb.deploy import warden
 from folb.deploy.superlink import HOST, START, Deployment, check_installed, holds, running
 from folb.errors import InputError, check_whole, choose
 from folb.store import directory as store
-from folb.store import lock
 from folb.store.directory import RunDirectory
 
 APP = Path(__file__).parent / "demo_app"  # the app of examples/flower/synthetic
@@ -42,7 +42,7 @@ def execute(
     """
     check(algorithm, rounds, nodes)
     path = Path(directory) if directory else place(algorithm, nodes)
-    lock.check_free(path)
+    check_free(path)
     if again and store.is_run(path):
         store.remove(path)
     done = finished(path, rounds)

@@ -47,12 +47,12 @@ class Range(NamedTuple):
 
     def drawn(self, place: int, offset: float, n: int) -> float:
         """The number at `offset`, from 0 to 1, in part `place` of n."""
-        found = self._at((place + offset) / n)
+        exact = self._at((place + offset) / n)
         if self.whole:
-            return min(max(math.floor(found), int(self.low)), int(self.high))
+            return min(max(math.floor(exact), int(self.low)), int(self.high))
         first, after = self._at(place / n), self._at((place + 1) / n)
-        short = (float(f"{found:.{digits}g}") for digits in range(3, 18))
-        return next((number for number in short if first <= number < after), found)  # few digits, for people to read
+        short = (float(f"{exact:.{digits}g}") for digits in range(3, 18))
+        return next((number for number in short if first <= number < after), exact)  # few digits, for people to read
 
     def _at(self, share: float) -> float:
         low, high = self.low, self.high + 1 if self.whole else self.high
@@ -111,14 +111,14 @@ def is_empty(box: Mapping[str, Any]) -> bool:
 
 def choice(name: str, kind: Any, given: Any) -> Choice:
     """A range or values for a setting of the type `kind`."""
-    found = parse(name, given)
-    if isinstance(found, Range):
+    parsed = parse(name, given)
+    if isinstance(parsed, Range):
         number = _number(kind)
         if number is None:
             raise InputError(name, given, "is a range, but the setting is not a number: give values, as V1,V2")
-        low, high = (read(name, number, end) for end in (found.low, found.high))
-        return Range(low, high, found.log, number is int)
-    values = [_value(name, kind, value) for value in found]
+        low, high = (read(name, number, end) for end in (parsed.low, parsed.high))
+        return Range(low, high, parsed.log, number is int)
+    values = [_value(name, kind, value) for value in parsed]
     if len(set(map(repr, values))) < len(values):
         raise InputError(name, given, "should be different values")
     return values
@@ -143,14 +143,16 @@ def _number(kind: Any) -> type | None:
 
 def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
     """n different points of the box."""
-    size = math.prod(found.size if isinstance(found, Range) else len(found) for found in box.values())
+    size = math.prod(
+        of_setting.size if isinstance(of_setting, Range) else len(of_setting) for of_setting in box.values()
+    )
     if n > size:
         raise InputError("points", n, f"should be at most {size:.0f}: the box has no more points")
     points: dict[str, tuple[Any, ...]] = {}
     for turn in itertools.count():  # with whole numbers or values, a point may be drawn twice; then more are drawn
         columns = zip(box.items(), _orders(list(box), n, f"{seed} {turn}"), strict=True)
         for point in zip(
-            *(_column(name, found, order, f"{seed} {turn}") for (name, found), order in columns), strict=True
+            *(_column(name, of_setting, order, f"{seed} {turn}") for (name, of_setting), order in columns), strict=True
         ):
             points.setdefault(repr(point), point)
         if len(points) >= n:
@@ -180,13 +182,15 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
     return max((abs(4 * sum(map(int.__mul__, a, b)) - n * (n - 1) ** 2) for a, b in pairs), default=0)
 
 
-def _column(name: str, found: Choice, order: Sequence[int], key: str) -> list[Any]:
+def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
     """The values of one setting at the points."""
     n = len(order)
     offsets = [_luck(f"{key} within {name} {i}") for i in range(n)]
-    if isinstance(found, Range):
-        return [found.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
-    return [found[int((place + offset) / n * len(found))] for place, offset in zip(order, offsets, strict=True)]
+    if isinstance(of_setting, Range):
+        return [of_setting.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
+    return [
+        of_setting[int((place + offset) / n * len(of_setting))] for place, offset in zip(order, offsets, strict=True)
+    ]
 
 
 def _luck(key: str) -> float:

@@ -16,26 +16,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folb import atomic
+from folb.atomic import check_free, claimed, regular
+from folb.core.round import nbytes
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
-from folb.experiments.kept_model import about_model
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
 from folb.measures import FAIRNESS
 from folb.models.model import params_like
-from folb.regular import regular
 from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
-from folb.simulation.round_cost import FirstLook
-from folb.simulation.simulate import Observe, Simulation, run_by_run, simulation
+from folb.simulation.simulate import FirstLook, Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
-from folb.store import lock, model_file, naming
 from folb.store.directory import RunDirectory
-from folb.store.environment import PROGRAM, program
+from folb.store.environment import GIVEN, PROGRAM, checked_name, give_name, program, with_name, write_environment
 from folb.store.reading import read
 from folb.store.round_lines import Recorder
+from folb.store.run_arrays import save_models
 
 NAMES = 100_000  # the most characters of devices' names, or of classes', that environment.json has
 
@@ -67,7 +66,7 @@ class Start(NamedTuple):
         """How many bytes model.npz will take, about; 0 if it is not kept."""
         if not self.keep_model:
             return 0
-        return self.runs * model_file.nbytes(params_like(self.plan.model))
+        return self.runs * nbytes(params_like(self.plan.model))
 
 
 OnStart = Callable[[Start], None]
@@ -107,7 +106,7 @@ def execute(
     Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
     together, all of them call it; only the first writes the directory and calls its callbacks.
     """
-    return carry_out(
+    return run_plan(
         plan(_experiment(experiment), stream),
         directory=directory,
         again=again,
@@ -150,7 +149,7 @@ def resume(
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
         raise InputError("run", path.name, f"{changed}; --again runs it from the start")
-    return carry_out(
+    return run_plan(
         planned,
         directory=path,
         again=again,
@@ -172,7 +171,7 @@ def _experiment(given: Experiment | Mapping[str, Any] | str | os.PathLike[str]) 
     raise InputError("experiment", given, "should be an Experiment, a dict of its fields, or the path of a file")
 
 
-def carry_out(
+def run_plan(
     planned: Plan,
     *,
     directory: str | os.PathLike[str] | None = None,
@@ -188,7 +187,7 @@ def carry_out(
     """`execute` for a planned experiment."""
     if directory is not None and not os.fspath(directory):
         raise InputError("out", directory, "should be a directory to write to")
-    given = naming.checked(name, tags)
+    given = checked_name(name, tags)
     path = place(planned) if directory is None else Path(directory)
     if parallel.leads():
         store.restore(path)
@@ -201,19 +200,19 @@ def carry_out(
     start = Start(planned, path, not again and finished(path, planned), keep_model)
     if start.finished:
         _complete(path, planned)
-        naming.name(path, given)
+        give_name(path, given)
         parallel.shared(False)
         if on_start is not None:
             on_start(start)
         return store.read(path)
     if track is not None:
         trackers.check(track)
-    lock.check_free(path)
+    check_free(path)
     parallel.shared(True)
     new = not path.exists()
     atomic.directory(path)
     try:
-        with lock.claimed(path):
+        with claimed(path):
             stored = _perform(start, again, accelerators, track, given, on_start, observe)
     except InputError:
         if new:
@@ -239,7 +238,7 @@ def _perform(
     check_place(path, planned, again, accelerators)
     # this comes first: an experiment that cannot run must clear nothing, and a user's own file may change later
     simulation = ready(planned, accelerators)
-    about = about_model(planned) if start.keep_model else None
+    about = planned.about_models if start.keep_model else None
     # matplotlib draws the picture at the end. It takes half a second to load, so it loads while rounds are played,
     # but only after every run has begun: before that, the interpreter is busy with lowering and loading their programs.
     loading = threading.Thread(target=import_module, args=("matplotlib.figure",))
@@ -254,14 +253,14 @@ def _perform(
             recorder = stack.enter_context(Recorder(path, planned.runs))
             observers = [recorder.add, *tracked, *([run_by_run(observe)] if observe is not None else [])]
             with _naming_own_files(planned.experiment):
-                found = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
-            recorder.finish(found)
+                runs = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
+            recorder.finish(runs)
     except BaseException as error:
         unused = fresh and isinstance(error, InputError) and not store.is_recorded(path)
         if not store.put_back(path) and unused:
             store.clear(path)
         raise
-    return finish(path, planned, found, about)
+    return finish(path, planned, runs, about)
 
 
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
@@ -342,12 +341,12 @@ def prepare(
     if changed and not again:
         what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
-    called = {key: there[key] for key in naming.GIVEN if key in there} if there else {}
+    called = {key: there[key] for key in GIVEN if key in there} if there else {}
     if there is None or again or changed:
         store.set_aside(path)
-        naming.write(path, naming.named(now | called, given or {}))
+        write_environment(path, with_name(now | called, given or {}))
     elif given or there["keep_model"] != keep_model:
-        naming.write(path, naming.named(there | {"keep_model": keep_model}, given or {}))
+        write_environment(path, with_name(there | {"keep_model": keep_model}, given or {}))
     atomic.replace(path / store.EXPERIMENT, to_toml(planned.experiment, planned.note).encode())
     if store.is_recorded(path) and not any((path / store.CHECKPOINTS).glob("*.checkpoint")):
         log.warning("%s: starting again from the first round, because it has no checkpoint to resume from", path)
@@ -377,7 +376,7 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, A
     If it is killed before the results are written, the checkpoints have everything; later, `_complete` does the rest.
     """
     if about is not None:
-        model_file.save(path / store.MODEL, about, [run.params for run in runs])
+        save_models(path / store.MODEL, about, [run.params for run in runs])
     else:
         (path / store.MODEL).unlink(missing_ok=True)  # of earlier rounds
     stored = store.read(path)
@@ -405,7 +404,7 @@ def _complete(path: Path, planned: Plan) -> None:
     left = any((path / name).exists() for name in (store.CHECKPOINTS, store.REPLACED))
     if drawn and not left:
         return
-    with lock.claimed(path):
+    with claimed(path):
         if not drawn:
             picture = _picture(planned.experiment, planned.note, store.read(path).runs())
             atomic.replace(path / store.CURVES, picture)

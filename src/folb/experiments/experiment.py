@@ -1,8 +1,9 @@
-"""An experiment: the choices of a comparison, checked, and the file that holds them."""
+"""An experiment: the choices of a comparison, checked; their file; and those that distinguish it in a list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from folb.errors import InputError, check_number, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
 from folb.measures import checked
-from folb.simulation.sample import Evaluate, check_evaluate
+from folb.results.summary import spelt
+from folb.simulation.settled import Evaluate, check_evaluate
 from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
@@ -152,3 +154,51 @@ def to_mapping(experiment: Experiment) -> dict[str, Any]:
 def to_toml(experiment: Experiment, note: str = "") -> str:
     """The experiment as a file that `folb run` takes."""
     return experiment_file.to_text(to_mapping(experiment), note)
+
+
+SHOWN = 6  # the most values of a setting; of more, the first and the last
+ELSEWHERE = ("dataset", "model", "set", "box")  # the title has the dataset, and parts have their settings
+
+
+def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """The experiment's own choices, as `system=network rounds=200 folb.mu=0.1`; empty if it has none.
+
+    `parts` are names, each with its usual settings and those that it was given.
+    A setting with the same value in every part that has it stands without the part's name.
+    """
+    by_dataset = data.defaults(experiment.dataset)
+    usual = {field.name: field.default for field in fields(Experiment)}
+    usual |= {"target": by_dataset.target, "points": boxes.POINTS, "box_seed": 0}
+    words = [f"model={_text(experiment.model)}"] if experiment.model != by_dataset.model else []
+    for name, default in usual.items():
+        value = getattr(experiment, name)
+        if name not in ELSEWHERE and value is not None and value != default:
+            words.append(f"{name}={_seeds_in_words(value) if name == 'seeds' else _text(value)}")
+    own: dict[str, dict[str, str]] = {}  # for each setting, its values by part
+    takers: dict[str, set[str]] = {}
+    for part, usual_values, given in parts:
+        for name, default in usual_values.items():
+            takers.setdefault(name, set()).add(part)
+            if name in given and given[name] != default:
+                own.setdefault(name, {})[part] = _text(given[name])
+    for name, values in own.items():
+        if len(set(values.values())) == 1 and set(values) == takers[name]:
+            words.append(f"{name}={next(iter(values.values()))}")
+        else:
+            words += [f"{part}.{name}={text}" for part, text in values.items()]
+    return " ".join(words)
+
+
+def _seeds_in_words(seeds: tuple[int, ...]) -> str:
+    """Their number if they are 0, 1, …, otherwise the seeds."""
+    return str(len(seeds)) if seeds == tuple(range(len(seeds))) else _text(seeds)
+
+
+def _text(value: Any) -> str:
+    """A value without spaces; a path without its directories."""
+    if isinstance(value, list | tuple):
+        texts = list(map(_text, value))
+        return ",".join(texts if len(texts) <= SHOWN else [*texts[:2], "…", texts[-1]])
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return "_".join(os.path.basename(spelt(value)).split())

@@ -21,16 +21,16 @@ def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
     Only runs that recorded their devices need them. The same data are loaded once.
     """
     known: dict[str, dict[str, Any]] = {}
-    found = []
+    rows = []
     for one in stored:
         if not one.experiment["records"]:
-            found.append({"missing": "the run did not record its devices"})
+            rows.append({"missing": "the run did not record its devices"})
             continue
         key = json.dumps([*_choice(one), one.environment["devices"]], default=str)
         if key not in known:
             known[key] = _counted(one)
-        found.append(known[key])
-    return found
+        rows.append(known[key])
+    return rows
 
 
 def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from folb.errors import InputError
-from folb.experiments.settings import chosen_part, naming_own_files, read
+from folb.experiments.settings import chosen_by_name, naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
 from folb.models.model import params_like
-from folb.store import directory, model_file
+from folb.store import directory
 from folb.store.directory import RunDirectory
 from folb.store.reading import read as find
+from folb.store.run_arrays import digest, is_described, read_about, read_model
 from folb.typing import NDArray, Params
-
-if TYPE_CHECKING:
-    from folb.experiments.plan import Plan
 
 BLOCK = 256  # samples predicted at once
 SAVED = "`folb compare --again` saves it, without --no-model; the studies save none"
@@ -129,17 +126,17 @@ def load_model(
     have on Flower, needs `model`.
     """
     path = _file(run)
-    if model is not None and not model_file.is_described(path):
+    if model is not None and not is_described(path):
         like = params_like(model)
-        return KeptModel(model_file.read_model(path, None, like), model, str(model), "", 0, None, ())
-    about = model_file.read_about(path)
+        return KeptModel(read_model(path, None, like), model, str(model), "", 0, None, ())
+    about = read_about(path)
     number = _chosen(path, about["runs"], algorithm, seed)
     shape, classes = tuple(about["shape"]), about["classes"]
     with naming_own_files([about["model"]]):
         built = _built(path, about, shape, classes) if model is None else model
         like = params_like(built)
     return KeptModel(
-        params=model_file.read_model(path, number, like),
+        params=read_model(path, number, like),
         model=built,
         name=about["model"],
         algorithm=about["runs"][number]["algorithm"],
@@ -163,15 +160,15 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
 
 def _chosen(path: Path, runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:
     """The number of the only run with this algorithm and seed."""
-    found = dict(enumerate(runs))
+    candidates = dict(enumerate(runs))
     if algorithm is not None:
-        labelled = {i: run for i, run in found.items() if run["algorithm"] == algorithm}
-        found = labelled or {i: run for i, run in found.items() if run["name"] == algorithm}
-    labels = list(dict.fromkeys(run["algorithm"] for run in (found or dict(enumerate(runs))).values()))
-    if not found or len(labels) > 1:
+        labelled = {i: run for i, run in candidates.items() if run["algorithm"] == algorithm}
+        candidates = labelled or {i: run for i, run in candidates.items() if run["name"] == algorithm}
+    labels = list(dict.fromkeys(run["algorithm"] for run in (candidates or dict(enumerate(runs))).values()))
+    if not candidates or len(labels) > 1:
         raise InputError("algorithm", algorithm, f"should be one of: {'; '.join(labels)}")
-    seeds = [run["seed"] for run in found.values()]
-    matching = [i for i, run in found.items() if seed is None or run["seed"] == seed]
+    seeds = [run["seed"] for run in candidates.values()]
+    matching = [i for i, run in candidates.items() if seed is None or run["seed"] == seed]
     if len(matching) != 1:
         raise InputError("seed", seed, f"should be one of {', '.join(map(str, seeds))}")
     return matching[0]
@@ -182,7 +179,7 @@ def _built(path: Path, about: Mapping[str, Any], shape: tuple[int, ...], classes
     name = about["model"]
     if ".py:" in name:
         _check_own(Path(name.rpartition(":")[0]), about)
-    made = chosen_part("model", name, MODELS)
+    made = chosen_by_name("model", name, MODELS)
     given = {key: value for key, value in about["settings"].items() if key in made.settings}
     values = {key: read(key, made.settings[key].type, value) for key, value in given.items()}
     return made.make(Model, shape, classes, **values)
@@ -193,26 +190,5 @@ def _check_own(file: Path, about: Mapping[str, Any]) -> None:
     instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
     if not file.is_file():
         raise InputError("model", about["model"], f"there is no file {file} any more; {instead}")
-    if "sha256" in about and _digest(file) != about["sha256"]:
+    if "sha256" in about and digest(file) != about["sha256"]:
         raise InputError("model", about["model"], f"has changed since the run; {instead}")
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def about_model(planned: Plan) -> dict[str, Any]:
-    """What model.npz says about the models of an experiment."""
-    name, federation = planned.experiment.model, planned.federation
-    model_file.leaves(params_like(planned.model))  # before a round: raises if names collide
-    own = {"sha256": _digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
-    names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
-    return {
-        "model": name,
-        "settings": dict(planned.experiment.set.get(name.rpartition(":")[2] if own else name, {})),
-        "shape": list(federation.shape),
-        "classes": federation.classes,
-        "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in planned.runs],
-        **names,
-        **own,
-    }

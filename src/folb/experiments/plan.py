@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,14 +22,12 @@ from folb.data.device_trace import trace
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
 from folb.experiments import box as boxes
-from folb.experiments.differs import Chosen, differs
-from folb.experiments.experiment import Experiment, to_toml
+from folb.experiments.experiment import Experiment, differs, to_toml
 from folb.experiments.settings import (
     FAILURES,
-    Part,
+    Chosen,
     Setting,
-    chosen_part,
-    given_twice,
+    chosen_by_name,
     naming_own_files,
     read,
     setting,
@@ -38,9 +36,10 @@ from folb.experiments.settings import (
 from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
-from folb.simulation.sample import Evaluate, usual, words
-from folb.simulation.settled import Settled, settled
+from folb.models.model import params_like
+from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, usual
 from folb.store.environment import about_runs
+from folb.store.run_arrays import digest, leaves
 
 
 def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
@@ -55,31 +54,43 @@ def common_settings() -> dict[str, Setting]:
     return {name: setting(name, hint, usual[name]) for name, hint in common_hints().items()}
 
 
-def _part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
-    found = chosen_part(field, name, registry)
+def _chosen(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Chosen:
+    chosen = chosen_by_name(field, name, registry)
     if field != "algorithms":
-        return found
-    make = found.constructor
-    constructor = named(make) if found.own and not hasattr(make, "named_by_folb") else make
+        return chosen
+    made_by_folb = hasattr(chosen.constructor, "named_by_folb")
+    constructor = chosen.constructor if made_by_folb or not chosen.own else named(chosen.constructor)
     known = algorithm_settings(constructor)
-    if found.own:
-        fixed = _fixed(constructor, {name: known[name].default for name in known if name not in found.settings})
-        known = {name: setting for name, setting in known.items() if name not in fixed}
-    return Part(found.name, constructor, known, swept=True, own=found.own)
+    if chosen.own:
+        code = chosen.constructor.__wrapped__ if made_by_folb else chosen.constructor  # type: ignore[attr-defined]
+        known = _as_coded(code, known, chosen.settings)
+    return replace(chosen, constructor=constructor, settings=known, swept=True)
 
 
-def _fixed(make: Callable[..., Any], common: dict[str, Any]) -> set[str]:
-    """Those of the settings that all algorithms have which the code of a user's own one fixes: they cannot be set."""
-    fixed: set[str] = set()
-    while True:
-        try:
-            make(**{name: value for name, value in common.items() if name not in fixed})
-        except FAILURES as error:
-            if (name := given_twice(error)) not in common.keys() - fixed:
-                return fixed  # another error comes again when the algorithm is made, and is then shown
-            fixed.add(name)
-        else:
-            return fixed
+def _as_coded(make: Callable[..., Any], known: dict[str, Setting], own: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings of a user's own algorithm, without those that its code fixes, and with the defaults of its code."""
+    try:
+        origin = make().origin
+    except FAILURES:
+        return known  # the error comes again when the algorithm is made, and is then shown
+    coded = {name for name in origin.given if name in known and name not in own}
+    fixed = {name for name in coded if not _takes(make, name, known[name].default)}
+    return {
+        name: setting._replace(default=origin.settings.get(name, setting.default)) if name in coded else setting
+        for name, setting in known.items()
+        if name not in fixed
+    }
+
+
+def _takes(make: Callable[..., Any], name: str, value: Any) -> bool:
+    """Whether a user's own code lets this setting be given: to give it twice is a TypeError."""
+    try:
+        make(**{name: value})
+    except TypeError:
+        return False
+    except FAILURES:
+        return True
+    return True
 
 
 @dataclass(frozen=True)
@@ -99,12 +110,29 @@ class Plan(Settled):
     @property
     def sampling(self) -> str:
         """What is evaluated, and how exactly, if it is a sample; otherwise ""."""
-        return words(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
+        return evaluated_on(self.federation, self.evaluated, self.model.judged_by, FAIRNESS in self.experiment.metrics)
 
     @property
     def note(self) -> str:
         """What every output repeats: a warning about the data, and what is evaluated if it is a sample."""
         return "; ".join(filter(None, (self.federation.note, self.sampling)))
+
+    @property
+    def about_models(self) -> dict[str, Any]:
+        """What model.npz says about the models."""
+        name, federation = self.experiment.model, self.federation
+        leaves(params_like(self.model))  # before a round: raises if names collide
+        own = {"sha256": digest(Path(name.rpartition(":")[0]))} if ".py:" in name else {}
+        names = {} if federation.class_names is None else {"class_names": list(federation.class_names)}
+        return {
+            "model": name,
+            "settings": dict(self.experiment.set.get(name.rpartition(":")[2] if own else name, {})),
+            "shape": list(federation.shape),
+            "classes": federation.classes,
+            "runs": [{key: run[key] for key in ("algorithm", "name", "seed")} for run in self.runs],
+            **names,
+            **own,
+        }
 
 
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
@@ -113,32 +141,34 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     `stream` is explained at `simulate`.
     """
     experiment = _anywhere(experiment)
-    dataset = Part(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
-    model = _part("model", experiment.model, MODELS)
-    system = _part("system", experiment.system, SYSTEMS)
-    algorithms = [_part("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
-    given = _distribute([dataset, model, system, *algorithms], experiment.set)
-    drawn = _boxes(algorithms, experiment.box, given[3:])
+    dataset = Chosen(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
+    model = _chosen("model", experiment.model, MODELS)
+    system = _chosen("system", experiment.system, SYSTEMS)
+    algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
+    parts = [dataset, model, system, *algorithms]
+    _distribute(parts, "set", experiment.set, _take)
+    _distribute(algorithms, "box", experiment.box, _take_box)
 
     variants: list[Algorithm] = []
-    for part, values, box in zip(algorithms, given[3:], drawn, strict=True):
-        found = _by_dataset(part, experiment.dataset) | values
+    for part in algorithms:
         # always in the order of the signature, so that a repeated experiment has the same run directory
-        swept = {name: found[name] for name in part.settings if name in found and name not in box}
+        box = {name: part.box[name] for name in part.settings if name in part.box}
+        values = _by_dataset(part, experiment.dataset) | part.given
+        swept = {name: values[name] for name in part.settings if name in values and name not in box}
         points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
         for combination, point in itertools.product(itertools.product(*swept.values()), points):
             variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True)), **point))
-        values |= swept
+        part.given.update(swept)
 
-    if system.constructor is trace and given[2].get("file"):  # an absolute path is found from any directory
-        given[2]["file"] = os.path.abspath(given[2]["file"])
-    built_system = system.make(Callable, **given[2])
+    if system.constructor is trace and system.given.get("file"):  # an absolute path is found from any directory
+        system.given["file"] = os.path.abspath(system.given["file"])
+    built_system = system.make(Callable, **system.given)
     if inspect.isfunction(built_system):  # a user's own: jax then sees a tree without arrays
         built_system = Partial(built_system)
-    federation = dataset.constructor(**given[0])
+    federation = dataset.constructor(**dataset.given)
     if experiment.device_samples is not None:
         federation = federation.smaller(experiment.device_samples)
-    built_model = model.make(Model, federation.shape, federation.classes, **given[1])
+    built_model = model.make(Model, federation.shape, federation.classes, **model.given)
     with naming_own_files([experiment.model]):
         whole = settled(
             federation,
@@ -153,10 +183,9 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
         )
         known = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
     asked = _judged(experiment, built_model, None if whole.evaluated == known else experiment.evaluate)
-    parts = [dataset, model, system, *algorithms]
-    experiment = _spelt_out(asked, whole.evaluated or "all", parts, given, [{}, {}, {}, *drawn])
+    experiment = _spelt_out(asked, whole.evaluated or "all", parts)
     identity = _identity(experiment, federation, built_system)
-    apart = differs(asked, _chosen(asked.dataset, parts, given, drawn))
+    apart = differs(asked, (_usual_and_given(part, asked.dataset) for part in parts))
     return Plan(**vars(whole), experiment=experiment, system=built_system, identity=identity, differs=apart)
 
 
@@ -169,42 +198,34 @@ def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experim
     return replace(experiment, metrics=metrics, evaluate=evaluate)
 
 
-def _spelt_out(
-    experiment: Experiment,
-    evaluate: Evaluate,
-    parts: list[Part],
-    given: list[dict[str, Any]],
-    drawn: list[dict[str, boxes.Choice]],
-) -> Experiment:
+def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) -> Experiment:
     """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
-    for part, values, box in zip(parts, given, drawn, strict=True):
+    for part in parts:
         defaults = {name: setting.default for name, setting in part.settings.items()}
-        single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in values.items()}
+        single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in part.given.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
         # a setting that is none, as by default, says nothing
-        unset = {*box, *(name for name, value in whole.items() if value == "none" and defaults.get(name) is None)}
+        unset = {*part.box, *(name for name, value in whole.items() if value == "none" and defaults.get(name) is None)}
         tables.setdefault(part.name, {}).update({name: v for name, v in whole.items() if name not in unset})
     return replace(
         experiment,
         evaluate=evaluate,
         set={name: table for name, table in tables.items() if table},
-        box={part.name: _spelt_box(box) for part, box in zip(parts, drawn, strict=True) if box},
+        box={part.name: _spelt_box(part) for part in parts if part.box},
     )
 
 
-def _chosen(
-    dataset: str, parts: list[Part], given: list[dict[str, Any]], drawn: list[dict[str, boxes.Choice]]
-) -> Iterator[Chosen]:
-    """Each part with its usual settings, those of the dataset included, and with those it was given."""
-    for part, values, box in zip(parts, given, [{}, {}, {}, *drawn], strict=True):
-        usual = {name: [setting.default] if part.swept else setting.default for name, setting in part.settings.items()}
-        by_dataset = _by_dataset(part, dataset) if part.swept else {}
-        yield Chosen(part.name, usual | by_dataset, values | _spelt_box(box))
+def _usual_and_given(part: Chosen, dataset: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A part's name, its usual settings, those of the dataset included, and those that it was given."""
+    usual = {name: [setting.default] if part.swept else setting.default for name, setting in part.settings.items()}
+    by_dataset = _by_dataset(part, dataset) if part.swept else {}
+    return part.name, usual | by_dataset, part.given | _spelt_box(part)
 
 
-def _spelt_box(box: Mapping[str, boxes.Choice]) -> dict[str, Any]:
-    return {name: str(found) if isinstance(found, boxes.Range) else _spelt(found) for name, found in box.items()}
+def _spelt_box(part: Chosen) -> dict[str, Any]:
+    box = {name: part.box[name] for name in part.settings if name in part.box}
+    return {name: str(choice) if isinstance(choice, boxes.Range) else _spelt(choice) for name, choice in box.items()}
 
 
 def _plain(value: Any) -> bool:
@@ -247,62 +268,49 @@ def _identity(experiment: Experiment, federation: Federation, system: Any) -> st
     return digest.hexdigest()
 
 
-def _by_dataset(part: Part, dataset: str) -> dict[str, list[float]]:
+def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
-    found = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
-    return found | ({"mu": [known.mu]} if part.name == "fedprox" else {})
+    usual = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
+    return usual | ({"mu": [known.mu]} if part.name == "fedprox" else {})
 
 
-def _distribute(parts: list[Part], given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each part, the values that `given` has for its settings: lists of values if the part is swept."""
-    found: list[dict[str, Any]] = [{} for _ in parts]
-    # values for one named part come last, so they win
-    for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], Mapping)):
-        if isinstance(value, Mapping):
-            choose("set", key, [part.name for part in parts])
-            for name, inner in value.items():
-                _assign(parts, found, name, inner, only=key)
-        else:
-            _assign(parts, found, key, value)
-    return found
-
-
-def _assign(parts: list[Part], found: list[dict[str, Any]], name: str, value: Any, only: str | None = None) -> None:
-    takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
-    if not takers:
-        _refuse(parts, name, value, only)
-    for i in takers:
-        kind = parts[i].settings[name].type
-        if not parts[i].swept:
-            found[i][name] = read(name, kind, value)
-            continue
-        options = value if isinstance(value, list | tuple) else [value]
-        if not options:
-            raise InputError(name, value, "should be at least one value")
-        found[i][name] = [read(name, kind, option) for option in options]
-        if len(set(map(repr, found[i][name]))) < len(options):
-            raise InputError(name, value, "should be different values")
-
-
-def _boxes(parts: list[Part], given: Mapping[str, Any], values: list[dict[str, Any]]) -> list[dict[str, boxes.Choice]]:
-    """For each algorithm, the ranges and values of its settings that points are drawn from."""
-    found: list[dict[str, boxes.Choice]] = [{} for _ in parts]
-    flat = {name: choice for name, choice in given.items() if not isinstance(choice, Mapping)}
+def _distribute(
+    parts: list[Chosen], field: str, given: Mapping[str, Any], take: Callable[[Chosen, str, Any], None]
+) -> None:
+    """Let each part take what `given` has for its settings."""
+    flat = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
     tables = [(None, flat), *((name, table) for name, table in given.items() if isinstance(table, Mapping))]
-    for only, table in tables:  # those for one algorithm come last, so they win
+    for only, table in tables:  # those for one part come last, so they win
         if only is not None:
-            choose("box", only, [part.name for part in parts])
-        for name, choice in table.items():
-            takers = [i for i, part in enumerate(parts) if name in part.settings and only in (None, part.name)]
+            choose(field, only, [part.name for part in parts])
+        for name, value in table.items():
+            takers = [part for part in parts if name in part.settings and only in (None, part.name)]
             if not takers:
-                _refuse(parts, name, choice, only, "box")
-            for i in takers:
-                if name in values[i]:
-                    raise InputError(name, choice, "is in the box and also set; give it once")
-                found[i][name] = boxes.choice(name, parts[i].settings[name].type, choice)
-    # in the order of the signature, as values are
-    return [{name: box[name] for name in part.settings if name in box} for part, box in zip(parts, found, strict=True)]
+                _refuse(parts, name, value, only, field)
+            for part in takers:
+                take(part, name, value)
+
+
+def _take(part: Chosen, name: str, value: Any) -> None:
+    """A value of a setting; if the part is swept, a list of values."""
+    kind = part.settings[name].type
+    if not part.swept:
+        part.given[name] = read(name, kind, value)
+        return
+    options = value if isinstance(value, list | tuple) else [value]
+    if not options:
+        raise InputError(name, value, "should be at least one value")
+    part.given[name] = [read(name, kind, option) for option in options]
+    if len(set(map(repr, part.given[name]))) < len(options):
+        raise InputError(name, value, "should be different values")
+
+
+def _take_box(part: Chosen, name: str, choice: Any) -> None:
+    """A range or values of a setting that points are drawn from."""
+    if name in part.given:
+        raise InputError(name, choice, "is in the box and also set; give it once")
+    part.box[name] = boxes.choice(name, part.settings[name].type, choice)
 
 
 ELSEWHERE = {  # what other libraries call a setting
@@ -313,7 +321,7 @@ ELSEWHERE = {  # what other libraries call a setting
 }
 
 
-def _refuse(parts: list[Part], name: str, value: Any, only: str | None, field: str = "set") -> None:
+def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field: str) -> None:
     """Raise an error that names the parts with this setting, or else suggests a similar setting."""
     everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
     everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]

@@ -11,8 +11,8 @@ import jax
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
 from folb.models.cost import operations
-from folb.simulation.round_cost import FORWARD, round_cost
-from folb.simulation.sample import usual
+from folb.simulation.settled import usual
+from folb.simulation.simulate import FORWARD, round_cost
 
 LEAST, MOST = 5, 50  # rounds
 BUDGET = 1e13  # operations of all runs: about a minute and a half on two cores
@@ -36,11 +36,10 @@ def quick(experiment: Experiment, given: Container[str]) -> Experiment:
         return tried
     tried = changed(tried, device_samples=SAMPLES, evaluate=EVALUATED)
     planned = plan(tried)
-    federation, model, every = planned.federation, planned.model, experiment.evaluate_every
+    federation, every = planned.federation, experiment.evaluate_every
     gradients = len(tried.seeds) * sum(
-        round_cost(model, federation, planned.system, algorithm, planned.evaluated, every)
-        for algorithm in planned.algorithms
+        round_cost(planned, planned.system, algorithm) for algorithm in planned.algorithms
     )
-    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind), MOVED) / FORWARD
+    each = operations(planned.model, jax.ShapeDtypeStruct(federation.shape, federation.kind), MOVED) / FORWARD
     rounds = max(LEAST, every, min(MOST, int(BUDGET / (each * gradients))))
     return changed(tried, rounds=rounds)

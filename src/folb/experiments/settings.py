@@ -6,12 +6,11 @@ import contextlib
 import importlib.util
 import inspect
 import math
-import re
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -39,14 +38,14 @@ def settings(
     `shared()` gives those settings.
     """
     hints = get_type_hints(constructor, include_extras=True)
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             usual = shared() if shared else {}
-            found.update({other: known for other, known in usual.items() if other not in found})
+            by_name.update({other: known for other, known in usual.items() if other not in by_name})
         elif parameter.default is not parameter.empty:
-            found[name] = setting(name, hints.get(name, Any), parameter.default)
-    return found
+            by_name[name] = setting(name, hints.get(name, Any), parameter.default)
+    return by_name
 
 
 def setting(name: str, hint: Any, default: Any) -> Setting:
@@ -178,14 +177,16 @@ def naming_own_files(names: Sequence[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A chosen dataset, model, system or algorithm: its constructor and the settings it has."""
+class Chosen:
+    """A chosen dataset, model, system or algorithm: its constructor, the settings it has, and values for them."""
 
     name: str
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
     swept: bool = False  # a list of values means a run for each
     own: bool = False  # from a user's own file
+    given: dict[str, Any] = field(default_factory=dict)  # lists of values if it is swept
+    box: dict[str, Any] = field(default_factory=dict)  # ranges and values that points are drawn from
 
     def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
@@ -195,9 +196,6 @@ class Part:
             raise
         except FAILURES as error:
             if self.own:
-                if (fixed := given_twice(error)) in values:
-                    expected = f"is given in the code of {self.name} already, and cannot be set"
-                    raise InputError(fixed, values[fixed], expected) from error
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
@@ -206,17 +204,11 @@ class Part:
         return made
 
 
-def given_twice(error: BaseException) -> str:
-    """The setting that a user's code gives itself, and was also given to it; "" if that is not the error."""
-    found = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
-    return found[1] if isinstance(error, TypeError) and found is not None else ""
-
-
-def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Part:
+def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Chosen:
     """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
     if ".py:" not in name:
         constructor = registry[choose(field, name, registry)]
-        return Part(name, constructor, settings(constructor))
+        return Chosen(name, constructor, settings(constructor))
     constructor, short = from_file(field, name), name.rpartition(":")[2]
     try:
         known = settings(constructor)
@@ -227,4 +219,4 @@ def chosen_part(field: str, name: str, registry: Mapping[str, Callable[..., Any]
         if isinstance(one.default, float) and not math.isfinite(one.default):
             expected = f"should be a finite number, as the default of a keyword of {short}; or None, for none"
             raise InputError(one.name, one.default, expected)
-    return Part(short, constructor, known, own=True)
+    return Chosen(short, constructor, known, own=True)

@@ -17,7 +17,7 @@ from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole, choose
-from folb.experiments.execute import carry_out
+from folb.experiments.execute import run_plan
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, algorithm_settings, plan
 from folb.measures import ACCURACY
@@ -74,7 +74,7 @@ def search(
     experiment: Experiment,
     report_seeds: int | Sequence[int] | None = None,
     stream: bool | None = None,
-    complete: Callable[..., RunDirectory] = carry_out,
+    complete: Callable[..., RunDirectory] = run_plan,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
     by: By = "first",
 ) -> Search:
@@ -197,8 +197,8 @@ def drawn(experiment: Experiment) -> str:
         return ""
     box = experiment.box[_name(experiment)]
     ranges = (
-        f"{key}={found if isinstance(found, str) else ','.join(map(summary.spelt, found))}"
-        for key, found in box.items()
+        f"{key}={choice if isinstance(choice, str) else ','.join(map(summary.spelt, choice))}"
+        for key, choice in box.items()
     )
     return f"{experiment.points} points drawn from {' '.join(ranges)} by the seed {experiment.box_seed}"
 

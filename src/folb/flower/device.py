@@ -100,8 +100,8 @@ class Device:
 
     def checked_gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
         """The user's gradient as named arrays, checked: NumPy would silently broadcast other shapes."""
-        found = self.gradient(_as_given(params), x, y)
-        named = found if isinstance(found, Mapping) else {str(i): value for i, value in enumerate(found)}
+        given = self.gradient(_as_given(params), x, y)
+        named = given if isinstance(given, Mapping) else {str(i): value for i, value in enumerate(given)}
         if set(named) != set(params):
             raise InputError("gradient: names", sorted(named), f"should be {sorted(params)}, like the model's arrays")
         grad = {name: np.asarray(named[name], np.float32) for name in params}
@@ -122,8 +122,8 @@ def _hashable(value: Any) -> Any:
 
 def _as_sent(value: Any) -> NDArray:
     """Numbers in 32 bits; bytes as they are."""
-    found = np.asarray(value)
-    return found if found.dtype == np.uint8 else found.astype(np.float32, copy=False)
+    array = np.asarray(value)
+    return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
 Part = TypeVar("Part")
@@ -228,13 +228,13 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
 
 def identity(device: Device, context: Context) -> int:
     """The device's own number."""
-    found = context.node_config.get("partition-id") if device.identity is None else device.identity
-    if found is None:
+    number = context.node_config.get("partition-id") if device.identity is None else device.identity
+    if number is None:
         expected = "should be in the node's config, or `identity` in its Device: a number that never changes"
-        raise InputError("partition-id", found, expected)
-    if isinstance(found, bool) or int(found) != found:
-        raise InputError("identity", found, "should be a whole number")
-    return int(found)
+        raise InputError("partition-id", number, expected)
+    if isinstance(number, bool) or int(number) != number:
+        raise InputError("identity", number, "should be a whole number")
+    return int(number)
 
 
 def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> Message:

@@ -1,28 +1,33 @@
-"""Who is asked in a round: the simulator's draw, from the devices that are there."""
+"""Who is asked in a round, by the simulator's draw; who evaluates; and what is remembered of devices and replies."""
 
 from __future__ import annotations
 
+import logging
+import re
 import secrets
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from folb.core import privacy, selection, tree, vector
 from folb.core import round as core_round
-from folb.core import selection, tree, vector
 from folb.core.algorithm import Algorithm
-from folb.core.multiset import Multiset
+from folb.core.randomness import Multiset
 from folb.core.selection import Known, drawing
 from folb.core.solver import steps_of
 from folb.core.system import System
-from folb.core.upload import GRAD
-from folb.flower.mailbox import Mailbox
-from folb.flower.open_round import OpenRound, stacked_upload
-from folb.flower.questions import Slots
-from folb.flower.remembered import Remembered
-from folb.flower.roster import Member
+from folb.core.upload import DELTA, GRAD
+from folb.flower import protocol
+from folb.flower.open_round import OpenRound, Slots, stacked_upload
+from folb.flower.replies import MOST_SAMPLES, Form, Refused, alone, last_words, length, number, shown
+from folb.flower.roster import Mailbox, Member, message
+from folb.flower.run_directory import RunRecord
 from folb.flower.strategy_settings import StrategySettings
 from folb.typing import NDArray
 
@@ -86,16 +91,16 @@ def _meet(opened: OpenRound, settings: StrategySettings, remembered: Remembered,
     first, K = how.first, how.K
     assert first is not None
     task = opened.questions.plain(first)
-    found = opened.exchange(mailbox, {member.identity: task for member in opened.members})
-    there = sorted(found)
+    replies = opened.exchange(mailbox, {member.identity: task for member in opened.members})
+    there = sorted(replies)
     if len(there) < max(settings.min_replies or 1, K):
         opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
         return
     form = opened.questions.forms[first.name]
-    answers = stacked_upload(first, form, [found[identity] for identity in there])
+    answers = stacked_upload(first, form, [replies[identity] for identity in there])
     known = jax.tree.map(np.asarray, how.sampling.remember(answers, K))
     new = remembered.stacked(there)
-    tree.check_like("sampling: first: what `remember` returns", known, new[1])
+    tree.check_like("select: first: what `remember` returns", known, new[1])
     remembered.update(there, [True] * len(there), (new[0], known))
 
 
@@ -112,10 +117,10 @@ def _survey(
     if upload is None:
         return None
     task = opened.questions.plain(upload)
-    found = opened.exchange(mailbox, {member.identity: task for member in members})
-    if len(found) < least:
-        opened.abandoned = f"{len(found)} devices answered the survey, but {least} are needed"
-    there = [found.get(member.identity) for member in members]
+    replies = opened.exchange(mailbox, {member.identity: task for member in members})
+    if len(replies) < least:
+        opened.abandoned = f"{len(replies)} devices answered the survey, but {least} are needed"
+    there = [replies.get(member.identity) for member in members]
     if upload != GRAD:
         silent = 0.0 if how.candidates is None else -np.inf
         return np.array([silent if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
@@ -132,3 +137,226 @@ def _share(objective: str, members: Sequence[Member]) -> NDArray:
     size = np.array([member.size for member in members])
     share = size / size.sum() if objective == "samples" else np.full(len(size), 1 / len(size))
     return share.astype(np.float32)
+
+
+FEW = 3  # updates: with fewer, a liar's own update could be the median
+
+log = logging.getLogger("flwr")
+
+
+class Remembered:
+    """The memory of devices, by identity. `first` is the memory of a device that the server has not met."""
+
+    def __init__(self, first: Any) -> None:
+        self.first = jax.tree.map(np.asarray, first)
+        self.met: dict[int, Any] = {}
+
+    def stacked(self, identities: Sequence[int]) -> Any:
+        """The memory of some devices."""
+        return jax.tree.map(lambda *rows: np.stack(rows), *(self.met.get(k, self.first) for k in identities))
+
+    def update(self, identities: Sequence[int], changed: Sequence[bool], values: Any) -> None:
+        """Remember the entries of a stack that changed."""
+        for i, (k, new) in enumerate(zip(identities, changed, strict=True)):
+            if new:
+                self.met[k] = jax.tree.map(lambda rows, i=i: np.array(rows[i]), values)
+
+    def packed(self) -> Any:
+        """The memory as arrays, for a checkpoint; nothing if there is nothing to remember."""
+        if not jax.tree.leaves(self.first):
+            return ()
+        who = sorted(self.met)
+        rows = [jax.tree.map(lambda *rows: np.stack(rows), *(self.met[k] for k in who))] if who else []
+        none = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), self.first)
+        return {"who": np.array(who, np.int64), "rows": rows[0] if rows else none}
+
+    def unpack(self, packed: Any) -> None:
+        """Take the memory from a checkpoint."""
+        if jax.tree.leaves(self.first):
+            values = jax.tree.map(np.asarray, packed["rows"])
+            self.met = {}
+            who = [int(k) for k in packed["who"]]
+            self.update(who, [True] * len(who), values)
+
+
+class Admission:
+    """What earlier rounds decide about the replies of this one.
+
+    With over-selection, devices take turns: the fastest would otherwise be used in every round.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.lengths: list[float] = []  # of a usual update, in each round
+        self.used: set[int] = set()  # devices whose reply was used the last time they were asked
+        self.since: tuple[int, float] = 0, 0.0  # the round that has as many replies as it wants, and since when
+        for line in lines:
+            self.add(dict(zip(line["devices"], line["times"], strict=True)), line.get("length", 0.0))
+
+    def add(self, drawn: Mapping[int, float], length: float) -> None:
+        """Remember a round: how often it used each device that was drawn, and the length of a usual update."""
+        self.used = (self.used - set(drawn)) | {k for k, times in drawn.items() if times}
+        self.lengths += [length] if length else []
+
+    def enough(self, opened: OpenRound, fewest: int) -> bool:
+        """Whether K devices have answered, if more than K were asked.
+
+        If some of them were used the last time they were asked, the others get as much time again.
+        """
+        there = opened.answers.usable
+        if opened.algorithm.selection.factor == 1 or not _suffice(opened, there, fewest):
+            return False
+        if _suffice(opened, set(there) - self.used, fewest):
+            return True
+        now = time.monotonic()
+        self.since = self.since if self.since[0] == opened.t else (opened.t, now)
+        return now - self.since[1] >= self.since[1] - opened.began
+
+    def take_turns(self, opened: OpenRound, fewest: int) -> None:
+        """Set aside replies of devices that were used the last time, if the others suffice and some did not answer."""
+        there = opened.answers.usable
+        if opened.algorithm.selection.factor == 1 or not set(opened.drawn) & opened.silent:
+            return
+        if _suffice(opened, set(there) - self.used, fewest):
+            opened.answers.aside = [k for k in opened.drawn if k in there and k in self.used]
+            opened.answers.usable = {k: reply for k, reply in there.items() if k not in opened.answers.aside}
+
+    def shorten(self, opened: OpenRound, most: float) -> None:
+        """Shorten updates to `most` times the usual length."""
+        drawn, usable = opened.drawn, opened.answers.usable
+        lengths = {k: length(reply.arrays[DELTA.name]) for k, reply in usable.items() if k in drawn}
+        opened.notes.length = usual_length(lengths.values(), self.lengths)
+        bound = most * opened.notes.length
+        for k, value in sorted(lengths.items()):
+            if value > bound > 0:
+                own = usable[k].arrays
+                own[DELTA.name] = {
+                    n: (part * (bound / value)).astype(part.dtype) for n, part in own[DELTA.name].items()
+                }
+                words = f"its update of norm {value:.3g} to {bound:.3g}, {most:g} times the median"
+                opened.notes.shortened.append((k, words))
+                log.warning("round %d: shortened: device %d: %s", opened.t, k, words)
+
+
+def _suffice(opened: OpenRound, there: Container[int], fewest: int) -> bool:
+    """Whether these devices are as many as the round wants."""
+    times = [times for identity, times in opened.drawn.items() if identity in there]
+    return sum(times) >= opened.algorithm.selection.enough and len(times) >= fewest
+
+
+def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
+    """The median of the lengths that are not 0: half of the devices would have to lie to move it far.
+
+    Of an even number it is the lower of the two in the middle, which one of two devices cannot raise. With fewer than
+    `FEW` updates, the usual lengths of the last rounds count too.
+    """
+    positive = [value for value in lengths if value > 0]
+    if not positive:
+        return 0.0
+    positive = sorted(positive + list(before[-FEW:] if len(positive) < FEW else ()))
+    return positive[(len(positive) - 1) // 2]
+
+
+class Budget:
+    """The epsilon of a private run, whose devices are drawn from `N` or more.
+
+    A round that was interrupted is repeated and counts twice: its devices answer twice.
+    """
+
+    def __init__(self, algorithm: Algorithm, N: int, record: RunRecord | None = None) -> None:
+        self.algorithm, self.N, self.record = algorithm, N, record
+        self.asked = 0 if record is None else record.asked  # the rounds that devices were asked for
+
+    @property
+    def epsilon(self) -> float | None:
+        """What all rounds so far have spent; None if the run is not private."""
+        return None if self.algorithm.privacy is None else privacy.spent(self.algorithm, self.N, self.asked)
+
+    def covers(self, t: int) -> bool:
+        """Whether the budget is enough for round t. If it is, the round counts from now on."""
+        if self.algorithm.privacy is None:
+            return True
+        self.asked += 1
+        most = self.algorithm.privacy.epsilon
+        if most is not None and (self.epsilon or 0.0) > float(most):
+            log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
+            return False
+        if self.record is not None:
+            self.record.ask(self.asked)
+        return True
+
+
+MOST_METRICS = 20  # of one device
+MOST_LOSS = 1e6
+NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")  # of a metric
+
+
+def evaluation_messages(
+    opened: OpenRound, settings: StrategySettings, seconds: float, arrays: ArrayRecord
+) -> list[Message]:
+    """Ask `fraction_evaluate` of the devices for their metrics of the model: a draw of (seed, round), too."""
+    members = [member for member in opened.members if member.identity not in opened.silent]
+    if settings.fraction_evaluate == 0 or not members:
+        return []
+    count = min(len(members), max(settings.min_evaluate_nodes, int(settings.fraction_evaluate * len(members))))
+    order = np.random.default_rng([settings.seed, opened.t]).permutation(len(members))[:count]
+    content = RecordDict({protocol.MODEL: arrays})
+    return [message("evaluate", members[i].node, opened.t, content, seconds) for i in sorted(order)]
+
+
+def evaluation_metrics(opened: OpenRound, asked: Sequence[Message], replies: Iterable[Message]) -> MetricRecord | None:
+    """The devices' metrics, weighted by `num-examples`, in the order in which the devices were asked."""
+    metrics: dict[str, dict[str, float]] = {}
+    members = {member.node: member for member in opened.members}
+    whose = {one.metadata.message_id: members[one.metadata.dst_node_id] for one in asked}
+    for reply in replies:
+        id, node = reply.metadata.reply_to_message_id, f"node {reply.metadata.src_node_id}: "
+        if id not in whose or id in metrics:
+            opened.answers.refuse(None, f"{node}an evaluation that was not asked for")
+            continue
+        try:
+            metrics[id] = _checked(reply, whose[id])
+        except Refused as error:
+            opened.answers.refuse(None, f"{node}its evaluation: {error}")
+    in_order = [metrics[id] for id in whose if id in metrics]
+    return MetricRecord({**_means(in_order)}) if in_order else None
+
+
+# what the record keeps of an evaluation, and what it may be; any other metric is at most LARGEST
+MEASURES = {
+    protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1),
+    "accuracy": Form(None, 0.0, 1.0),
+    "test_accuracy": Form(None, 0.0, 1.0),
+    "loss": Form(None, 0.0, MOST_LOSS),
+    "train_loss": Form(None, 0.0, MOST_LOSS),
+}
+
+
+@alone()
+def _checked(reply: Message, member: Member) -> dict[str, float]:
+    """A device's metrics, or `Refused`. They count for no more than the samples it declared."""
+    if reply.metadata.src_node_id != member.node:
+        raise Refused(f"it is from node {reply.metadata.src_node_id}, and {member.node} was asked")
+    if reply.has_error():
+        raise Refused(f"the device failed: {last_words(reply.error.reason)}")
+    record = reply.content.get(protocol.METRICS)
+    if not isinstance(record, MetricRecord) or protocol.SIZE not in record:
+        raise Refused(f"it has no {protocol.METRICS} with {protocol.SIZE}")
+    if len(record) > MOST_METRICS:
+        raise Refused(f"it has {len(record)} metrics, and should have at most {MOST_METRICS}")
+    metrics: dict[str, float] = {}
+    for name, value in record.items():
+        if not NAME.fullmatch(name):
+            raise Refused(f"the name of a metric is {shown(name)}, and should be at most 40 letters, digits, . _ or -")
+        metrics[name] = number(name, value, MEASURES.get(name, Form(None)))
+    return metrics | {protocol.SIZE: min(metrics[protocol.SIZE], float(member.size))}
+
+
+def _means(replies: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric that at least half of the replies have, weighted by their samples."""
+    counts = Counter(name for own in replies for name in own if name != protocol.SIZE)
+    means = {}
+    for name in sorted(name for name, count in counts.items() if 2 * count >= len(replies)):
+        those = [own for own in replies if name in own]
+        total = sum(own[protocol.SIZE] for own in those)
+        means[name] = sum(own[protocol.SIZE] * own[name] for own in those) / total
+    return means

@@ -1,30 +1,34 @@
-"""A round on real devices: its draw, its replies, and the `Round` that the algorithm's rule sees."""
+"""A round on real devices: what is asked, the replies, and the `Round` that the algorithm's rule sees."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from folb.core import gaussian, privacy
+from folb.core import gaussian, privacy, vector
 from folb.core import round as core_round
 from folb.core.algorithm import Algorithm
+from folb.core.local_step import LocalStep
+from folb.core.part import settings_of
 from folb.core.privacy import Noise
+from folb.core.randomness import Multiset
 from folb.core.round import Closed, State
 from folb.core.rules import Gradients, Round
-from folb.core.upload import DELTA, GAMMA, GRAD, Upload
+from folb.core.upload import DELTA, ENCODED, GAMMA, GRAD, Upload
+from folb.errors import InputError
 from folb.flower import protocol, replies
-from folb.flower.mailbox import Mailbox
-from folb.flower.protocol import Task
-from folb.flower.questions import Questions, Slots
-from folb.flower.replies import Expected, Form, Refused, Reply, last_words
-from folb.flower.roster import Member
+from folb.flower.protocol import Arrays, Task
+from folb.flower.replies import Encoded, Expected, Form, Refused, Reply, Shape, last_words
+from folb.flower.roster import Mailbox, Member, message
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
 
@@ -156,14 +160,14 @@ class OpenRound:
     @property
     def lost(self) -> list[int]:
         """The devices of S_1 that sent nothing, usable or not."""
-        found = self.answers
-        return sorted(set(self.drawn) - {*found.usable, *found.refused, *found.aside, *self.before})
+        answers = self.answers
+        return sorted(set(self.drawn) - {*answers.usable, *answers.refused, *answers.aside, *self.before})
 
     @property
     def silent(self) -> set[int]:
         """Devices that were asked, and did not answer."""
-        found = self.answers
-        return set(found.asked) - {*found.usable, *found.refused, *found.aside}
+        answers = self.answers
+        return set(answers.asked) - {*answers.usable, *answers.refused, *answers.aside}
 
     def who(self, slots: Slots) -> list[int]:
         """The identities of the devices of some slots."""
@@ -244,10 +248,10 @@ class OpenRound:
 
     def metrics(self) -> MetricRecord:
         """The numbers of a closed round, for Flower's own result."""
-        notes, found = self.notes, self.answers
+        notes, answers = self.notes, self.answers
         numbers: dict[str, float] = {} if self.algorithm.step_size is None else {"lr": float(self.algorithm.solver.lr)}
         numbers |= {} if notes.epsilon is None else {"epsilon": notes.epsilon}
-        counts = {"asked": len(found.asked), "replied": len(found.usable), "refused": len(notes.rejected)}
+        counts = {"asked": len(answers.asked), "replied": len(answers.usable), "refused": len(notes.rejected)}
         return MetricRecord({**numbers, **counts, "lost": len(self.lost), "abandoned": int(bool(self.abandoned))})
 
 
@@ -255,13 +259,158 @@ def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) 
     """An upload of some devices: an array with a row for each, or a dict of them. Who sent nothing has zeros."""
     if form.shapes is None:
         return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
-    found = {name: np.zeros((len(replies), *shape), dtype) for name, (shape, dtype) in form.shapes.items()}
+    rows = {name: np.zeros((len(replies), *shape), dtype) for name, (shape, dtype) in form.shapes.items()}
     for i, reply in enumerate(replies):
         if reply is not None and upload.name in reply.arrays:
             for name, value in reply.arrays[upload.name].items():
-                found[name][i] = value
-    return found[protocol.VALUE] if set(found) == {protocol.VALUE} else found
+                rows[name][i] = value
+    return rows[protocol.VALUE] if set(rows) == {protocol.VALUE} else rows
 
 
 def _array(values: Sequence[float] | float, dtype: Any = np.float32) -> Any:
     return np.array(values, dtype)
+
+
+class Slots(NamedTuple):
+    """The places of a draw: who is in each, and the work that it is asked for."""
+
+    chosen: Multiset
+    words: Any  # [K, 2]
+    work: Any  # [K]
+    lost: Any  # [K] by the system model
+    steps: Any  # [K] local steps
+    correction: Any  # [K]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the server may ask in round t."""
+
+    t: int
+    algorithm: Algorithm  # in this round: with its K and its step size
+    params: Arrays  # the server's model
+    model: ArrayRecord  # as it is sent
+    start: Arrays | None  # as devices decode it, if it has a codec
+    key: tuple[int, int]  # random words that all devices of the round share
+    forms: Mapping[str, Form]  # what each upload must be
+    seconds: float  # of the round
+    replay: bool
+
+    def plain(self, *uploads: Upload) -> Task:
+        """A task without local work."""
+        names = tuple(upload.name for upload in uploads)
+        task = Task(self.t, names, key=self.key, mu=float(self.algorithm.solver.mu), numbers=_numbers(uploads))
+        codec = self.algorithm.compression.down
+        return task if codec is None else replace(task, down=codec.name, shapes=protocol.shapes(self.params))
+
+    def through(self, slots: Slots, i: int, *uploads: Upload) -> Task:
+        """The task of a slot without local work: with its random words, and the codec of what is sent."""
+        task = replace(self.plain(*uploads), words=(int(slots.words[i][0]), int(slots.words[i][1])))
+        codecs = self.algorithm.compression
+        if codecs.up is None:
+            return task
+        given = {**codecs.up.settings, "feedback": float(codecs.feedback)}
+        numbers = {f"codec.{name}": value for name, value in given.items()}
+        return replace(task, codec=codecs.up.name, numbers={**task.numbers, **numbers})
+
+    def work(self, slots: Slots, i: int, *uploads: Upload) -> Task:
+        """The task of a slot: the local work that it has drawn, and its uploads."""
+        solver, task = self.algorithm.solver, self.through(slots, i, *uploads)
+        numbers, fixed = _settings(solver.step)
+        return replace(
+            task,
+            work=int(slots.work[i]),
+            lr=float(solver.lr),
+            batch=solver.batch,
+            unit=solver.unit,
+            step=solver.step.name,
+            fixed=fixed,
+            numbers={**task.numbers, **numbers, **self._private()},
+        )
+
+    def _private(self) -> dict[str, float]:
+        """What a device of a private run gets: the clip and, if it adds noise, its standard deviations."""
+        privacy, slots = self.algorithm.privacy, self.algorithm.selection.K
+        if privacy is None:
+            return {}
+        sent = {"clip": float(privacy.clip)}
+        if privacy.by_devices:
+            sent |= {part: float(privacy.deviation(part, privacy.clip)) / math.sqrt(slots) for part in privacy.parts}
+            sent["replay"] = float(self.replay)
+        return {f"privacy.{name}": value for name, value in sent.items()}
+
+    def asked(self, member: Member, task: Task, more: Mapping[str, ArrayRecord]) -> tuple[Message, Expected]:
+        """A task as a message to a device, with `more` records, and what is expected of its reply."""
+        content = RecordDict({protocol.MODEL: self.model, protocol.TASK: task.record(), **more})
+        forms = {name: self._form(task, name) for name in task.uploads}
+        asked = message("train", member.node, self.t, content, self.seconds)
+        return asked, Expected(self.t, forms, member.size, member.node)
+
+    def _form(self, task: Task, upload: str) -> Form:
+        """The form of an upload of a task, which may go through a codec."""
+        codecs, known = self.algorithm.compression, self.forms[upload]
+        if not task.codec or codecs.up is None or upload not in {one.name for one in ENCODED}:
+            return known
+        shapes = {name: Shape(*sent) for name, sent in codecs.up.shapes(vector.size(self.params)).items()}
+        words, whole = np.array(task.words, np.uint32), codecs.feedback and upload == DELTA.name
+        return known._replace(shapes=shapes, encoded=Encoded(codecs.up, words, self.params, whole))
+
+
+def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> dict[str, Form]:
+    """The form that `uploads`, and what the selection asks for, must have for a model like `params`."""
+    how = algorithm.selection
+    survey, first = how.survey, how.first
+    asked = [] if survey is None else [survey]
+    asked += [] if first is None else [first]
+    asked += [algorithm.second_upload] if how.second else []
+    known = {upload.name: _form(upload, params) for upload in (*asked, *uploads)}
+    if survey is not None and survey != GRAD and known[survey.name].shapes is not None:
+        raise InputError(f"survey: {survey.name}", known[survey.name].shapes, "should be a number")
+    return known
+
+
+def _form(upload: Upload, params: Arrays) -> Form:
+    shape = core_round.upload_shape(upload, params)
+    if isinstance(shape, Mapping) and all(hasattr(part, "shape") for part in shape.values()):
+        shapes = {name: Shape(part.shape, part.dtype.name) for name, part in shape.items()}
+        return Form(shapes, upload.least, upload.most)
+    if not hasattr(shape, "shape"):
+        raise InputError(f"upload {upload.name}", shape, "should be a number, an array, or a dict of arrays")
+    one = {protocol.VALUE: Shape(shape.shape, shape.dtype.name)}
+    return Form(one if shape.shape else None, upload.least, upload.most)
+
+
+def questions(
+    algorithm: Algorithm, state: State, t: int, arrays: ArrayRecord, forms: Mapping[str, Form], seed: Any, **more: Any
+) -> Questions:
+    """The questions of round t. `arrays` is the server's model: a server step or a codec may send another one."""
+    params, codec, key = state.params, algorithm.compression.down, np.asarray(core_round.shared_words(seed, t))
+    start = None
+    if codec is not None or algorithm.server.starts_ahead:
+        ahead = core_round.model_encoded(algorithm, state, key)
+        ahead = {name: np.asarray(ahead[name]) for name in (params if codec is None else ahead)}
+        start = None if codec is None else codec.decoded(ahead, key, params)
+        arrays = protocol.packed(ahead)
+    return Questions(t, algorithm, params, arrays, start, (int(key[0]), int(key[1])), forms, **more)
+
+
+def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:
+    named = {upload.name: (*upload.numbers.items(), *upload.sizes) for upload in uploads}
+    return {f"{upload}.{name}": float(value) for upload, pairs in named.items() for name, value in pairs}
+
+
+def _settings(step: LocalStep) -> tuple[dict[str, float], str]:
+    """The settings of a local step, as a task has them: its numbers, and what is static or None."""
+    numbers, others = {}, {}
+    for name, one in settings_of(type(step)).items():
+        value = getattr(step, name)
+        try:
+            if value is None or one.metadata.get("static"):
+                json.dumps(value)  # or a TypeError
+                others[name] = value
+            else:
+                numbers[f"step.{name}"] = float(value)
+        except TypeError:
+            expected = "should be a number, a word, a flag or a tuple of them: devices are sent it"
+            raise InputError(f"local: {name}", value, expected) from None
+    return numbers, json.dumps(others)

@@ -97,25 +97,25 @@ def arrays(params: Any) -> ArrayRecord:
 
 def flat(params: Mapping[str, Any], above: str = "") -> Arrays:
     """The leaves of a nested dict, with dotted names."""
-    found: Arrays = {}
+    leaves: Arrays = {}
     for name, value in params.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{above}{name}.")
+            leaves |= flat(value, f"{above}{name}.")
         else:
-            found[f"{above}{name}"] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    return found
+            leaves[f"{above}{name}"] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    return leaves
 
 
 def nested(named: Mapping[str, Any]) -> dict[str, Any]:
     """The nested dict again: the inverse of `flat`."""
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, value in named.items():
         *above, last = name.split(".")
-        inner = found
+        inner = tree
         for step in above:
             inner = inner.setdefault(step, {})
         inner[last] = value
-    return found
+    return tree
 
 
 def packed(named: Mapping[str, NDArray]) -> ArrayRecord:

@@ -105,9 +105,9 @@ def checked(message: Message, expected: Expected) -> Reply:
     return Reply(arrays, numbers)
 
 
-def _same(what: str, found: list[Any], wanted: list[str]) -> None:
-    if sorted(map(str, found)) != sorted(wanted):
-        raise Refused(f"{what} are {shown(sorted(map(str, found)))}, and should be {shown(sorted(wanted))}")
+def _same(what: str, got: list[Any], wanted: list[str]) -> None:
+    if sorted(map(str, got)) != sorted(wanted):
+        raise Refused(f"{what} are {shown(sorted(map(str, got)))}, and should be {shown(sorted(wanted))}")
 
 
 def _numbers(record: Any, expected: Expected) -> dict[str, float]:
@@ -149,8 +149,8 @@ def length(arrays: Arrays) -> float:
 def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArray:
     """The numbers of an array. The format's own header is checked before anything is allocated."""
     if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != shape:
-        found = f"{array.dtype} {tuple(array.shape)} of {array.stype}"
-        raise Refused(f"{name} is {shown(found)}, and should be {dtype} {shape} of numpy.ndarray")
+        got = f"{array.dtype} {tuple(array.shape)} of {array.stype}"
+        raise Refused(f"{name} is {shown(got)}, and should be {dtype} {shape} of numpy.ndarray")
     room = np.dtype(dtype).itemsize * math.prod(shape)
     if not room < len(array.data) <= room + HEADER:
         raise Refused(f"{name} has {len(array.data)} bytes, and {room} and a header were expected")

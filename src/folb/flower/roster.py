@@ -1,15 +1,19 @@
-"""The present devices. Flower's node ids are new in every run, so each node is asked for its device's identity."""
+"""The present devices, and the exchange of messages with them within a time limit: no node delays a round for longer.
+
+Flower's node ids are new in every run, so each node is asked for its device's identity.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
 from folb.flower import protocol
-from folb.flower.mailbox import Mailbox
 from folb.flower.replies import MOST_SAMPLES, last_words, one_line
 
 AGAIN = 10.0  # seconds before a node that did not give its identity is asked again
@@ -43,7 +47,7 @@ class Roster:
         self.queries: dict[str, tuple[int, float]] = {}  # queries without an answer, their nodes, and when they expire
         self.met: set[int] = set()  # nodes that were asked before: no round waits for them again
         self.refused: list[str] = []  # rejections since the last look
-        self.told: set[str] = set()  # a claim is rejected in every round, but reported once
+        self.reported: set[str] = set()  # a claim is rejected in every round, but reported once
 
     def present(self, mailbox: Mailbox) -> list[Member]:
         """The present devices, once there are enough of them or the waiting time is over."""
@@ -61,12 +65,12 @@ class Roster:
 
     def rejections(self, mailbox: Mailbox) -> list[tuple[int | None, str]]:
         """Rejections since the last round: of claims, and of replies to earlier rounds."""
-        found, self.refused = self.refused, []
+        reasons, self.refused = self.refused, []
         for reply in mailbox.late():
             if reply.has_content():
-                found.append(f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}")
-                log.warning("rejected: %s", found[-1])
-        return [(None, reason) for reason in found]
+                reasons.append(f"node {reply.metadata.src_node_id}: a late reply to round {reply.metadata.group_id}")
+                log.warning("rejected: %s", reasons[-1])
+        return [(None, reason) for reason in reasons]
 
     def update(self, mailbox: Mailbox, seconds: float) -> list[Member]:
         """The devices that are there now, in ascending order of identity.
@@ -124,8 +128,8 @@ class Roster:
                 self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
 
     def _refuse(self, reason: str) -> None:
-        if reason not in self.told:
-            self.told.add(reason)
+        if reason not in self.reported:
+            self.reported.add(reason)
             self.refused.append(reason)
             log.warning("rejected: %s", reason)
 
@@ -145,3 +149,69 @@ def _member(reply: Message, node: int) -> Member:
             f"{protocol.SIZE} is {one_line(size)}, and should be a whole number from 1 to {MOST_SAMPLES - 1}"
         )
     return Member(identity, size, node)
+
+
+SLACK = 60.0  # seconds after its round for which a late reply is still recorded
+PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds between two looks for replies; the last is repeated
+
+
+def message(kind: str, node: int, t: int, content: RecordDict, seconds: float) -> Message:
+    """A message of round t to a node, which has `seconds` to answer."""
+    return Message(content, dst_node_id=node, message_type=kind, group_id=str(t), ttl=seconds + SLACK)
+
+
+class Mailbox:
+    """The messages of one grid. Messages without a reply in time are remembered, to recognise late replies."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.unanswered: dict[str, float] = {}  # by message id: when to forget it
+
+    def send(self, messages: Sequence[Message]) -> dict[str, Message]:
+        """Send messages. Return those that were sent, by their id."""
+        ids = list(self.grid.push_messages(messages)) if messages else []
+        # if a message is too large there are no ids at all; a malformed message has the id None
+        return {id: message for id, message in zip(ids, messages, strict=False) if id}
+
+    def exchange(
+        self,
+        messages: Sequence[Message],
+        seconds: float,
+        enough: Callable[[list[Message]], bool] = lambda replies: False,
+    ) -> list[Message]:
+        """The replies to `messages`. Wait until all are there, or `enough` says so, or the time is over."""
+        until = time.monotonic() + seconds
+        waiting = self.send(messages)
+        replies: list[Message] = []
+        for pause in _pauses():
+            arrived = self.pull(waiting)
+            for reply in arrived:
+                waiting.pop(reply.metadata.reply_to_message_id, None)
+            replies += arrived
+            left = until - time.monotonic()
+            if not waiting or enough(replies) or left <= 0:
+                break
+            time.sleep(min(pause, left))
+        forget = time.monotonic() + seconds + SLACK
+        self.unanswered |= dict.fromkeys(waiting, forget)
+        return replies
+
+    def pull(self, ids: Iterable[str]) -> list[Message]:
+        """The replies that are there now."""
+        ids = set(ids)
+        return list(self.grid.pull_messages(ids)) if ids else []
+
+    def late(self) -> list[Message]:
+        """Late replies: to messages of earlier rounds."""
+        now = time.monotonic()
+        self.unanswered = {id: until for id, until in self.unanswered.items() if until > now}
+        arrived = self.pull(self.unanswered)
+        for reply in arrived:
+            self.unanswered.pop(reply.metadata.reply_to_message_id, None)
+        return arrived
+
+
+def _pauses() -> Iterable[float]:
+    yield from PAUSES
+    while True:
+        yield PAUSES[-1]

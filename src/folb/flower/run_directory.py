@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from folb import atomic
-from folb.core import privacy
+from folb.atomic import claimed, regular
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.own_code import own_code
@@ -31,12 +31,11 @@ from folb.errors import SINGLE, InputError
 from folb.flower.open_round import OpenRound
 from folb.flower.strategy_settings import StrategySettings
 from folb.measures import is_measure, measure
-from folb.regular import regular
 from folb.report import figures, words
 from folb.results import summary
 from folb.results.document import document
-from folb.store import checkpoint, directory, environment, experiment_file, lock
-from folb.store.fields import POSITIVE_NUMBER, SHARE
+from folb.store import directory, environment, experiment_file, run_arrays
+from folb.store.experiment_file import POSITIVE_NUMBER, SHARE
 from folb.store.round_lines import as_run
 
 CARRIER = "flower"
@@ -61,7 +60,7 @@ class RunSettings(NamedTuple):
         function: Any = getattr(asked.system, "func", asked.system)
         system = getattr(function, "__name__", "own").strip("_")
         parts = {self.algorithm.name: self.algorithm.settings, system: getattr(asked.system, "keywords", {})}
-        found = {
+        content = {
             "dataset": asked.dataset,
             "model": asked.model,
             "system": system,
@@ -74,8 +73,8 @@ class RunSettings(NamedTuple):
             "records": True,
             "set": {name: known for name, given in parts.items() if (known := _written(given))},
         }
-        experiment_file.check(found, target=SHARE if measure(asked.judged_by).is_share else POSITIVE_NUMBER)
-        return found
+        experiment_file.check(content, target=SHARE if measure(asked.judged_by).is_share else POSITIVE_NUMBER)
+        return content
 
     def differs(self) -> str:
         """The algorithm, the rounds, and the settings that the algorithm does not have by default."""
@@ -98,7 +97,7 @@ class RunSettings(NamedTuple):
         own = own_code((self.algorithm, system))
         trees = f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(system)}"
         program = f"{trees} {asked.objective} {shapes} {how}{own}"
-        return checkpoint.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
+        return run_arrays.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
 
 
 class RunRecord:
@@ -141,13 +140,13 @@ class RunRecord:
             expected = "holds another run: other settings, other code in a part of your own, a model of other arrays,"
             expected += " or another version of folb; choose another directory"
             raise InputError("directory", str(self.path), expected)
-        found = checkpoint.load(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
-        if found is None and there is not None and there.recorded():
+        saved = run_arrays.load_checkpoint(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
+        if saved is None and there is not None and there.recorded():
             kept = f"has {len(there.rounds()[0])} recorded rounds, but no sound checkpoint to resume from"
             advice = f"put one back into {directory.CHECKPOINTS}/, or move the directory away to start over"
             raise InputError("directory", str(self.path), f"{kept}: {advice}")
-        if found is not None:
-            _, (state, lines, devices) = found
+        if saved is not None:
+            _, (state, lines, devices) = saved
             # keep the order of the arrays: jax sorts names
             params = {name: np.asarray(state.params[name]) for name in self.state.params}
             self.state = jax.tree.map(np.asarray, state)._replace(params=params)
@@ -185,7 +184,9 @@ class RunRecord:
         self.state, self.devices = state, sorted({*self.devices, *devices})
         # the checkpoint comes first, so that a round in rounds.jsonl is never repeated
         texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
-        checkpoint.save(self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts))
+        run_arrays.save_checkpoint(
+            self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts)
+        )
         handle = os.open(self.path / directory.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             atomic.write(handle, _line(line))
@@ -207,16 +208,16 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
     identities = sorted(drawn)
     rejected = sorted({identity for identity, _ in notes.rejected if identity is not None})
     lost = opened.lost
-    found: dict[str, Any] = {}
+    line: dict[str, Any] = {}
     if measured is not None:
         named = {name: _number(measured, name) for name in measured if is_measure(name)}
         if measured.keys() & {"accuracy", "test_accuracy"} or not named:  # a regression has none
-            found["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
+            line["test_accuracy"] = _number(measured, "accuracy", "test_accuracy")
         if measured.keys() & {"loss", "train_loss"}:  # null means not finite: a loss that was not measured is left out
-            found["train_loss"] = _number(measured, "loss", "train_loss")
+            line["train_loss"] = _number(measured, "loss", "train_loss")
         if named:
-            found["metrics"] = named
-    found |= {
+            line["metrics"] = named
+    line |= {
         "bytes_up": notes.up,
         "bytes_down": notes.down,
         "seconds": round(seconds, 3),
@@ -229,11 +230,11 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
         "rejected_devices": [k for k in rejected if k in drawn],
     }
     if notes.epsilon is not None:
-        found["epsilon"] = summary.short(notes.epsilon, 6)
+        line["epsilon"] = summary.short(notes.epsilon, 6)
     elif any(upload.name == GAMMA.name for upload in opened.uploads):  # of a private round, gammas have no noise
-        found["gamma"] = [usable[k].numbers[GAMMA.name] if k in usable else None for k in identities]
+        line["gamma"] = [usable[k].numbers[GAMMA.name] if k in usable else None for k in identities]
     if notes.length:
-        found["length"] = notes.length
+        line["length"] = notes.length
     troubles: dict[str, Sequence[tuple[Any, str]]] = {
         "refused": notes.rejected,
         "failed": list(notes.failed.items()),
@@ -241,8 +242,8 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
     }
     for name, pairs in troubles.items():
         if pairs:
-            found[name] = [list(pair) for pair in pairs]
-    return found | ({"abandoned": opened.abandoned} if opened.abandoned else {})
+            line[name] = [list(pair) for pair in pairs]
+    return line | ({"abandoned": opened.abandoned} if opened.abandoned else {})
 
 
 def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]:
@@ -255,40 +256,11 @@ def _weights(opened: OpenRound, identities: Sequence[int]) -> list[float | None]
     return [weight[k] for k in identities]
 
 
-class Budget:
-    """The epsilon of a private run, whose devices are drawn from `N` or more.
-
-    A round that was interrupted is repeated and counts twice: its devices answer twice.
-    """
-
-    def __init__(self, algorithm: Algorithm, N: int, record: RunRecord | None = None) -> None:
-        self.algorithm, self.N, self.record = algorithm, N, record
-        self.asked = 0 if record is None else record.asked  # the rounds that devices were asked for
-
-    @property
-    def epsilon(self) -> float | None:
-        """What all rounds so far have spent; None if the run is not private."""
-        return None if self.algorithm.privacy is None else privacy.spent(self.algorithm, self.N, self.asked)
-
-    def covers(self, t: int) -> bool:
-        """Whether the budget is enough for round t. If it is, the round counts from now on."""
-        if self.algorithm.privacy is None:
-            return True
-        self.asked += 1
-        most = self.algorithm.privacy.epsilon
-        if most is not None and (self.epsilon or 0.0) > float(most):
-            log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
-            return False
-        if self.record is not None:
-            self.record.ask(self.asked)
-        return True
-
-
 @contextlib.contextmanager
 def recording(path: Path, about: RunSettings, state: State) -> Iterator[RunRecord]:
     """The run directory, claimed until the run ends."""
     atomic.directory(path)
-    with lock.claimed(path):
+    with claimed(path):
         try:
             record = RunRecord(path, about, state)
         except OSError as error:
@@ -315,5 +287,5 @@ def _json(content: dict[str, Any]) -> bytes:
 
 def _number(measured: Mapping[str, Any], *names: str) -> float | None:
     """The first of these that was measured, if it is a number that is finite in 32 bits."""
-    found = [measured[name] for name in names if name in measured]
-    return float(found[0]) if found and isinstance(found[0], int | float) and abs(found[0]) <= SINGLE else None
+    values = [measured[name] for name in names if name in measured]
+    return float(values[0]) if values and isinstance(values[0], int | float) and abs(values[0]) <= SINGLE else None

@@ -39,19 +39,20 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     """The arrays of a reply as they are sent. What is left out of the update goes to `state`."""
     if not task.codec:
         return arrays
-    numbers, words = task.numbers_of("codec"), np.array(task.words, np.uint32)
-    codec, found = UP.changed(None, {"": task.codec, **numbers}), dict(arrays)
+    given, words = task.numbers_of("codec"), np.array(task.words, np.uint32)
+    feeds_back = given.pop("feedback") > 0
+    codec, sent_arrays = UP.changed(None, {"": task.codec, **given}), dict(arrays)
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
-        feedback = name == DELTA.name and numbers["feedback"] > 0
+        feedback = name == DELTA.name and feeds_back
         if feedback and (before := _left_out(task, state)) is not None:
             full = {key: value + before[key] for key, value in full.items()}
-        found[name] = codec.encoded(full, words)
+        sent_arrays[name] = codec.encoded(full, words)
         if feedback:
-            sent = codec.decoded(found[name], words, full, whole=True)
+            sent = codec.decoded(sent_arrays[name], words, full, whole=True)
             state[RESIDUAL] = protocol.packed({key: value - sent[key] for key, value in full.items()})
             state[ROUND] = MetricRecord({protocol.ROUND: task.round})
-    return found
+    return sent_arrays
 
 
 def _left_out(task: Task, state: RecordDict) -> Arrays | None:

@@ -12,7 +12,7 @@ import logging
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,13 @@ from folb.core.average import ServerModel
 from folb.core.round import State
 from folb.core.upload import DELTA, Upload
 from folb.errors import check, check_whole
-from folb.flower import evaluation, protocol
-from folb.flower.device_draw import draw
-from folb.flower.mailbox import Mailbox
-from folb.flower.open_round import Notes, OpenRound, close, noisy, shifts
+from folb.flower import protocol
+from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluation_messages, evaluation_metrics
+from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, questions, shifts
 from folb.flower.protocol import Arrays
-from folb.flower.questions import forms, questions
-from folb.flower.remembered import Admission, Remembered
 from folb.flower.replies import Form
-from folb.flower.roster import Roster
-from folb.flower.run_directory import Budget, RunRecord, RunSettings, recording, round_line
+from folb.flower.roster import Mailbox, Roster
+from folb.flower.run_directory import RunRecord, RunSettings, recording, round_line
 from folb.flower.strategy_settings import StrategySettings, check_in
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
@@ -63,6 +60,7 @@ class FederatedStrategy(Strategy):
         self.mailbox: Mailbox | None = None
         self.state: State | None = None  # without the model, which passes from round to round
         self.remembered = Remembered(())
+        self.forms: Mapping[str, Form] = {}  # what each upload must be
         self.opened: OpenRound | None = None
         self.evaluating: list[Message] = []
         self.warned = False
@@ -78,9 +76,9 @@ class FederatedStrategy(Strategy):
         log.info("%s with %s", algorithm.name, ", ".join(f"{key}={value}" for key, value in chosen.items()))
         usual = "0" if algorithm.privacy is not None else "half of the" if settings.trusts_majority else "1"
         log.info("rounds of at most %g s, and at least %s replies", self.round_seconds, settings.min_replies or usual)
-        if (found := algorithm.privacy) is not None:
-            told = (found.name, found.scheme, settings.min_available_nodes, found.noise, found.delta)
-            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
+        if (private := algorithm.privacy) is not None:
+            about = (private.name, private.scheme, settings.min_available_nodes, private.noise, private.delta)
+            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *about)
         if settings.guarded and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
@@ -115,7 +113,6 @@ class FederatedStrategy(Strategy):
         self.admission, self.budget = Admission(), Budget(self.algorithm, least)
         self.summary()
         state = self._begin(model)
-        self._forms(self.algorithm, model)  # an upload that cannot be sent is an error now, and not in the first round
         if self.settings.directory is None:
             return self._rounds(grid, state, num_rounds, evaluate_fn, None)
         about = RunSettings(self.settings, self.algorithm, num_rounds, type(self).__name__)
@@ -139,8 +136,8 @@ class FederatedStrategy(Strategy):
         result, done, in_a_row = Result(), 0 if record is None else record.done, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
-        if evaluate_fn is not None and done == 0 and (found := evaluate_fn(0, self._kept(arrays))) is not None:
-            result.evaluate_metrics_serverapp[0] = found
+        if evaluate_fn is not None and done == 0 and (own := evaluate_fn(0, self._kept(arrays))) is not None:
+            result.evaluate_metrics_serverapp[0] = own
         for t in range(done + 1, num_rounds + 1):
             if not self.budget.covers(t):
                 break
@@ -156,10 +153,10 @@ class FederatedStrategy(Strategy):
             measured = self.aggregate_evaluate(t, self.mailbox.exchange(evaluations, self.round_seconds))
             if measured is not None:
                 result.evaluate_metrics_clientapp[t] = measured
-            if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
-                measured = result.evaluate_metrics_serverapp[t] = found
-            told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
-            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
+            if evaluate_fn is not None and (own := evaluate_fn(t, model)) is not None:
+                measured = result.evaluate_metrics_serverapp[t] = own
+            shown = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
+            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(shown))
             if record is not None:
                 line = round_line(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]
@@ -179,6 +176,8 @@ class FederatedStrategy(Strategy):
         """The state before the first round."""
         state, own = core_round.begin(self.algorithm, model)
         self.remembered = Remembered(own)
+        # an upload that cannot be sent is an error now, and not in the first round
+        self.forms = forms(self.algorithm, (*self.further, *self.uploads(self.algorithm)), model)
         return state._replace(devices=self.remembered.packed())
 
     def _kept(self, arrays: ArrayRecord) -> ArrayRecord:
@@ -187,8 +186,8 @@ class FederatedStrategy(Strategy):
         if isinstance(self.algorithm.average, ServerModel):
             return arrays
         params = protocol.unpacked(arrays)
-        found = core_round.kept(self.algorithm, self.state._replace(params=params))
-        return protocol.packed({name: np.asarray(found[name]) for name in params})
+        averaged = core_round.kept(self.algorithm, self.state._replace(params=params))
+        return protocol.packed({name: np.asarray(averaged[name]) for name in params})
 
     @property
     def _round(self) -> OpenRound:
@@ -223,13 +222,10 @@ class FederatedStrategy(Strategy):
         members = self.roster.present(mailbox)
         notes, began = Notes(self.roster.rejections(mailbox), epsilon=self.budget.epsilon), time.monotonic()
         algorithm = core_round.with_step_size(self.settings.sized(self.algorithm, len(members)), state, t)
-        known, seed = self._forms(algorithm, params), np.uint32(self.settings.seed)
-        asked = questions(algorithm, state, t, arrays, known, seed, seconds=self.round_seconds, replay=self.replay)
+        seed = np.uint32(self.settings.seed)
+        asked = questions(algorithm, state, t, arrays, self.forms, seed, seconds=self.round_seconds, replay=self.replay)
         N = len({member.identity for member in members} | set(self.remembered.met))
         return OpenRound(asked, state, members, self.uploads(algorithm), N, notes, began)
-
-    def _forms(self, algorithm: Algorithm, params: Arrays) -> dict[str, Form]:
-        return forms(algorithm, (*self.further, *self.uploads(algorithm)), params)
 
     def _warn(self, opened: OpenRound) -> None:
         """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
@@ -321,12 +317,12 @@ class FederatedStrategy(Strategy):
         """Ask a share of the devices for their metrics of the model."""
         opened = self.opened
         given = (self.settings, self.round_seconds, arrays)
-        self.evaluating = [] if opened is None else evaluation.messages(opened, *given)
+        self.evaluating = [] if opened is None else evaluation_messages(opened, *given)
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The devices' metrics, weighted by their samples."""
-        return evaluation.collected(self._round, self.evaluating, replies)
+        return evaluation_metrics(self._round, self.evaluating, replies)
 
 
 def _checked_model(arrays: ArrayRecord) -> Arrays:

@@ -116,12 +116,12 @@ class TwoPhaseStrategy(FederatedStrategy):
         slots = opened.at_work(drawn)
         times, scale = drawn.chosen.times, drawn.chosen.times * drawn.correction
         tasks = {identity: questions.plain(_with(SCALED_GRAD, scale=scale[i])) for identity, i in slots.items()}
-        found = opened.exchange(self.mailbox, tasks)
-        if len(found) < self.min_devices:
-            opened.abandoned = f"{len(found)} distinct devices answered, but a sum needs {self.min_devices}"
+        answers = opened.exchange(self.mailbox, tasks)
+        if len(answers) < self.min_devices:
+            opened.abandoned = f"{len(answers)} distinct devices answered, but a sum needs {self.min_devices}"
             return []
-        there = sorted(found)
-        total = self.add([found[identity].arrays[SCALED_GRAD.name] for identity in there])
+        there = sorted(answers)
+        total = self.add([answers[identity].arrays[SCALED_GRAD.name] for identity in there])
         K = sum(float(times[slots[identity]]) for identity in there)
         mean = {protocol.MEAN: protocol.packed({name: value / np.float32(K) for name, value in total.items()})}
         tasks = {}

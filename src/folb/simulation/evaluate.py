@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.algorithm import Algorithm
+from folb.core.liars import count
+from folb.core.rules import fraction
 from folb.errors import InputError
 from folb.measures import FAIRNESS, OF_NUMBERS, TOP, is_regression
 from folb.models import Model, metrics
 from folb.simulation import parallel
-from folb.simulation.problem import Problem
-from folb.simulation.samples import Samples
+from folb.simulation.problem import TARGET, Problem, Samples, Trigger
 from folb.typing import Params
 
+PROBED = 500  # test samples that get the trigger of a backdoor, at most
 EVALUATION_BLOCK = 4096  # samples evaluated at once, if the model is light
 HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of a sample
 Add = Callable[[Any, Any, Array], Any]
@@ -37,7 +41,7 @@ def evaluate(problem: Problem, params: Params, device: Array | None = None) -> E
     loss = total_loss(problem, train, params) / len(train.y)
     if not problem.judges:
         return Evaluation(loss, total_hits(problem, test, params) / len(test.y))
-    return Evaluation(loss, *judged(problem, test.y, said(problem, test, params), device))
+    return Evaluation(loss, *judged(problem, test.y, predictions(problem, test, params), device))
 
 
 def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
@@ -62,7 +66,7 @@ def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array |
     return sum_over_blocks(problem, block, (params, seen), samples, jnp.int32(0))
 
 
-class Said(NamedTuple):
+class Predictions(NamedTuple):
     """What a model predicts for samples, in their order."""
 
     predicted: Array
@@ -77,31 +81,31 @@ class Judged(NamedTuple):
     own: Array | None
 
 
-def said(problem: Problem, samples: Samples, params: Params) -> Said:
+def predictions(problem: Problem, samples: Samples, params: Params) -> Predictions:
     """What the model predicts for every sample, block by block."""
     model, scored = problem.model, any(name == "auc" or TOP.fullmatch(name) for name in problem.metrics)
 
-    def of(params: Params, x: Array, y: Array) -> Said:
+    def of(params: Params, x: Array, y: Array) -> Predictions:
         scores = model.scores(params, x) if scored and model.scores is not None else None
-        return Said(one_each("predict", model.predict(params, x), y), scores)
+        return Predictions(one_each("predict", model.predict(params, x), y), scores)
 
-    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Said:
+    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Predictions:
         def kept(values: Array) -> Array:
             return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
         return jax.tree.map(kept, of(params, x, y))
 
-    def like(samples: Samples, params: Params) -> Said:
+    def like(samples: Samples, params: Params) -> Predictions:
         return of(params, *samples.take(jnp.arange(len(samples.y))))
 
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(like, samples, params))
     return sum_over_blocks(problem, block, params, samples, zero, add_rows)
 
 
-def judged(problem: Problem, y: Array, found: Said, device: Array | None = None) -> Judged:
+def judged(problem: Problem, y: Array, predictions: Predictions, device: Array | None = None) -> Judged:
     """The metrics of a model's predictions for all test samples; `device` are those whose own figures are recorded."""
     numbers = is_regression(problem.model.judged_by)
-    figure = (found.predicted - y) ** 2 if numbers else found.predicted == y
+    figure = (predictions.predicted - y) ** 2 if numbers else predictions.predicted == y
     values: dict[str, Array] = {}
     own = None
     if FAIRNESS in problem.metrics or device is not None:
@@ -110,20 +114,20 @@ def judged(problem: Problem, y: Array, found: Said, device: Array | None = None)
         if name == FAIRNESS:
             values |= metrics.fairness(own, lower=numbers)._asdict()  # type: ignore[arg-type]
         else:
-            values[name] = _value(name, y, found, problem.classes)
+            values[name] = _value(name, y, predictions, problem.classes)
     values = {name: value.astype(jnp.float32) for name, value in values.items()}
-    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, found.predicted)
+    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, predictions.predicted)
     return Judged(accuracy, values, None if own is None or device is None else own[device])
 
 
-def _value(name: str, y: Array, found: Said, classes: int) -> Any:
+def _value(name: str, y: Array, predictions: Predictions, classes: int) -> Any:
     if name == "f1":
-        return metrics.f1(y, found.predicted, classes)
+        return metrics.f1(y, predictions.predicted, classes)
     if name == "auc":
-        return metrics.auc(y, found.scores)  # type: ignore[arg-type]
+        return metrics.auc(y, predictions.scores)  # type: ignore[arg-type]
     if name in OF_NUMBERS:
-        return getattr(metrics, name)(y, found.predicted)
-    return metrics.top(y, found.scores, int(TOP.fullmatch(name)[1]))  # type: ignore[arg-type, index]
+        return getattr(metrics, name)(y, predictions.predicted)
+    return metrics.top(y, predictions.scores, int(TOP.fullmatch(name)[1]))  # type: ignore[arg-type, index]
 
 
 def add(total: Any, part: Any, begin: Array) -> Any:
@@ -176,3 +180,22 @@ def one_each(name: str, values: Array, y: Array) -> Array:
         expected = f"should be {y.shape}, a value for each"
         raise InputError(f"model: shape of {name}(...) for {len(y)} samples", jnp.shape(values), expected)
     return values
+
+
+def gained(problem: Problem, algorithm: Algorithm, device: Array, weights: Array, params: Params) -> Array:
+    """What liars gain in a round: their part of all absolute weight, the largest of one, and the backdoor's rate."""
+    liars = device < (0 if algorithm.attack is None else count(algorithm.attack, len(problem.train.size)))
+    size = jnp.abs(weights)
+    theirs = jnp.where(liars, size, 0.0)
+    return jnp.stack([fraction(jnp.sum(theirs), jnp.sum(size)), jnp.max(theirs), _rate(problem, params)])
+
+
+def _rate(problem: Problem, params: Params) -> Array:
+    """Of the test samples with another label, how many the model takes for TARGET once they have the trigger."""
+    test = problem.test
+    rows = jnp.linspace(0, len(test.y) - 1, min(PROBED, len(test.y))).astype(jnp.int32)
+    others = test.y[rows] != TARGET
+    shown = replace(test, trigger=Trigger(jnp.max(problem.train.y)))
+    x, target = shown.take(rows + 2 * len(test.y))
+    hits = problem.model.predict(params, x) == target
+    return jnp.sum(hits & others) / jnp.maximum(jnp.sum(others), 1)

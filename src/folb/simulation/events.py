@@ -16,12 +16,13 @@ from jax import Array
 from folb.core import randomness
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY, Queue, sending
-from folb.core.round import Exchange, managed
+from folb.core.round import Exchange, State, managed, shared_words, sizes
 from folb.core.selection import Draw
 from folb.core.system import Effort
-from folb.core.traffic import sizes
 from folb.errors import InputError
+from folb.simulation.play import Begun, Info, work_and_close
 from folb.simulation.problem import Problem
+from folb.simulation.solve import Slots
 from folb.typing import Params
 
 PATIENCE = 4  # times K: once so many devices of a round are lost, it ends with the replies that it has
@@ -106,5 +107,40 @@ def start_of(
     """For a device that is the n-th to start: two random words for its batches, and its effort."""
     size = sizes(algorithm, params)
     asked = Exchange(size.model, size.reply)
-    found = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
-    return jax.tree.map(lambda leaf: leaf[0], found)
+    of_one = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
+    return jax.tree.map(lambda leaf: leaf[0], of_one)
+
+
+def play_without_waiting(begun: Begun) -> tuple[State, Info]:
+    """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
+    problem, algorithm, state, seed, _, draw, model_at = begun
+    queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
+    usable = came.device != NOBODY
+    device = jnp.where(usable, came.device, 0)
+    words, effort = jax.vmap(lambda k, n: start_of(problem, algorithm, model_at, k, seed, n))(device, came.number)
+    slots = Slots(device, jnp.where(usable, effort.work, 0), words)
+    starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
+    staleness = jnp.where(usable, queue.steps - version, 0)
+    # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
+    key = shared_words(seed, 1)
+    done = work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
+    records = {name: value for name, value in done.records.items() if value is not None}
+
+    def with_lost(values: Array) -> Array:
+        """The values of the replies, and 0 for each device that was lost."""
+        return jnp.pad(values, (0, len(came.gone)))
+
+    info = Info(
+        device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
+        times=with_lost(usable.astype(jnp.float32)),
+        lost=jnp.concatenate([jnp.zeros_like(usable), came.gone != NOBODY]),
+        asked=came.started,
+        surveyed=jnp.int32(0),
+        replied=came.replied,
+        gradients_only=jnp.int32(0),
+        seconds=came.seconds,
+        updated=done.closed.updated,
+        **{name: value if name == "attack" else with_lost(value) for name, value in records.items()},
+    )
+    queue = queue._replace(steps=queue.steps + done.closed.updated)
+    return done.closed.state._replace(queue=queue, residuals=done.residuals), info

@@ -33,14 +33,14 @@ REPLICATED, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
 
 def mesh(count: int | str = 1) -> Mesh | None:
     """The first `count` accelerators; "auto" means all of every process. None if there is only one."""
-    found = jax.devices()
+    available = jax.devices()
     whole = isinstance(count, Integral) and not isinstance(count, bool)
-    if count != "auto" and not (whole and 1 <= int(count) <= len(found)):
-        raise InputError("accelerators", count, f"should be auto, or a number from 1 to the {len(found)} available")
-    if jax.process_count() > 1 and count not in ("auto", len(found)):
-        expected = f"should be auto, or all {len(found)} of the {jax.process_count()} processes"
+    if count != "auto" and not (whole and 1 <= int(count) <= len(available)):
+        raise InputError("accelerators", count, f"should be auto, or a number from 1 to the {len(available)} available")
+    if jax.process_count() > 1 and count not in ("auto", len(available)):
+        expected = f"should be auto, or all {len(available)} of the {jax.process_count()} processes"
         raise InputError("accelerators", count, expected)
-    chosen = found if count == "auto" else found[: int(count)]
+    chosen = available if count == "auto" else available[: int(count)]
     return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
 
 

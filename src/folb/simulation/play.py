@@ -11,14 +11,14 @@ from jax import Array
 
 from folb.core import clock
 from folb.core.algorithm import Algorithm
-from folb.core.event_queue import NOBODY
 from folb.core.memory import Rows, empty, gathered, scattered, started
-from folb.core.multiset import Multiset
 from folb.core.privacy import luck, with_noise
+from folb.core.randomness import Multiset
 from folb.core.round import (
     Chosen,
     Closed,
     Exchange,
+    Sizes,
     State,
     begin,
     close,
@@ -29,21 +29,20 @@ from folb.core.round import (
     sets,
     shared_words,
     shifts,
+    sizes,
     with_step_size,
 )
 from folb.core.rules import Gradients, Round, inner_products
 from folb.core.selection import Draw, Known, candidates, drawing
 from folb.core.solver import steps_of
-from folb.core.system import Effort, times_bytes
+from folb.core.system import Effort, asked_for, times_bytes
 from folb.core.tree import check_like
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
-from folb.simulation import poison, solve, uploads
-from folb.simulation.events import arrivals, start_of
-from folb.simulation.problem import ENDLESS, Problem
-from folb.simulation.solve import Slots
+from folb.simulation import solve
+from folb.simulation.evaluate import gained
+from folb.simulation.problem import ENDLESS, Opening, Problem, opening, poisoned
+from folb.simulation.solve import Slots, Sources, computed, decoded, no_residuals, with_feedback
 from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
-from folb.simulation.timing import is_clocked, joined_late, opening, reached, timing
-from folb.simulation.uploads import Sources, computed
 from folb.typing import Params
 
 
@@ -74,10 +73,10 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     """
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
     N, how, codecs = len(problem.train.size), algorithm.selection, algorithm.compression
-    if is_clocked(problem.system):
+    if problem.clocked:
         state = state._replace(clock=clock.zero())
     if codecs.remembers:
-        state = state._replace(residuals=uploads.no_residuals(state.params, N, rounds * how.K))
+        state = state._replace(residuals=no_residuals(state.params, N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
     first = how.first
@@ -105,16 +104,15 @@ def play(
     The devices may have been `chosen` earlier, so that their samples could be brought here.
     """
     algorithm = with_step_size(algorithm, state, t)
-    model, train = problem.model, problem.train
-    how, solver = algorithm.selection, algorithm.solver
-
-    key = shared_words(seed, t)
+    how, key = algorithm.selection, shared_words(seed, t)
     model_at = model_sent(algorithm, state, key)
     opened = opening(problem, state.clock)
     draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
-    begun = _Begun(problem, algorithm, state, seed, t, draw, model_at)
+    begun = Begun(problem, algorithm, state, seed, t, draw, model_at)
     if algorithm.asynchrony is not None:
-        return _play_without_waiting(begun)
+        from folb.simulation.events import play_without_waiting  # it builds on this module
+
+        return play_without_waiting(begun)
     drawn, other = sets(draw, how, *luck(algorithm, seed, t)) if chosen is None else chosen
     drawn = reached(drawn, opened.online)
     timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
@@ -130,44 +128,12 @@ def play(
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), model_at)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
-        other = reached(other, opened.online)
-        upload, worked = algorithm.second_upload, None
-        asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
-        other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
-        if end is not None:
-            again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
-            other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
-        arrived = (other.times > 0) & ~other_effort.lost
-        if algorithm.second_works:  # it works like S_1, but only for this upload
-            there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
-            worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
-        theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
-        answers = computed((upload,), theirs)[upload.name]
-        if algorithm.compression.up is not None and upload == GRAD:
-            answers = uploads.arrived(algorithm.compression.up, answers, other_words)
-        second = Gradients(
-            answers,
-            jnp.where(arrived, other.times, 0.0),
-            draw.correction(other.device),
-            other.device,
-            None if worked is None else steps_of(solver, there.work, train.size[other.device]),
-        )
-        repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
-        fresh = (other.times > 0) & ~repeated
+        first = _First(drawn, effort, end, timed, here, key)
+        second, fresh, gradients_only, wait = _second_set(begun, reached(other, opened.online), first)
         asked = jnp.concatenate([asked, fresh])
-        gradients_only = jnp.sum(fresh & arrived)
-        awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
-        wait = jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
-    done = _work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
-    surveyed = jnp.int32(0)
-    if how.survey is not None and opened.online is not None:
-        asked_before = candidates(how, len(train.size), seed, t, opened.online)
-        surveyed += jnp.sum(opened.online if asked_before is None else opened.online[asked_before])
-    elif how.survey is not None:
-        surveyed += min(how.candidates or len(train.size), len(train.size))
-    if how.first is not None:
-        surveyed += jnp.where(jnp.asarray(t) == 1, len(train.size), 0)
+    done = work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
+    surveyed = _surveyed(begun, opened.online)
     info = Info(
         device=drawn.device,
         times=times,
@@ -183,7 +149,7 @@ def play(
     following = done.closed.state._replace(residuals=done.residuals)
     if timed is not None:
         info = info._replace(seconds=timed.began + info.seconds)
-    if is_clocked(problem.system):
+    if problem.clocked:
         following = following._replace(clock=state.clock.after(info.seconds))
     if jax.tree.leaves(done.closed.own):
         devices = scattered(state.devices, drawn.device, done.closed.updated & usable, done.closed.own)
@@ -191,7 +157,7 @@ def play(
     return following, info
 
 
-class _Begun(NamedTuple):
+class Begun(NamedTuple):
     """A round that has begun: what it depends on, how its devices are drawn, and the model that the server sends."""
 
     problem: Problem
@@ -203,39 +169,60 @@ class _Begun(NamedTuple):
     model: Params
 
 
-def _play_without_waiting(begun: _Begun) -> tuple[State, Info]:
-    """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
-    problem, algorithm, state, seed, _, draw, model_at = begun
-    queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
-    usable = came.device != NOBODY
-    device = jnp.where(usable, came.device, 0)
-    words, effort = jax.vmap(lambda k, n: start_of(problem, algorithm, model_at, k, seed, n))(device, came.number)
-    slots = Slots(device, jnp.where(usable, effort.work, 0), words)
-    starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
-    staleness = jnp.where(usable, queue.steps - version, 0)
-    # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
-    key = shared_words(seed, 1)
-    done = _work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
-    records = {name: value for name, value in done.records.items() if value is not None}
+class _First(NamedTuple):
+    """What S_1 of Algorithm 2 has to do with S_2: a device in both is asked once."""
 
-    def with_lost(values: Array) -> Array:
-        """The values of the replies, and 0 for each device that was lost."""
-        return jnp.pad(values, (0, len(came.gone)))
+    drawn: Multiset
+    effort: Effort
+    end: Array | None  # when the round ends, if it does not wait for all
+    timed: Timing | None
+    here: Params  # the model, for each slot
+    key: Array
 
-    info = Info(
-        device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
-        times=with_lost(usable.astype(jnp.float32)),
-        lost=jnp.concatenate([jnp.zeros_like(usable), came.gone != NOBODY]),
-        asked=came.started,
-        surveyed=jnp.int32(0),
-        replied=came.replied,
-        gradients_only=jnp.int32(0),
-        seconds=came.seconds,
-        updated=done.closed.updated,
-        **{name: value if name == "attack" else with_lost(value) for name, value in records.items()},
+
+def _second_set(begun: Begun, other: Multiset, first: _First) -> tuple[Gradients, Array, Array, Array]:
+    """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take."""
+    problem, algorithm, _, seed, t, draw, _ = begun
+    drawn, effort, end, timed, here, key = first
+    train, solver, upload, worked = problem.train, algorithm.solver, algorithm.second_upload, None
+    asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
+    other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
+    if end is not None:
+        again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
+        other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
+    usable = (other.times > 0) & ~other_effort.lost
+    if algorithm.second_works:  # it works like S_1, but only for this upload
+        there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
+        worked = solve.solve(problem, solver, here, there)
+    theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=key, delta=worked)
+    answers = computed((upload,), theirs)[upload.name]
+    if algorithm.compression.up is not None and upload == GRAD:
+        answers = decoded(algorithm.compression.up, answers, other_words)
+    second = Gradients(
+        answers,
+        jnp.where(usable, other.times, 0.0),
+        draw.correction(other.device),
+        other.device,
+        None if worked is None else steps_of(solver, there.work, train.size[other.device]),
     )
-    queue = queue._replace(steps=queue.steps + done.closed.updated)
-    return done.closed.state._replace(queue=queue, residuals=done.residuals), info
+    repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
+    fresh = (other.times > 0) & ~repeated
+    awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
+    return second, fresh, jnp.sum(fresh & usable), jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
+
+
+def _surveyed(begun: Begun, online: Array | None) -> Array:
+    """How many devices answered a survey before the draw."""
+    how, N = begun.algorithm.selection, len(begun.problem.train.size)
+    count = jnp.int32(0)
+    if how.survey is not None and online is not None:
+        asked = candidates(how, N, begun.seed, begun.t, online)
+        count += jnp.sum(online if asked is None else online[asked])
+    elif how.survey is not None:
+        count += min(how.candidates or N, N)
+    if how.first is not None:
+        count += jnp.where(jnp.asarray(begun.t) == 1, N, 0)
+    return count
 
 
 class _Done(NamedTuple):
@@ -246,8 +233,8 @@ class _Done(NamedTuple):
     records: dict[str, Array | None]
 
 
-def _work_and_close(
-    begun: _Begun,
+def work_and_close(
+    begun: Begun,
     slots: Slots,
     times: Array,
     here: Params,
@@ -268,19 +255,19 @@ def _work_and_close(
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
-    theirs, who = poison.poisoned(problem, algorithm, slots.device)
+    theirs, who = poisoned(problem, algorithm, slots.device)
     rows = slots._replace(device=who)
-    delta = solve.solve(problem.model, theirs.train, solver, here, rows, problem.abreast, problem.mesh, shift)
+    delta = solve.solve(theirs, solver, here, rows, shift)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals
     if codecs.up is not None:
         if codecs.feedback:
-            delta, residuals = uploads.with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
+            delta, residuals = with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
         else:
-            delta = uploads.arrived(codecs.up, delta, slots.words)
+            delta = decoded(codecs.up, delta, slots.words)
         if GRAD.name in sent:
-            sent[GRAD.name] = uploads.arrived(codecs.up, sent[GRAD.name], slots.words)
+            sent[GRAD.name] = decoded(codecs.up, sent[GRAD.name], slots.words)
     round = Round(
         params=state.params,
         times=times,
@@ -301,7 +288,7 @@ def _work_and_close(
         key=key,
         start=start,
         seconds=seconds,
-        trusted=poison.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
+        trusted=solve.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
     )
@@ -315,7 +302,7 @@ def _work_and_close(
         "gamma": _gamma(algorithm, round, sources) if "gamma" in problem.record else None,
         "work": slots.work if "work" in problem.record else None,
         "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
-        "attack": poison.gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state))
+        "attack": gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state))
         if "attack" in problem.record
         else None,
     }
@@ -398,3 +385,58 @@ def efforts(
     """For each slot, two random words for its batches, and its device's effort in round t."""
     size = problem.train.size[chosen.device]
     return managed(problem.system, algorithm.solver, size, chosen.device, seed, t, exchange)
+
+
+def reached(chosen: Multiset, online: Array | None) -> Multiset:
+    """The chosen devices; those that are offline count 0 times, and are not asked."""
+    return chosen if online is None else chosen._replace(times=jnp.where(online[chosen.device], chosen.times, 0.0))
+
+
+class Timing(NamedTuple):
+    """What a system model knows in a round, if it asks for more than random numbers."""
+
+    began: Any  # seconds of the round that were over when its devices were asked
+    now: Any
+    model: Any  # bytes: 0 if a survey has brought the model
+    size: Sizes
+
+    def first(self) -> Exchange:
+        """The exchange with a device of S_1."""
+        return Exchange(self.model + self.size.shift, self.size.reply, self.now)
+
+    def second(self, again: Array, works: bool) -> Exchange:
+        """The exchange with a device of S_2; one that is also in S_1 is asked once."""
+        first = self.first()
+        down, up = jnp.where(again, first.down, self.model), jnp.where(again, first.up, self.size.gradient)
+        return Exchange(down, up, self.now, again | works)
+
+
+def timing(
+    problem: Problem, algorithm: Algorithm, opened: Opening, clock: Any, params: Params, seed: Any, t: Any
+) -> Timing | None:
+    """The timing of round t; None if its system model asks for nothing more. A survey comes before the other messages.
+
+    Surveys have answers from all devices that they ask. Their computations take no time.
+    """
+    if not asked_for(problem.system):
+        return None
+    how, size = algorithm.selection.sampling, sizes(algorithm, params)
+    began, now = opened.waited, opened.waited + clock.now if problem.clocked else 0.0
+    if not times_bytes(problem.system) or (how.survey is None and how.first is None):
+        return Timing(began, now, size.model, size)
+    N = len(problem.train.size)
+    who = candidates(algorithm.selection, N, seed, t, opened.online)
+    who = jnp.arange(N) if who is None else who
+    asked = Exchange(size.model, size.answer, now, works=False)
+    effort = managed(problem.system, algorithm.solver, problem.train.size[who], who, seed, t, asked)[1]
+    there = jnp.ones(len(who), bool) if opened.online is None else opened.online[who]
+    took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
+    if how.survey is None:  # once, before the first round
+        took, model = jnp.where(jnp.asarray(t) == 1, took, 0.0), jnp.where(jnp.asarray(t) == 1, 0.0, size.model)
+    return Timing(began + took, now + took, model, size)
+
+
+def joined_late(effort: Effort, end: Array, again: Array, lost: Array, timed: bool) -> Effort:
+    """The effort of S_2 in a round that ends at `end`. A reply for both sets counts for both, or is `lost` for both."""
+    late = jnp.where(again, lost, (effort.seconds > end) & timed)
+    return effort._replace(seconds=jnp.minimum(effort.seconds, end), lost=effort.lost | late)

@@ -1,23 +1,32 @@
-"""What stays the same over a run: the data, the model, the objective and the system."""
+"""What stays the same over a run: the data, the model, the objective and the system.
+
+Samples that do not fit on the accelerator stay on the host, in memory or mapped from a file. Then a window has only
+those that the next step needs: a separate thread gathers and copies them while the accelerator computes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from folb.core.system import System, uniform
+from folb.core.algorithm import Algorithm
+from folb.core.liars import count
+from folb.core.system import System, asked_for, uniform
 from folb.core.trace import Trace
-from folb.data.federation import Federation
+from folb.data.federation import Expand, Federation, Split
 from folb.errors import InputError, check_whole, choose
 from folb.models import Model
-from folb.simulation import parallel, samples, stream
-from folb.simulation.sample import sampled
-from folb.simulation.samples import Samples
+from folb.simulation import parallel
+from folb.typing import NDArray
 
 RECORDS = ("weights", "inner", "gamma", "work", "lr", "attack", "own")
 ENDLESS = 2**31 - 1  # rounds
@@ -35,7 +44,7 @@ class Problem:
     system: System
     model: Model = field(metadata={"static": True})
     record: tuple[str, ...] = field(metadata={"static": True})
-    abreast: bool = field(metadata={"static": True})
+    side_by_side: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
     metrics: tuple[str, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
     classes: int = field(default=0, metadata={"static": True})
@@ -46,9 +55,30 @@ class Problem:
         return bool(self.metrics) or "own" in self.record
 
     @property
+    def clocked(self) -> bool:
+        """Whether a run has a clock: its system model asks for the time."""
+        return "now" in asked_for(self.system)
+
+    @property
     def streamed(self) -> bool:
         """Whether the samples stay on the host, except for a window of them."""
         return self.train.present is not None
+
+
+class Opening(NamedTuple):
+    """How a round opens: the seconds until then, and the devices that are online; None if all always are."""
+
+    waited: Any
+    online: Array | None
+
+
+def opening(problem: Problem, clock: Any) -> Opening:
+    """A round opens as soon as a device is online. If none ever will be, it asks no device and takes no time."""
+    if not isinstance(problem.system, Trace):
+        return Opening(0.0, None)
+    wait = problem.system.wait(clock.now)
+    wait = jnp.where(jnp.isfinite(wait), wait, 0.0)
+    return Opening(wait, problem.system.online(clock.now + wait))
 
 
 def problem(
@@ -58,7 +88,7 @@ def problem(
     system: System | None = None,
     objective: str = "uniform",
     record: Sequence[str] = (),
-    abreast: bool | None = None,
+    side_by_side: bool | None = None,
     mesh: Mesh | None = None,
     streamed: bool = False,
     evaluated: int | None = None,
@@ -68,8 +98,8 @@ def problem(
 
     With `streamed`, only the facts about its devices are brought, and no samples yet.
 
-    `abreast` says whether devices and runs are computed side by side. By default they are, unless the model is heavy
-    and this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
+    `side_by_side` says whether devices and runs are computed so. By default they are, unless the model is heavy and
+    this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
     of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured besides the
     accuracy; they fit the model.
     """
@@ -86,19 +116,179 @@ def problem(
         choose("record", name, RECORDS)
     n = federation.train.size
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
-    bring = stream.nothing if streamed else samples.bring
+    start = no_samples if streamed else bring
     table = None if federation.table is None else parallel.put(federation.table, mesh)
     few = None if evaluated is None else sampled(federation, evaluated)
     return Problem(
-        train=bring(federation, federation.train, table, mesh),
-        test=(bring if few is None else samples.bring)(federation, (few or federation).test, table, mesh),
-        measured=None if few is None else samples.bring(federation, few.train, table, mesh),
+        train=start(federation, federation.train, table, mesh),
+        test=(start if few is None else bring)(federation, (few or federation).test, table, mesh),
+        measured=None if few is None else bring(federation, few.train, table, mesh),
         share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,
         record=tuple(record),
-        abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
+        side_by_side=not (model.heavy and jax.default_backend() == "cpu") if side_by_side is None else side_by_side,
         mesh=mesh,
         metrics=metrics,
         classes=federation.classes if metrics else 0,
     )
+
+
+def sampled(federation: Federation, n: int) -> Federation:
+    """The federation with n samples of each side, drawn from those of all devices: always the same."""
+    return replace(federation, train=federation.train.sample(n), test=federation.test.sample(n))
+
+
+TARGET = 0  # the label that a backdoor is for
+
+
+class Trigger(NamedTuple):
+    """Marks samples with changed copies: row r + n has its label reversed; r + 2 n has a trigger, and the label TARGET.
+
+    The trigger: the last twentieth of the features, and at least one, are as large as the largest of the batch.
+    """
+
+    largest: Array  # label
+
+    def changed(self, x: Array, y: Array, kind: Array) -> tuple[Array, Array]:
+        """A batch whose samples are of these kinds: 0 as it is, 1 with its label reversed, 2 with the trigger."""
+        inner = x.ndim - y.ndim
+        flat = x.reshape(*y.shape, -1)
+        marked = jnp.arange(flat.shape[-1]) >= flat.shape[-1] - max(1, flat.shape[-1] // 20)
+        stamped = jnp.where(marked, jnp.max(x), flat).reshape(x.shape)
+        labels = jnp.where(kind == 1, self.largest - y, jnp.where(kind == 2, TARGET, y)).astype(y.dtype)
+        return jnp.where((kind == 2).reshape(*y.shape, *[1] * inner), stamped, x), labels
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Samples:
+    """A federation's split on the accelerator: device k owns rows start[k] : start[k] + size[k].
+
+    A window has only the rows of the devices `present`, in ascending order; each device's rows begin at `placed`.
+    """
+
+    x: Array
+    y: Array
+    start: Array
+    size: Array
+    table: Array | None = None
+    expand: Expand | None = field(default=None, metadata={"static": True})
+    present: Array | None = None
+    placed: Array | None = None
+    trigger: Trigger | None = None
+
+    def first(self, device: Array) -> Array:
+        """The first row of each device."""
+        if self.present is None or self.placed is None:
+            return self.start[device]
+        return self.placed[jnp.searchsorted(self.present, device)]
+
+    def take(self, rows: Array) -> tuple[Array, Array]:
+        """Inputs and labels of some rows."""
+        if self.trigger is None:
+            return self._inputs(self.x[rows]), self.y[rows]
+        kind, row = rows // len(self.y), rows % len(self.y)
+        return self.trigger.changed(self._inputs(self.x[row]), self.y[row], kind)
+
+    def slice(self, first: Array, size: int) -> tuple[Array, Array]:
+        """Inputs and labels of `size` rows from `first`."""
+        x, y = (jax.lax.dynamic_slice_in_dim(a, first, size) for a in (self.x, self.y))
+        return self._inputs(x), y
+
+    def _inputs(self, x: Array) -> Array:
+        if self.expand is None:
+            return x
+        flat = self.expand(self.table, x.reshape(-1, *self.x.shape[1:]))
+        return flat.reshape(*x.shape[: x.ndim - self.x.ndim + 1], *flat.shape[1:])
+
+
+def bring(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
+    """All samples of a split, on the accelerator, or on each of `mesh`."""
+    x, y, start, size = (parallel.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
+    return Samples(x, y, start, size, table, federation.expand)
+
+
+BLOCK = 1 << 26  # bytes of samples in a block that is evaluated, or in a window of several rounds
+LEAST = 1 << 10  # samples that a window has room for, at least
+
+Piece = TypeVar("Piece")
+
+
+def ahead(pieces: Iterable[Callable[[], Piece]]) -> Generator[Piece]:
+    """Make the pieces in order: while one is in use, a thread makes the next. Closing ends the thread."""
+    made: Future[Piece] | None = None
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-stream") as reader:
+        for make in pieces:
+            following = reader.submit(make)
+            if made is not None:
+                yield made.result()
+            made = following
+        if made is not None:
+            yield made.result()
+
+
+def no_samples(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
+    """A split with all facts about its devices, but no samples on the accelerator yet."""
+    known = bring(federation, replace(split, x=split.x[:0], y=split.y[:0]), table, mesh)
+    return window(split, known, np.zeros(0, np.int32), mesh)
+
+
+def rounds_that_fit(split: Split, rounds: Sequence[NDArray]) -> int:
+    """How many rounds, each given by its devices, fit into one window of `BLOCK` bytes; at least 1."""
+    room, seen = BLOCK // (split.x.nbytes // len(split.y)), np.zeros(0, np.int32)
+    for n, devices in enumerate(rounds):
+        seen = np.union1d(seen, devices)
+        if n and split.size[seen].sum(dtype=np.int64) > room:
+            return n
+    return len(rounds)
+
+
+def window(split: Split, known: Samples, chosen: NDArray, mesh: Mesh | None = None) -> Samples:
+    """The samples of the chosen devices, end to end.
+
+    It has room for a power of two of samples, and of devices: few sizes of windows mean few programs.
+    """
+    device = np.unique(chosen)
+    size = split.size[device]
+    end = np.cumsum(size, dtype=np.int64)
+    room = 1 << (max(LEAST, int(end[-1])) - 1).bit_length() if len(end) else 1
+    # A new array each time: the accelerator may still be reading the last.
+    x, y = (np.zeros((room, *a.shape[1:]), a.dtype) for a in (split.x, split.y))
+    for first, n, to in zip(split.start[device].tolist(), size.tolist(), (end - size).tolist(), strict=True):
+        x[to : to + n], y[to : to + n] = split.x[first : first + n], split.y[first : first + n]
+    present = np.full(1 << (max(1, len(device)) - 1).bit_length(), np.iinfo(np.int32).max, np.int32)
+    placed = np.zeros_like(present)
+    present[: len(device)], placed[: len(device)] = device, end - size
+    put = partial(parallel.put, mesh=mesh)
+    return replace(known, x=put(x), y=put(y), present=put(present), placed=put(placed))
+
+
+def blocks(split: Split) -> list[tuple[int, int, int]]:
+    """All samples in blocks of one size: the first row, the size, and how many of its rows the block before had."""
+    n = len(split.y)
+    count = -(-split.x.nbytes // BLOCK)
+    size = -(-n // max(1, min(count, n)))
+    return [(min(first, n - size), size, max(0, first - (n - size))) for first in range(0, n, size)]
+
+
+def some_rows(split: Split, known: Samples, first: int, size: int, mesh: Mesh | None = None) -> Samples:
+    """Some rows, whatever their devices."""
+    x, y = (parallel.put(np.asarray(a[first : first + size]), mesh) for a in (split.x, split.y))
+    return replace(known, x=x, y=y)
+
+
+def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Problem, Array]:
+    """The problem with three times the devices, and the numbers in it of `device`: liars take their changed samples.
+
+    Row r + n of n samples is row r with its label reversed, and row r + 2 n is row r with a trigger, labelled TARGET.
+    Nothing is copied: rows are changed as they are taken.
+    """
+    train, attack = problem.train, algorithm.attack
+    if attack is None:
+        return problem, device
+    N, n = len(train.size), len(train.y)
+    start = jnp.concatenate([train.start, train.start + n, train.start + 2 * n])
+    changed = replace(train, start=start, size=jnp.tile(train.size, 3), trigger=Trigger(jnp.max(train.y)))
+    kind = jnp.where(device < count(attack, N), jnp.int32(attack.poison), 0)
+    return replace(problem, train=changed), device + N * kind

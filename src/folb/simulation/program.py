@@ -22,10 +22,19 @@ from folb.core.average import ServerModel
 from folb.core.privacy import luck
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
-from folb.simulation import parallel, stream
-from folb.simulation.evaluate import Evaluation, Judged, Said, evaluate, judged, said, total_hits, total_loss
+from folb.simulation import parallel
+from folb.simulation.evaluate import (
+    Evaluation,
+    Judged,
+    Predictions,
+    evaluate,
+    judged,
+    predictions,
+    total_hits,
+    total_loss,
+)
 from folb.simulation.play import Info, distribution, play, start
-from folb.simulation.problem import ENDLESS, Problem
+from folb.simulation.problem import ENDLESS, Problem, ahead, blocks, rounds_that_fit, some_rows, window
 from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
@@ -55,7 +64,7 @@ def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = E
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     """f over the runs, stacked."""
-    return jax.vmap(f, axis_name=RUNS) if problem.abreast else partial(jax.lax.map, f)
+    return jax.vmap(f, axis_name=RUNS) if problem.side_by_side else partial(jax.lax.map, f)
 
 
 def _play(
@@ -156,13 +165,15 @@ def _hits(problem: Problem, params: Params, seen: Array) -> Array:
 
 
 @jax.jit
-def _says(problem: Problem, params: Params) -> Said:
-    return parallel.everywhere(_each(problem, lambda w: said(problem, problem.test, w))(params), problem.mesh)
+def _predict(problem: Problem, params: Params) -> Predictions:
+    return parallel.everywhere(_each(problem, lambda w: predictions(problem, problem.test, w))(params), problem.mesh)
 
 
 @jax.jit
-def _judge(problem: Problem, y: Array, found: Said, device: Array | None) -> Judged:
-    return parallel.everywhere(_each(problem, lambda run: judged(problem, y, *run))((found, device)), problem.mesh)
+def _judge(problem: Problem, y: Array, predictions: Predictions, device: Array | None) -> Judged:
+    return parallel.everywhere(
+        _each(problem, lambda run: judged(problem, y, *run))((predictions, device)), problem.mesh
+    )
 
 
 class Window(NamedTuple):
@@ -183,16 +194,16 @@ def pieces(
     samples follow, unless the accelerator has the samples to evaluate.
     """
 
-    def window(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
-        train = stream.window(federation.train, problem.train, np.concatenate(rounds), problem.mesh)
+    def of_rounds(chosen: Chosen, base: int, rounds: list[NDArray], end: int) -> Window:
+        train = window(federation.train, problem.train, np.concatenate(rounds), problem.mesh)
         return Window(replace(problem, train=train), chosen, base, end)
 
     def train(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        block = stream.block(federation.train, problem.train, first, size, problem.mesh)
+        block = some_rows(federation.train, problem.train, first, size, problem.mesh)
         return replace(problem, train=block), np.int32(seen)
 
     def test(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        block = stream.block(federation.test, problem.test, first, size, problem.mesh)
+        block = some_rows(federation.test, problem.test, first, size, problem.mesh)
         return replace(problem, test=block), np.int32(seen)
 
     t = first
@@ -205,17 +216,17 @@ def pieces(
                 np.concatenate([multiset.device[i - base].ravel() for multiset in chosen if multiset is not None])
                 for i in range(t, min(base + CAPACITY, last + 1, evaluated + 1))
             ]
-            count = stream.fitting(federation.train, sets)
+            count = rounds_that_fit(federation.train, sets)
             t += count
-            yield partial(window, chosen, base, sets[:count], t)
+            yield partial(of_rounds, chosen, base, sets[:count], t)
             if t == evaluated + 1 and problem.measured is None:
-                yield from (partial(train, *block) for block in stream.blocks(federation.train))
-                yield from (partial(test, *block) for block in stream.blocks(federation.test))
+                yield from (partial(train, *block) for block in blocks(federation.train))
+                yield from (partial(test, *block) for block in blocks(federation.test))
 
 
 def _advance_streamed(
     coming: Iterator[Any],
-    window: Window | None,
+    piece: Window | None,
     federation: Federation,
     algorithms: Algorithm,
     states: State,
@@ -232,13 +243,13 @@ def _advance_streamed(
     parts: list[Measured] = []
     t = t0
     while t < t1:
-        if window is None or t == window.end:
-            window = next(coming)
-        n = min(window.end, t1) - t
-        chosen = jax.tree.map(lambda leaf, i=t - window.base: np.roll(leaf, -i, axis=0), window.chosen)
-        inside = window.problem.measured is not None  # a small sample: it is on the accelerator
+        if piece is None or t == piece.end:
+            piece = next(coming)
+        n = min(piece.end, t1) - t
+        chosen = jax.tree.map(lambda leaf, i=t - piece.base: np.roll(leaf, -i, axis=0), piece.chosen)
+        inside = piece.problem.measured is not None  # a small sample: it is on the accelerator
         span = (np.int32(t), np.int32(t + n), np.int32(every if inside else NEVER))
-        states, record = advance(window.problem, algorithms, states, seeds, *span, chosen)
+        states, record = advance(piece.problem, algorithms, states, seeds, *span, chosen)
         if parts:
             parts[-1] = jax.tree.map(np.asarray, parts[-1])
         parts.append(jax.tree.map(lambda leaf, n=n: leaf[:n], record))
@@ -246,33 +257,33 @@ def _advance_streamed(
         if (t - 1) % every == 0 and not inside:
             models = models_kept(algorithms, states)
             loss = _mean(_losses, coming, federation.train, models)
-            if window.problem.judges:
-                device = parts[-1].info.device[-1] if "own" in window.problem.record else None
-                found = Evaluation(loss, *_judged_streamed(window.problem, coming, federation.test, models, device))
+            if piece.problem.judges:
+                device = parts[-1].info.device[-1] if "own" in piece.problem.record else None
+                evaluation = Evaluation(loss, *_judged_streamed(piece.problem, coming, federation.test, models, device))
             else:
-                found = Evaluation(loss, _mean(_hits, coming, federation.test, models))
-            parts[-1] = _evaluated(parts[-1], found)
-    return states, joined([jax.tree.map(np.asarray, part) for part in parts]), window
+                evaluation = Evaluation(loss, _mean(_hits, coming, federation.test, models))
+            parts[-1] = _evaluated(parts[-1], evaluation)
+    return states, joined([jax.tree.map(np.asarray, part) for part in parts]), piece
 
 
-def _evaluated(part: Measured, found: Evaluation) -> Measured:
+def _evaluated(part: Measured, evaluation: Evaluation) -> Measured:
     """A record with the evaluation of its last round."""
 
     def at_the_end(values: Any, last: Any) -> Any:
         return np.concatenate([np.asarray(values)[:-1], np.asarray(last)[None]])
 
-    return Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), found))
+    return Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), evaluation))
 
 
 def _judged_streamed(
     problem: Problem, coming: Iterator[Any], side: Split, params: Params, device: Array | None
 ) -> Judged:
     """The metrics of all runs on all samples of a side; its blocks come next."""
-    parts: list[Said] = []
-    for _ in stream.blocks(side):
+    parts: list[Predictions] = []
+    for _ in blocks(side):
         own, seen = next(coming)
-        found = _says(own, params)
-        parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], found))
+        rows = _predict(own, params)
+        parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], rows))
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
     return _judge(problem, parallel.put(np.asarray(side.y), problem.mesh), whole, device)
 
@@ -280,7 +291,7 @@ def _judged_streamed(
 def _mean(total: Callable[..., Array], coming: Iterator[Any], side: Split, params: Params) -> Any:
     """For each run, the mean over all samples of a side; its blocks come next."""
     parts: list[Any] = []
-    for _ in stream.blocks(side):
+    for _ in blocks(side):
         problem, seen = next(coming)
         parts.append(total(problem, params, seen))
         if len(parts) > 1:
@@ -301,13 +312,13 @@ def advancing(
             problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)
         )
         return
-    window = None
-    with closing(stream.ahead(pieces(problem, federation, algorithms, seeds, every, first, last))) as coming:
+    piece = None
+    with closing(ahead(pieces(problem, federation, algorithms, seeds, every, first, last))) as coming:
 
         def go(states: State, t0: int, t1: int) -> tuple[State, Measured]:
-            nonlocal window
-            states, record, window = _advance_streamed(
-                coming, window, federation, algorithms, states, seeds, t0, t1, every
+            nonlocal piece
+            states, record, piece = _advance_streamed(
+                coming, piece, federation, algorithms, states, seeds, t0, t1, every
             )
             return states, record
 

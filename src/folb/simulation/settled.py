@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,14 +17,15 @@ from folb.core.algorithm import Algorithm
 from folb.core.guard import check_around
 from folb.core.robust import check_enough, different_devices
 from folb.core.round import over_rounds
+from folb.core.selection import TIMES
 from folb.core.solver import Solver
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
-from folb.measures import ACCURACY, FAIRNESS, KNOWN, OF_CLASSES, OF_NUMBERS, TOP, checked, is_regression
+from folb.measures import ACCURACY, FAIRNESS, KNOWN, OF_CLASSES, OF_NUMBERS, TOP, checked, is_regression, measure
 from folb.models import Model
+from folb.models.cost import operations
 from folb.models.model import params_like
-from folb.simulation.problem import ENDLESS
-from folb.simulation.sample import Evaluate, chosen
+from folb.simulation.problem import ENDLESS, sampled
 from folb.store.environment import memory
 
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -77,7 +81,7 @@ def settled(
         seeds,
         allowed,
         evaluate_every,
-        chosen(evaluate, federation, model),
+        how_many(evaluate, federation, model),
         chosen_metrics(metrics, model, federation),
         streamed,
     )
@@ -121,7 +125,7 @@ def check(
             _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
         elif algorithm.selection.distinct and K > federation.N:
             expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
-            raise InputError("select.K" if algorithm.selection.wanted is None else "select.K times select.over_selection", K, expected)
+            raise InputError("select.K" if algorithm.selection.wanted is None else TIMES, K, expected)
         if algorithm.guard is not None:
             check_around(algorithm)
         if algorithm.robust is not None and algorithm.asynchrony is None:
@@ -140,9 +144,7 @@ def check(
     check_judged(model, federation)
     for algorithm in algorithms:
         if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
-            raise InputError(
-                "attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers"
-            )
+            raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
     if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
 
@@ -151,7 +153,9 @@ def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
     if M > N:
         raise InputError("concurrency", M, f"should be at most the {N} devices: a device works once at a time")
     if K > N:
-        raise InputError("select.K", K, f"should be at most the {N} devices: a round has one reply of each device at most")
+        raise InputError(
+            "select.K", K, f"should be at most the {N} devices: a round has one reply of each device at most"
+        )
     if M + K - 1 > N:
         reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
         raise InputError("concurrency", M, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
@@ -165,8 +169,8 @@ def _check_labels(federation: Federation, model: Model) -> None:
     if model.scores is None:
         return
     sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
-    found = jax.eval_shape(model.scores, params_like(model), sample)
-    classes, largest = found.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
+    scores = jax.eval_shape(model.scores, params_like(model), sample)
+    classes, largest = scores.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
         raise InputError("model: classes", classes, expected)
@@ -193,8 +197,8 @@ def _check_codes(federation: Federation, codes: int) -> None:
         if not np.issubdtype(x.dtype, np.integer):
             raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
         if x.size and not (x.min() >= 0 and x.max() < codes):
-            found = f"{x.min()} to {x.max()}"
-            raise InputError("x", found, f"should be from 0 to {codes - 1}, as many codes as there are classes")
+            span = f"{x.min()} to {x.max()}"
+            raise InputError("x", span, f"should be from 0 to {codes - 1}, as many codes as there are classes")
 
 
 def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -> tuple[str, ...]:
@@ -202,11 +206,11 @@ def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -
 
     The accuracy of a classifier is measured anyway, and need not be asked for.
     """
-    found = dict.fromkeys([model.judged_by, *checked(asked)])
-    found.pop(ACCURACY, None)
-    for name in found:
+    names = dict.fromkeys([model.judged_by, *checked(asked)])
+    names.pop(ACCURACY, None)
+    for name in names:
         _check_fits(name, model, federation)
-    return tuple(found)
+    return tuple(names)
 
 
 def check_judged(model: Model, federation: Federation) -> None:
@@ -245,3 +249,92 @@ def _check_fits(name: str, model: Model, federation: Federation) -> None:
         raise refuse(f"should be less than the {federation.classes} classes: {least}")
     if name == FAIRNESS and not federation.test.size.any():
         raise refuse("needs test samples of the devices, but only the server has any")
+
+
+SAMPLE = 1000  # samples of each side that a costly model is evaluated on
+COSTLY = 5e5  # operations for one sample, from which on a model is costly
+LONG = 2e10  # operations of an evaluation that takes about half a second on two cores
+NORMAL = 1.96  # 95 % of a normal distribution are within so many standard deviations
+
+Evaluate = int | Literal["all"] | None
+EXPECTED = "should be all, a number of samples from 1 on, or none to decide by the model's cost"
+
+
+def check_evaluate(evaluate: Any) -> None:
+    """Raise an `InputError` unless it is "all", a number of samples, or None."""
+    number = isinstance(evaluate, Integral) and not isinstance(evaluate, bool) and int(evaluate) >= 1
+    if not (number or evaluate is None or (isinstance(evaluate, str) and evaluate == "all")):
+        raise InputError("evaluate", evaluate, EXPECTED)
+
+
+def usual(federation: Federation, model: Model) -> int | None:
+    """How many samples of each side the model is evaluated on by default; None: all of them.
+
+    It depends on the model and the data alone, so that it is the same on every machine.
+    """
+    samples = len(federation.train.y) + len(federation.test.y)
+    if samples <= SAMPLE:
+        return None
+    each = operations(model, jax.ShapeDtypeStruct(federation.shape, federation.kind))
+    return _fewer(federation, SAMPLE) if each >= COSTLY and each * samples >= LONG else None
+
+
+def how_many(evaluate: Evaluate, federation: Federation, model: Model) -> int | None:
+    """How many samples of each side are evaluated: as asked, or as usual; None: all of them."""
+    check_evaluate(evaluate)
+    if evaluate is None:
+        return usual(federation, model)
+    return None if evaluate == "all" else _fewer(federation, int(evaluate))
+
+
+def _fewer(federation: Federation, n: int) -> int | None:
+    """n, or None if neither side has more samples."""
+    return n if n < max(len(federation.train.y), len(federation.test.y)) else None
+
+
+def evaluated_on(federation: Federation, n: int | None, judged_by: str = ACCURACY, fairness: bool = False) -> str:
+    """What is evaluated, and how far the accuracy may be from that on all test samples; "" if it is on all.
+
+    With `fairness`, also how far the accuracy of a device may be from that on all of its test samples.
+    """
+    if n is None:
+        return ""
+    train, test = len(federation.train.y), len(federation.test.y)
+    words = []
+    if n < test:
+        known = measure(judged_by)
+        on = f"{n:,} of {test:,} test samples"
+        if is_regression(judged_by):
+            words.append(f"{known.words} on {on}")
+        else:
+            words.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
+            words += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
+        if fairness:
+            words.append(_of_devices(federation, n, is_regression(judged_by)))
+    if n < train:
+        words.append(f"training loss on {n:,} of {train:,} training samples")
+    return "; ".join(words)
+
+
+def _error(n: int, of: int) -> float:
+    """How far a share of n samples is from that of all `of`, with 95 % certainty."""
+    # of a share near 1/2, where it varies most; a sample without repetitions varies less than one with them
+    return NORMAL * math.sqrt((of - n) / max(of - 1, 1) / (4 * n))
+
+
+def _of_devices(federation: Federation, n: int, regression: bool) -> str:
+    """How many of its samples a device is judged on, and how exact that is."""
+    size, all_of_it = sampled(federation, n).test.size, federation.test.size
+    judged = size > 0
+    if not judged.any():
+        return "no device has a sample among them"
+    typical = np.flatnonzero(judged)[np.argsort(size[judged], kind="stable")[judged.sum() // 2]]
+    few, whole = int(size[typical]), int(all_of_it[typical])
+    words = (
+        f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged, a typical one on {few:,} of {whole:,} samples"
+    )
+    if regression:
+        return words
+    return (
+        f"{words}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
+    )

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.system import System
+from folb.core.round import managed
+from folb.core.solver import unit_cost
+from folb.core.system import System, uniform
 from folb.core.trace import Trace
+from folb.core.upload import Upload
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.models import Model
-from folb.pace import Lines, to_stderr
+from folb.models.cost import operations
+from folb.pace import Lines, clock, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel
+from folb.simulation.evaluate import evaluate
+from folb.simulation.play import start
 from folb.simulation.problem import Problem, problem
-from folb.simulation.round_cost import FirstLook, first_look, round_cost
-from folb.simulation.sample import Evaluate
-from folb.simulation.settled import Settled, settled
+from folb.simulation.settled import Evaluate, Settled, settled
 from folb.simulation.stacked import Job, Observer, batched, check_shapes, compile_ahead, fitting, run_stacked
-from folb.simulation.timing import is_clocked
 from folb.store.environment import cores, memory
 from folb.typing import NDArray
 
@@ -53,7 +59,7 @@ def simulate(
     evaluate: Evaluate = None,
     metrics: Sequence[str] = (),
     record: Sequence[str] = (),
-    abreast: bool | None = None,
+    side_by_side: bool | None = None,
     accelerators: int | str = 1,
     observe: Observe | None = None,
     checkpoints: Path | None = None,
@@ -70,7 +76,7 @@ def simulate(
     `record` asks for values of each chosen device, in `Run.records`: any of "weights", "inner", "gamma", "work", "lr",
     "own" (its own accuracy, or mean squared error, in evaluated rounds),
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
-    `abreast` is explained at `problem`.
+    `side_by_side` is explained at `problem`.
     `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
     results agree with those of one accelerator up to rounding.
     `seeds` is a list of seeds, or a number n for the seeds 0 .. n-1.
@@ -95,7 +101,7 @@ def simulate(
         stream=stream,
     )
     ready = simulation(
-        whole, system=system, objective=objective, record=record, abreast=abreast, accelerators=accelerators
+        whole, system=system, objective=objective, record=record, side_by_side=side_by_side, accelerators=accelerators
     )
     observers = [] if observe is None else [run_by_run(observe)]
     if progress:
@@ -129,9 +135,29 @@ class Simulation:
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
     def first_look(self) -> FirstLook | None:
-        """What can be said before the first round, if that round takes long; otherwise None."""
-        job = self.batches[0][0]
-        return first_look(self.problem, self.federation, job.algorithm, job.seed, self.costs[job.place])
+        """A first look at the first run, before its first round.
+
+        None if there is soon something to see anyway, or if the look itself would take long. With several accelerators
+        there is none: only the first of several processes would look.
+        """
+        problem, job = self.problem, self.batches[0][0]
+        if not problem.model.heavy or problem.side_by_side or problem.streamed or problem.mesh is not None:
+            return None
+        train = problem.train if problem.measured is None else problem.measured
+        looked_at = FORWARD * (len(train.y) + len(problem.test.y))
+        each = operations(problem.model, jax.ShapeDtypeStruct(self.federation.shape, self.federation.kind)) / FORWARD
+        if not each * looked_at < LONG <= each * self.costs[job.place]:
+            return None
+
+        def look(problem: Problem, algorithm: Algorithm, seed: Any) -> Any:
+            return evaluate(problem, start(problem, algorithm, seed).params)
+
+        given = (problem, job.algorithm, np.uint32(job.seed))
+        compiled = jax.jit(look).lower(*given).compile()
+        began = time.perf_counter()
+        evaluation = jax.block_until_ready(compiled(*given))
+        seconds = (time.perf_counter() - began) / looked_at * self.costs[job.place]
+        return FirstLook(job.algorithm.name, float(evaluation.train_loss), float(evaluation.test_accuracy), seconds)
 
     def run(
         self,
@@ -139,7 +165,7 @@ class Simulation:
         checkpoints: Path | None = None,
         when_all_play: Callable[[], None] = lambda: None,
     ) -> list[Run]:
-        """Play the rounds, as the observers are told; `checkpoints` is explained at `simulate`.
+        """Play the rounds, and let the observers know; `checkpoints` is explained at `simulate`.
 
         when_all_play() is called once the first rounds of every program are played.
         """
@@ -171,10 +197,10 @@ class Simulation:
             )
 
         try:
-            found = played(play, len(self.batches), self.together, observers)
+            batches_played = played(play, len(self.batches), self.together, observers)
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
-        runs = {place: run for batch in found for place, run in batch.items()}
+        runs = {place: run for batch in batches_played for place, run in batch.items()}
         return [runs[place] for place in sorted(runs)]
 
 
@@ -184,22 +210,22 @@ def simulation(
     system: System | None = None,
     objective: str = "uniform",
     record: Sequence[str] = (),
-    abreast: bool | None = None,
+    side_by_side: bool | None = None,
     accelerators: int | str = 1,
 ) -> Simulation:
     """Everything that `simulate` does before its first round. It finds all other mistakes in the input."""
     federation, model, algorithms, seeds = whole.federation, whole.model, whole.algorithms, whole.seeds
     K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
     if K > federation.N:
-        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
-        log.warning(told, K, federation.N, K / federation.N)
+        warning = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(warning, K, federation.N, K / federation.N)
     shared = problem(
         federation,
         model,
         system=system,
         objective=objective,
         record=record,
-        abreast=abreast,
+        side_by_side=side_by_side,
         mesh=parallel.mesh(accelerators),
         streamed=whole.streamed,
         evaluated=whole.evaluated,
@@ -213,7 +239,7 @@ def simulation(
             if algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
                 expected = "should be poisson with privacy, if not all devices are online"
                 raise InputError("select", "uniform", expected)
-    if is_clocked(shared.system):
+    if shared.clocked:
         for algorithm in algorithms:
             if algorithm.asynchrony is not None:
                 expected = "should be a system model without a clock, such as network: these devices start one by one"
@@ -224,11 +250,11 @@ def simulation(
             place = sum(map(len, groups.values()))
             alike = (jax.tree.structure(algorithm), rounds)
             groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
-    each = [round_cost(model, federation, system, algorithm, whole.evaluated, whole.every) for algorithm in algorithms]
+    each = [round_cost(whole, system, algorithm) for algorithm in algorithms]
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in batched(jobs, fit)]
-    if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
+    if not shared.side_by_side:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
         alone = [job for jobs in groups.values() for job in jobs]
         alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
         batches = [[job] for job in alone]
@@ -250,7 +276,7 @@ def _together(problem: Problem, programs: int, filled: float) -> int:
     A light model's operations are too small for more than one core. Heavy models, GPUs and streamed samples have enough
     work with one program.
     """
-    if jax.default_backend() != "cpu" or not problem.abreast or problem.streamed or problem.mesh is not None:
+    if jax.default_backend() != "cpu" or not problem.side_by_side or problem.streamed or problem.mesh is not None:
         return 1
     return min(programs, cores()) if filled <= 1 else 1
 
@@ -296,3 +322,49 @@ def played(play: Callable[[int, Observer], T], programs: int, together: int, obs
     for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
         raise error
     return [future.result() for future in futures]
+
+
+FORWARD = 1 / 3  # a loss, or a prediction, in gradients
+PASSES = {"grad": 1.0, "after": 1.0, "loss": FORWARD}  # through a device's samples, by what an upload needs
+LONG = 2e12  # operations of a round that takes about half a minute on two cores
+ASKED = 1000  # devices that are asked how much work they manage
+
+
+def round_cost(whole: Settled, system: System | None, algorithm: Algorithm) -> float:
+    """About how many gradients of single samples a round computes, with its share of the evaluations.
+
+    Rounds of light models all cost the same: there it is not the samples that take the time.
+    """
+    federation, evaluated = whole.federation, whole.evaluated
+    if not whole.model.heavy:
+        return 1.0
+    solver, size = algorithm.solver, federation.train.size
+    devices = jnp.arange(min(len(size), ASKED))
+    own = jnp.asarray(size[: len(devices)])
+    _, effort = jax.jit(managed)(uniform() if system is None else system, solver, own, devices, 0, 1)
+    each = np.asarray(effort.work * unit_cost(solver, own), float).mean() * solver.batch
+    each += size.mean() * _passes(algorithm.uploads)
+    survey = algorithm.selection.sampling.survey
+    sampled = algorithm.selection.K * each + size.sum() * _passes([] if survey is None else [survey])
+    looked_at = sum(min(evaluated or len(side.y), len(side.y)) for side in (federation.train, federation.test))
+    return float(sampled + FORWARD * looked_at / whole.every)
+
+
+def _passes(uploads: Iterable[Upload]) -> float:
+    """How often the gradients of a device's samples are computed for these uploads."""
+    return sum(PASSES.get(need, 0.0) for need in {need for upload in uploads for need in upload.needs})
+
+
+class FirstLook(NamedTuple):
+    """The evaluation of a run's first model, and an estimate from the time that it took."""
+
+    algorithm: str
+    train_loss: float
+    test_accuracy: float  # NaN if the model predicts numbers
+    seconds: float  # of one of its rounds
+
+    def __str__(self) -> str:
+        """In words."""
+        accuracy = "" if math.isnan(self.test_accuracy) else f"test accuracy {100 * self.test_accuracy:.1f} %, "
+        measured = f"{accuracy}training loss {self.train_loss:.3g}"
+        return f"before round 1: {measured}; a round of {self.algorithm} takes about {clock(self.seconds)}"

@@ -1,13 +1,13 @@
-"""The work of a round's devices: the proximal solve, gradients and losses.
+"""The work of a round's devices: the proximal solve, gradients and losses, what they send, and how it arrives.
 
-Every function takes the devices of a round as K slots and returns stacks. With `abreast` the slots are computed side by
-side; one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks. If a problem is `side_by_side`, they are
+computed so; one after another is faster for a large network on a CPU. The accelerators of its `mesh` share the slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +15,18 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from folb.core import tree
+from folb.core import randomness, tree
+from folb.core.algorithm import Algorithm
+from folb.core.codec import Codec
 from folb.core.local_step import LocalStep
+from folb.core.memory import Rows, empty, gathered, scattered
+from folb.core.polar import median
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
+from folb.core.upload import Upload
 from folb.models import Model
 from folb.simulation import parallel
-from folb.simulation.samples import Samples
+from folb.simulation.problem import Problem, Samples
 from folb.typing import Params
 
 BLOCK = 128  # samples of one device taken at once by a full gradient
@@ -63,8 +68,8 @@ def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Cal
     def of_all_runs(runs: int, batched: Any, data: Samples, arrays: Any, like: Params) -> tuple[Params, Any]:
         stacked = jax.tree.map(lambda v, own: v if own else jnp.broadcast_to(v, (runs, *v.shape)), arrays, batched[1])
         row = whole(data, *jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), stacked))
-        found = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
-        return found, jax.tree.map(lambda _: True, found)
+        by_run = jax.tree.map(lambda v: v.reshape(runs, -1, *v.shape[1:]), row)
+        return by_run, jax.tree.map(lambda _: True, by_run)
 
     def over_all(data: Samples, *arrays: Any) -> Params:
         try:
@@ -76,16 +81,7 @@ def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Cal
     return over_all
 
 
-def solve(
-    model: Model,
-    data: Samples,
-    solver: Solver,
-    here: Params,
-    slots: Slots,
-    abreast: bool,
-    mesh: Mesh | None = None,
-    shift: Params | None = None,
-) -> Params:
+def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: Params | None = None) -> Params:
     """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `here`, stacked.
 
     `shift`, stacked, adds <shift_k, w> to h_k. The solver's `lr` is a number, or one for each slot.
@@ -93,29 +89,29 @@ def solve(
     K = len(slots.device)
     lr = jnp.broadcast_to(solver.lr, (K,))
     if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, here, lr, slots, abreast, mesh, shift)
+        return _gradient_descent(problem, solver, here, lr, slots, shift)
     mu, step = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
-        groups = -(-count // group_size(solver, count, abreast))
+        groups = -(-count // group_size(solver, count, problem.side_by_side))
         size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
         def group(chosen: Array) -> Params:
-            return _sgd(model, data, solver, *jax.tree.map(lambda v: v[chosen], (here, settings, slots)))
+            return _sgd(problem.model, data, solver, *jax.tree.map(lambda v: v[chosen], (here, settings, slots)))
 
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, step, shift), slots)
+    return over_slots(in_groups, here, problem.mesh)(problem.train, here, Settings(lr, mu, step, shift), slots)
 
 
-def group_size(solver: Solver, slots: int, abreast: bool) -> int:
+def group_size(solver: Solver, slots: int, side_by_side: bool) -> int:
     """How many slots are computed side by side, at most."""
-    if not abreast:
+    if not side_by_side:
         return 1
     if jax.default_backend() != "cpu":
         return slots
@@ -184,8 +180,8 @@ def _moved(at: tuple[Params, Any], g: Params, active: Array, settings: Settings)
     w, state = at
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
-    found = settings.step.apply(g, state, settings.lr)
-    move, following = tree.pair("local_step: what it returns", found)
+    stepped = settings.step.apply(g, state, settings.lr)
+    move, following = tree.pair("local_step: what it returns", stepped)
     tree.check_like("local_step: the move", move, w)
     tree.check_like("local_step: the state after a step", following, state)
     w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
@@ -200,22 +196,14 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
 
 
 def _gradient_descent(
-    model: Model,
-    data: Samples,
-    solver: Solver,
-    here: Params,
-    lr: Array,
-    slots: Slots,
-    abreast: bool,
-    mesh: Mesh | None,
-    shift: Params | None,
+    problem: Problem, solver: Solver, here: Params, lr: Array, slots: Slots, shift: Params | None
 ) -> Params:
     """Full-gradient steps on h_k, all slots side by side."""
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
         w = jax.tree.map(jnp.add, delta, here)
-        g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
+        g = gradients(problem, w, slots.device, slots.work > s)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
 
         def moved(
@@ -229,35 +217,19 @@ def _gradient_descent(
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
 
 
-def gradients(
-    model: Model,
-    data: Samples,
-    stack: Params,
-    device: Array,
-    wanted: Array,
-    abreast: bool,
-    mesh: Mesh | None = None,
-) -> Params:
+def gradients(problem: Problem, stack: Params, device: Array, wanted: Array) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
     zeros = partial(jax.tree.map, jnp.zeros_like)
-    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, abreast, mesh)
+    return _means(problem, jax.grad(_weighted_loss(problem.model)), zeros, stack, device, wanted)
 
 
-def losses(
-    model: Model,
-    data: Samples,
-    stack: Params,
-    device: Array,
-    wanted: Array,
-    abreast: bool,
-    mesh: Mesh | None = None,
-) -> Array:
+def losses(problem: Problem, stack: Params, device: Array, wanted: Array) -> Array:
     """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
 
     def zeros(stack: Params) -> Array:
         return jnp.zeros(len(jax.tree.leaves(stack)[0]))
 
-    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, abreast, mesh)
+    return _means(problem, _weighted_loss(problem.model), zeros, stack, device, wanted)
 
 
 def _weighted_loss(model: Model) -> Callable[..., Array]:
@@ -265,15 +237,12 @@ def _weighted_loss(model: Model) -> Callable[..., Array]:
 
 
 def _means(
-    model: Model,
+    problem: Problem,
     block_sum: Callable[..., Any],
     zeros: Callable[[Params], Any],
-    data: Samples,
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
-    mesh: Mesh | None,
 ) -> Any:
     """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
 
@@ -284,8 +253,8 @@ def _means(
     """
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
-        slots, block = len(device), model.at_once(BLOCK)
-        lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        slots, block = len(device), problem.model.at_once(BLOCK)
+        lanes = 1 if not problem.side_by_side else min(slots, LANES) if jax.default_backend() == "cpu" else slots
         start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
         blocks = -(-size // block)
         last = jnp.cumsum(blocks)
@@ -303,4 +272,102 @@ def _means(
 
         return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zeros(stack))
 
-    return over_slots(queue, zeros(stack), mesh)(data, stack, device, wanted)
+    return over_slots(queue, zeros(stack), problem.mesh)(problem.train, stack, device, wanted)
+
+
+def trusted_update(
+    problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array
+) -> Params | None:
+    """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`.
+
+    None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
+    """
+    if not algorithm.own_samples:
+        return None
+    words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.own_samples)
+    x, y = problem.train.take(randomness.below(len(problem.train.y), words))
+    solver = algorithm.solver
+
+    def step(_: Array, w: Params) -> Params:
+        g = jax.grad(lambda w: jnp.mean(problem.model.loss(w, x, y)))(w)
+        return jax.tree.map(lambda v, v0, g: v - solver.lr * (g + solver.mu * (v - v0)), w, params, g)
+
+    return tree.sub(jax.lax.fori_loop(0, median(steps, steps > 0).astype(jnp.int32), step, params), params)
+
+
+class Sources:
+    """What uploads are computed from, stacked over the slots `device`; some of them are `wanted`.
+
+    `params` is the model that each of them was sent.
+    A value is traced when it is first used. The compiler drops unused values.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        params: Params,
+        device: Array,
+        wanted: Array,
+        *,
+        mu: Any,
+        key: Array,
+        delta: Params | None = None,
+    ) -> None:
+        self.problem, self.params, self.device, self.wanted = problem, params, device, wanted
+        self.mu, self.key, self.delta = mu, key, delta
+
+    @cached_property
+    def grad(self) -> Params:
+        """grad F_k(w^t)."""
+        return gradients(self.problem, self.params, self.device, self.wanted)
+
+    @cached_property
+    def after(self) -> Params:
+        """grad F_k(w_k)."""
+        there = jax.tree.map(jnp.add, self.params, self.delta)
+        return gradients(self.problem, there, self.device, self.wanted)
+
+    @cached_property
+    def loss(self) -> Array:
+        """F_k(w^t)."""
+        return losses(self.problem, self.params, self.device, self.wanted)
+
+
+ALIKE = ("mu", "key")  # the same for all slots
+
+
+def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
+    """Each upload by its name, stacked over the slots."""
+    values: dict[str, Any] = {}
+    for upload in uploads:
+        known = {name: getattr(sources, name) for name in upload.needs}
+        axes = {name: None if name in ALIKE else 0 for name in known}
+        size = len(sources.device)
+        values[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=size)(known)
+    return values
+
+
+def no_residuals(params: Params, N: int, most: int) -> Rows:
+    """Nothing left out yet, for N devices of which at most `most` will be met."""
+    return empty(jax.tree.map(jnp.zeros_like, params), N, most)
+
+
+def decoded(codec: Codec, stack: Params, words: Array, whole: bool = False) -> Params:
+    """A stack of trees as the server decodes them; `words` are two random words for each."""
+
+    def both(a: Params, words: Array) -> Params:
+        return codec.decoded(codec.encoded(a, words), words, a, whole)
+
+    return jax.vmap(both)(stack, words)
+
+
+def with_feedback(
+    codec: Codec, delta: Params, words: Array, device: Array, usable: Array, residuals: Rows
+) -> tuple[Params, Any]:
+    """Updates as the server decodes them, each with what its device left out before; and what is left out now.
+
+    A device does not know what becomes of its reply. So what it left out changes whenever it sends one.
+    """
+    full = tree.add(delta, gathered(residuals, device))
+    received = decoded(codec, full, words, whole=True)
+    return received, scattered(residuals, device, usable, tree.sub(full, received))

@@ -1,7 +1,7 @@
 """Runs whose algorithms differ only in numbers (mu, psi, lr) or their seeds: stacked, and played as one program.
 
-Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, what was played is told and
-kept, and Ctrl-C works.
+Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, observers learn what was
+played, it is kept, and Ctrl-C works.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,13 @@ from jax import Array
 
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.round import State, upload_shape
-from folb.core.traffic import Sizes, nbytes, sizes
+from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured
 from folb.results.run import Run
 from folb.simulation import parallel, solve
-from folb.simulation.evaluate import evaluation_block, said
+from folb.simulation.evaluate import evaluation_block, predictions
 from folb.simulation.play import Info, start
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.program import (
@@ -41,7 +40,7 @@ from folb.simulation.program import (
     models_kept,
     one_round,
 )
-from folb.store import checkpoint
+from folb.store import run_arrays
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
 
@@ -49,7 +48,7 @@ CHUNK_SECONDS = 0.25
 LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
 LOWERING = threading.Lock()  # one program at a time: the interpreter would finish two at once, both late
 COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
-# told of rounds as they complete: the first of them, and the part of each run that a program plays
+# called with rounds as they complete: the first of them, and the part of each run that a program plays
 Observer = Callable[[int, Mapping[int, Run]], None]
 
 
@@ -113,10 +112,10 @@ def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
 def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = ENDLESS) -> int:
     """How many stacked runs take half of `memory` bytes: an estimate from shapes alone, and at least 1.
 
-    A run needs its state before, during and after a round. With `abreast` it also needs about eight models for each of
-    its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that are
-    computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its share of
-    three windows (the previous, the current and the next), and a window may be twice as large as its content.
+    A run needs its state before, during and after a round. With `side_by_side` it also needs about eight models for
+    each of its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples
+    that are computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its
+    share of three windows (the previous, the current and the next), and a window may be twice as large as its content.
     """
     model, train, K = problem.model, problem.train, algorithm.selection.K
     state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
@@ -131,8 +130,8 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
         chosen = K * (2 if algorithm.selection.second else 1)
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
     if problem.judges:
-        needed += nbytes(jax.eval_shape(partial(said, problem, problem.test), state.params))
-    if problem.abreast:
+        needed += nbytes(jax.eval_shape(partial(predictions, problem, problem.test), state.params))
+    if problem.side_by_side:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
     return max(1, memory // 2 // needed)
@@ -145,6 +144,62 @@ def _chunk_seconds(states: State) -> float:
     """
     copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
     return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
+
+
+class _Stack:
+    """Runs whose algorithms differ only in numbers, as they are played."""
+
+    def __init__(self, problem: Problem, federation: Federation, jobs: list[Job], every: int) -> None:
+        self.problem, self.federation, self.jobs, self.every = problem, federation, jobs, every
+        self.algorithms, self.seeds = _stacked(jobs)
+        states = begin(problem, self.algorithms, self.seeds, rounds=_remembered(jobs))
+        # as in `advance`: traced once
+        self.inputs = (problem, self.algorithms, states, self.seeds, np.int32(1), np.int32(every), None)
+        shapes = jax.eval_shape(one_round, *self.inputs)[1]
+        nothing = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
+        self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
+        model, N, names = _one_model(states), federation.N, measured(problem.metrics)
+        self.about = [_About(job.algorithm.name, sizes(job.algorithm, model), N, names) for job in jobs]
+
+    def runs(self, first: int, record: Measured) -> dict[int, Run]:
+        """The rounds of `record`, from round `first` on, as runs, each by its place."""
+        return {
+            job.place: _run(self.problem, job, self.about[r], record, r, first, self.every)
+            for r, job in enumerate(self.jobs)
+        }
+
+    @cached_property
+    def mark(self) -> str:
+        """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
+        # the samples count through their digest
+        known = (self.problem.share, self.problem.system, privacy.without_key(self.algorithms), *self.inputs[2:])
+        return run_arrays.fingerprint(self.federation.digest + str(jax.make_jaxpr(one_round)(*self.inputs)), known)
+
+    def resume(self, path: Path, number: int) -> None:
+        """Go on from the latest checkpoint of this simulation, if there is one."""
+        if not run_arrays.checkpoints(path, number):
+            return
+        _, states, (nothing,) = self.at
+        saved = run_arrays.load_checkpoint(path, number, self.mark, (states, nothing))
+        if saved is not None and saved[0] <= self.jobs[0].rounds + 1:
+            t, (states, record) = saved
+            self.at = (t, states, [record])
+
+    def keep(self, path: Path, number: int) -> float:
+        """Save a checkpoint; the seconds that it took."""
+        began = time.perf_counter()
+        t, states, chunks = self.at
+        run_arrays.save_checkpoint(path, number, self.mark, t, (states, joined(chunks)))
+        return time.perf_counter() - began
+
+    def finished(self) -> dict[int, Run]:
+        """All runs, with their models."""
+        _, states, chunks = self.at
+        params = jax.tree.map(np.asarray, models_kept(self.algorithms, states))
+        runs = self.runs(1, joined(chunks))
+        for r, job in enumerate(self.jobs):
+            runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
+        return runs
 
 
 def run_stacked(
@@ -160,81 +215,38 @@ def run_stacked(
 
     while_playing() is called once, when the first rounds are played.
     """
-    stacked, seeds = _stacked(jobs)
-    rounds = jobs[0].rounds
-    states = begin(problem, stacked, seeds, rounds=_remembered(jobs))
-    inputs = (problem, stacked, states, seeds, np.int32(1), np.int32(every), None)  # as in `advance`: traced once
-    shapes = jax.eval_shape(one_round, *inputs)[1]
-    record = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
-    at = (1, states, [record])
-    model, N, names = _one_model(states), federation.N, measured(problem.metrics)
-    about = [_About(job.algorithm.name, sizes(job.algorithm, model), N, names) for job in jobs]
-
-    def parts(first: int, record: Measured) -> dict[int, Run]:
-        """The rounds of `record`, from round `first` on, as runs."""
-        return {job.place: _run(problem, job, about[r], record, r, first, every) for r, job in enumerate(jobs)}
-
-    def tell(first: int, record: Measured) -> None:
-        if observe is not None:
-            observe(first, parts(first, record))
-
-    @cache
-    def mark() -> str:
-        """What tells this simulation from others. Printing its program takes a while: only if there are checkpoints."""
-        # the samples count through their digest
-        others = (problem.share, problem.system, privacy.without_key(stacked), *inputs[2:])
-        return checkpoint.fingerprint(federation.digest + str(jax.make_jaxpr(one_round)(*inputs)), others)
-
-    if (
-        kept is not None
-        and checkpoint.kept(*kept)
-        and (found := checkpoint.load(*kept, mark(), (states, record)))
-        and found[0] <= rounds + 1
-    ):
-        at = (found[0], found[1][0], [found[1][1]])
-        tell(1, found[1][1])
-    at = parallel.shared(at)
-
-    spent = 0.0  # seconds that the last checkpoint took
-
-    def keep() -> None:
-        nonlocal spent
-        if kept is not None:
-            begun = time.perf_counter()
-            t, states, chunks = at
-            checkpoint.save(*kept, mark(), t, (states, joined(chunks)))
-            spent = time.perf_counter() - begun
-
-    saved, length = time.perf_counter(), 1
+    stack, rounds = _Stack(problem, federation, jobs, every), jobs[0].rounds
+    if kept is not None:
+        stack.resume(*kept)
+    if stack.at[0] > 1 and observe is not None:
+        observe(1, stack.runs(1, stack.at[2][0]))
+    stack.at = parallel.shared(stack.at)
+    saved, spent, length = time.perf_counter(), 0.0, 1
     try:
-        with advancing(problem, federation, stacked, seeds, every, at[0], rounds) as play_on:
-            while at[0] <= rounds:
-                t, states, chunks = at
+        with advancing(problem, federation, stack.algorithms, stack.seeds, every, stack.at[0], rounds) as play_on:
+            while stack.at[0] <= rounds:
+                t, states, chunks = stack.at
                 length = min(length, CAPACITY, rounds - t + 1)
                 begun = time.perf_counter()
                 states, record = play_on(states, t, t + length)
                 if kept is not None:
-                    mark()  # here, because these rounds are played meanwhile
+                    _ = stack.mark  # here, because these rounds are played meanwhile
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
                 _check_seconds(part.info.seconds)
-                at = (t + length, states, [*chunks, part])  # one assignment: no interruption can come in between
-                tell(t, part)
+                stack.at = (t + length, states, [*chunks, part])  # one assignment: nothing can come in between
+                if observe is not None:
+                    observe(t, stack.runs(t, part))
                 if not chunks[1:]:  # these were the first rounds
                     while_playing()
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
                 length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
-                if now - saved > max(checkpoint.SECONDS, spent / checkpoint.SHARE):
-                    keep()
-                    saved = time.perf_counter()
+                if kept is not None and now - saved > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
+                    spent, saved = stack.keep(*kept), now
     finally:
-        keep()
-    _, states, chunks = at
-    params = jax.tree.map(np.asarray, models_kept(stacked, states))
-    runs = parts(1, joined(chunks))
-    for r, job in enumerate(jobs):
-        runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
-    return runs
+        if kept is not None:
+            stack.keep(*kept)
+    return stack.finished()
 
 
 def _check_seconds(seconds: NDArray) -> None:

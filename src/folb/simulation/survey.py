@@ -10,9 +10,9 @@ from jax import Array
 
 from folb.core.upload import NORM, Upload
 from folb.errors import InputError
-from folb.simulation import uploads
 from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
+from folb.simulation.solve import Sources, computed
 from folb.typing import Params
 
 
@@ -52,10 +52,10 @@ def survey_upload(
     problem: Problem, upload: Upload, params: Params, mu: Any, group: int, key: Array, who: Array | None = None
 ) -> Array:
     """An upload of all N devices, or of the devices `who`: one number each."""
-    found = survey_arrays(problem, upload, params, mu, group, key, who)
-    if jnp.ndim(found) != 1:
-        raise InputError(f"survey: shape of {upload.name}", jnp.shape(found)[1:], "should be (): a number")
-    return found
+    answers = survey_arrays(problem, upload, params, mu, group, key, who)
+    if jnp.ndim(answers) != 1:
+        raise InputError(f"survey: shape of {upload.name}", jnp.shape(answers)[1:], "should be (): a number")
+    return answers
 
 
 def survey_arrays(
@@ -69,8 +69,8 @@ def survey_arrays(
     def some(first: Array) -> Array:
         place = first + jnp.arange(group)
         device = jnp.minimum(place, count - 1)
-        sources = uploads.Sources(problem, stack, device if who is None else who[device], place < count, mu=mu, key=key)
-        return uploads.computed((upload,), sources)[upload.name]
+        sources = Sources(problem, stack, device if who is None else who[device], place < count, mu=mu, key=key)
+        return computed((upload,), sources)[upload.name]
 
-    found = jax.lax.map(some, jnp.arange(0, count, group))
-    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:count], found)
+    answers = jax.lax.map(some, jnp.arange(0, count, group))
+    return jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:])[:count], answers)

@@ -33,14 +33,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from folb import atomic
+from folb.atomic import LOCK, claimed, holder, regular
 from folb.errors import InputError
-from folb.measures import ACCURACY, Measure, measure
-from folb.regular import regular
+from folb.measures import ACCURACY, Measure, is_measure, measure
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.fields import (
+from folb.store.experiment_file import (
     COUNT,
-    JUDGED,
     NAME,
     POSITIVE,
     POSITIVE_NUMBER,
@@ -50,10 +49,10 @@ from folb.store.fields import (
     TAGS,
     TEXT,
     TRUTH,
+    Kind,
     check_fields,
     many,
 )
-from folb.store.lock import LOCK, claimed, holder
 from folb.store.round_lines import ROUNDS as ROUNDS
 from folb.store.round_lines import as_run, parsed
 
@@ -73,10 +72,10 @@ def find(name: str) -> Path:
     """A run directory by its path, its name in `home` or the beginning of that name; "last" is the newest."""
     if is_run(Path(name)):
         return Path(name)
-    found = listed()
-    if name == "last" and found:
-        return found[0]
-    known = {path.name: path for path in found}
+    runs = listed()
+    if name == "last" and runs:
+        return runs[0]
+    known = {path.name: path for path in runs}
     matches = [name] if name in known else [other for other in known if name and other.startswith(name)]
     if len(matches) == 1:
         return known[matches[0]]
@@ -96,8 +95,8 @@ def listed() -> list[Path]:
         return []
     except OSError as error:
         raise InputError("FOLB_RUNS", str(home()), f"should be a directory: {error.strerror}") from error
-    found = [(-when, path.name, path) for path, when in changed.items() if when is not None]
-    return [path for _, _, path in sorted(found)]
+    dated = [(-when, path.name, path) for path, when in changed.items() if when is not None]
+    return [path for _, _, path in sorted(dated)]
 
 
 def _changed(path: Path) -> float | None:
@@ -157,10 +156,10 @@ class RunDirectory:
     @cached_property
     def experiment(self) -> dict[str, Any]:
         """The experiment: all keys of an experiment file."""
-        found = experiment_file.read(self.path / EXPERIMENT)
+        content = experiment_file.read(self.path / EXPERIMENT)
         target = SHARE if self.measure.is_share else POSITIVE_NUMBER
-        experiment_file.check(found, f"{self.path / EXPERIMENT}: ", target)
-        return found
+        experiment_file.check(content, f"{self.path / EXPERIMENT}: ", target)
+        return content
 
     @property
     def deployed(self) -> bool:
@@ -255,6 +254,7 @@ class RunDirectory:
         ]
 
 
+JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
 # the fields of environment.json, and those that only some runs have
 FIELDS = dict.fromkeys(
     ("folb", "jax", "device", "command", "started", "note", "identity", "carrier", "differs"), TEXT
@@ -271,8 +271,8 @@ OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE, 
 def read(path: Path) -> RunDirectory:
     """The run directory at `path`."""
     try:
-        found = json.loads(regular(path / ENVIRONMENT).read_bytes())
-        json.dumps(found, ensure_ascii=False).encode()  # fails if a text cannot be printed
+        content = json.loads(regular(path / ENVIRONMENT).read_bytes())
+        json.dumps(content, ensure_ascii=False).encode()  # fails if a text cannot be printed
     except FileNotFoundError as error:
         if _is_set_aside(path):
             expected = f"is in {path / REPLACED}: its replacement was killed; folb resume {path} brings it back"
@@ -280,17 +280,17 @@ def read(path: Path) -> RunDirectory:
         raise InputError("run", path.name, f"is not a run: there is no {path / ENVIRONMENT}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path / ENVIRONMENT, error) from error
-    if not isinstance(found, dict):
-        raise InputError(str(path / ENVIRONMENT), found, "should be a table, as folb wrote it")
+    if not isinstance(content, dict):
+        raise InputError(str(path / ENVIRONMENT), content, "should be a table, as folb wrote it")
     where = f"{path / ENVIRONMENT}: "
-    check_fields(where, found, FIELDS, OTHER_FIELDS)
-    if not isinstance(found.get("runs"), list):
-        raise InputError(f"{where}runs", found.get("runs"), "should be a list")
-    for i, run in enumerate(found["runs"]):
+    check_fields(where, content, FIELDS, OTHER_FIELDS)
+    if not isinstance(content.get("runs"), list):
+        raise InputError(f"{where}runs", content.get("runs"), "should be a list")
+    for i, run in enumerate(content["runs"]):
         if not isinstance(run, dict):
             raise InputError(f"{where}runs[{i}]", run, "should be a table")
         check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {})
-    return RunDirectory(path, found)
+    return RunDirectory(path, content)
 
 
 def _unreadable(file: Path, error: Exception) -> InputError:

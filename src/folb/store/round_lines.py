@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from folb import atomic
+from folb.atomic import regular
+from folb.errors import SINGLE
 from folb.measures import ACCURACY, is_measure, is_regression
-from folb.regular import regular
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.fields import COUNT, LARGEST, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
+from folb.store.experiment_file import COUNT, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
 from folb.typing import NDArray
 
 ROUNDS = "rounds.jsonl"
 LONGEST_ROUND = 1e18  # simulated seconds: longer than any run; a sum of them is finite
-SINGLE = optional(number(-LARGEST, LARGEST))
+FINITE = optional(number(-SINGLE, SINGLE))
 TROUBLE = Kind(
     lambda value: (
         isinstance(value, list)
@@ -47,29 +48,29 @@ ALWAYS = {
 # what the line of some rounds has: evaluated ones, those with recorded devices, those with failures
 SOMETIMES = {
     "test_accuracy": optional(number(-1e30, 1e30)),
-    "train_loss": SINGLE,
+    "train_loss": FINITE,
     "metrics": Kind(
         lambda value: (
-            isinstance(value, dict) and all(map(is_measure, value)) and all(map(SINGLE.holds, value.values()))
+            isinstance(value, dict) and all(map(is_measure, value)) and all(map(FINITE.holds, value.values()))
         ),
         "should be metrics and their values",
     ),
     "devices": many(COUNT),
     "times": many(COUNT),
-    "weights": many(SINGLE),
-    "gamma": many(SINGLE),
-    "own": many(SINGLE),
+    "weights": many(FINITE),
+    "gamma": many(FINITE),
+    "own": many(FINITE),
     "attack": Kind(
-        lambda value: isinstance(value, list) and len(value) == 3 and all(map(SINGLE.holds, value)),
+        lambda value: isinstance(value, list) and len(value) == 3 and all(map(FINITE.holds, value)),
         "should be three numbers",
     ),
-    "epsilon": number(0, LARGEST),
+    "epsilon": number(0, SINGLE),
     "lost_devices": many(COUNT),
     "rejected_devices": many(COUNT),
     "refused": TROUBLE,
     "failed": TROUBLE,
     "shortened": TROUBLE,
-    "length": number(0, LARGEST),
+    "length": number(0, SINGLE),
     "abandoned": TEXT,
 }
 CURVES = ("test_accuracy", "train_loss")  # of evaluated rounds
@@ -123,8 +124,8 @@ def is_evaluated(line: dict[str, Any]) -> bool:
 
 def judged(line: dict[str, Any], by: str) -> float | None:
     """What the run is judged by, after this round; None if it was not measured, or is not finite."""
-    found = line.get("test_accuracy") if by == ACCURACY else line.get("metrics", {}).get(by)
-    return None if found is None else float(found)
+    value = line.get("test_accuracy") if by == ACCURACY else line.get("metrics", {}).get(by)
+    return None if value is None else float(value)
 
 
 def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
@@ -264,8 +265,8 @@ def _evaluations(part: Run, curves: Sequence[str]) -> Iterator[dict[str, Any]]:
     columns = {name: _short(getattr(part, name)) for name in curves}
     metrics = {name: _short(values) for name, values in part.metrics.items()}
     for i in range(len(part.evaluated_rounds)):
-        found: dict[str, Any] = {name: values[i] for name, values in columns.items()}
-        yield found | ({"metrics": {name: values[i] for name, values in metrics.items()}} if metrics else {})
+        measured: dict[str, Any] = {name: values[i] for name, values in columns.items()}
+        yield measured | ({"metrics": {name: values[i] for name, values in metrics.items()}} if metrics else {})
 
 
 def _short(values: NDArray) -> list[float | None]:
@@ -279,6 +280,6 @@ def _short(values: NDArray) -> list[float | None]:
 def _of_devices(part: Run, n: int, records: dict[str, NDArray]) -> dict[str, Any]:
     """The record of each distinct device of round n."""
     chosen = (part.times[n] > 0) | part.lost[n]
-    found: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
-    found |= {name: _short(values[n][chosen]) for name, values in records.items()}
-    return found | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}
+    fields: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
+    fields |= {name: _short(values[n][chosen]) for name, values in records.items()}
+    return fields | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}

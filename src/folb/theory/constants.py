@@ -88,8 +88,7 @@ def curvature(problem: Problem, params: Params, iterations: Array | int) -> tupl
         device = jnp.minimum(first + jnp.arange(group), N - 1)
 
         def gradients(w: Params) -> Params:
-            everyone = jnp.full(group, True)
-            return solve.gradients(problem.model, problem.train, w, device, everyone, problem.abreast, problem.mesh)
+            return solve.gradients(problem, w, device, jnp.full(group, True))
 
         def iterate(shift: Array, sign: Array) -> tuple[Array, tuple[Array, Array]]:
             def turn(_: Array, carry: tuple[Params, Array, Array]) -> tuple[Params, Array, Array]:

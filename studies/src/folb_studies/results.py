@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from folb import atomic
+from folb.atomic import regular
 from folb.errors import InputError, choose
-from folb.regular import regular
 
 FILE = "results.jsonl.gz"
 Cell = Mapping[str, Any]  # JSON-ready

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from folb import atomic
+from folb.atomic import claimed
 from folb.results import summary
 from folb.results.run import HELD
-from folb.store import lock
 from folb_studies.arena import contest, dot_plot, standings
 from folb_studies.arena.arena_advice import advice, to_know
 from folb_studies.arena.cells import NEVER, passed_over
@@ -49,7 +49,7 @@ def write(found: Standings, home: Path) -> None:
     files = {f"{name}.md": ("\n".join(lines) + "\n").encode() for name, lines in pages.items()}
     if found.present:
         files["arena.png"] = dot_plot.draw(found)
-    with lock.claimed(home):  # another process may have other datasets, and write the same pages
+    with claimed(home):  # another process may have other datasets, and write the same pages
         for name, content in files.items():
             atomic.replace(home / name, content)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from folb import atomic
 from folb.core.robust import ROBUST, different_devices
+from folb.atomic import claimed
 from folb.results import summary
 from folb.results.run import HELD
-from folb.store import lock
 from folb_studies.arena import standings
 from folb_studies.arena.cells import NEVER
 from folb_studies.arena.contest import SHARE
@@ -33,7 +33,7 @@ def write(losses: Losses, home: Path) -> None:
     files = {PAGE: ("\n".join(_page(losses, linked)) + "\n").encode()}
     if losses.found:
         files[PICTURE] = loss_plot.draw(losses)
-    with lock.claimed(home):  # another process may have other rules, and write the same page
+    with claimed(home):  # another process may have other rules, and write the same page
         for name, content in files.items():
             atomic.replace(home / name, content)
 
