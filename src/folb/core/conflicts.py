@@ -123,7 +123,11 @@ CONFLICTS: dict[str, tuple[Conflict, ...]] = {  # by the part that an algorithm 
         ),
     ),
     "asynchrony": (
-        Conflict("select.over_selection", "should be None with concurrency: a round does not wait"),
+        Conflict(
+            "select.over_selection",
+            "should be None with concurrency: a round does not wait",
+            lambda a: a.selection.factor != 1,
+        ),
         Conflict(
             "concurrency",
             "should be None with a second set: both sets need the same model",
@@ -166,6 +170,7 @@ CONFLICTS: dict[str, tuple[Conflict, ...]] = {  # by the part that an algorithm 
         Conflict(
             "select.over_selection",
             "should be none with privacy: fast devices would be in more rounds than by chance",
+            lambda a: a.selection.factor != 1,
         ),
         Conflict("compress_up", CODEC, lambda a: a.privacy.by_devices and a.compression.up is not None),
         Conflict("compress_down", CODEC, lambda a: a.privacy.by_devices and a.compression.down is not None),

@@ -205,7 +205,7 @@ def over_selected(how: Selection, factor: float | None) -> Selection:
     how.check("select.{}".format)
     if how.mean is not None and factor != 1:
         raise InputError("select.over_selection", factor, "should be None with select=poisson: any number may join")
-    return sized(how, how.enough)
+    return sized(replace(how, over_selection=None) if factor == 1 else how, how.enough)
 
 
 def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIMES) -> Selection:
