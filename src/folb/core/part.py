@@ -117,6 +117,10 @@ class Part:
             if issubclass(base, Part) and base.needed and not vars(base).get("abstract") and not _missing(base):
                 # it would inherit promises, such as a gain, that were made for another method
                 raise TypeError(f"{cls.__name__}: should have the base of {base.__name__}, and not {base.__name__}")
+        # jax (jaxlib 0.10.2) takes two dataclasses with the same fields for one, and could run the other's program: so
+        # the class is a static field, too
+        cls.__annotations__ = {**vars(cls).get("__annotations__", {}), "kind_": type}
+        cls.kind_ = field(default=cls, repr=False, compare=False, kw_only=True, metadata={"static": True})  # type: ignore[attr-defined]
         dataclass(frozen=True)(cls)
         _check_fields(cls)
         CLASSES.append(cls)

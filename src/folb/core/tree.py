@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import jax
@@ -15,31 +14,7 @@ from folb.core.vector import size as size
 from folb.errors import InputError
 from folb.typing import Params
 
-
-def _register(kind: type) -> None:
-    """Make a class of parts a pytree.
-
-    To jax's own `register_dataclass`, two classes with the same fields are equal (jaxlib 0.10.2): a compiled function
-    may then run the program of the other class.
-    """
-    static, leaves = (
-        [one.name for one in fields(kind) if bool(one.metadata.get("static")) is s] for s in (True, False)
-    )
-
-    def flatten(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(part, name) for name in leaves), tuple(getattr(part, name) for name in static)
-
-    def flatten_with_keys(part: Any) -> tuple[Any, tuple[Any, ...]]:
-        values, rest = flatten(part)
-        return list(zip(map(jax.tree_util.GetAttrKey, leaves), values, strict=True)), rest
-
-    def unflatten(rest: tuple[Any, ...], values: Any) -> Any:
-        return kind(**dict(zip(static, rest, strict=True)), **dict(zip(leaves, values, strict=True)))
-
-    jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
-
-
-register_with(_register)
+register_with(jax.tree_util.register_dataclass)
 
 
 def add(a: Params, b: Params, scale: Any = 1.0) -> Params:
