@@ -30,10 +30,10 @@ USUAL = {"lr": LR, "batch": BATCH}
 ROUNDS = {3: 50, 2: 75, 1: 160}  # of K replies, so that there are 200 events, with those that are lost
 
 
-def uneven(home, luck, cost):
+def uneven(home, draws, cost):
     """Speeds differ by a factor of 100, a device does one to three steps, and a quarter drop out."""
-    work = 1 + jnp.floor(3 * luck[0]).astype(jnp.int32)
-    return Effort(work, work * cost * 10.0 ** (2 * home[0]), luck[1] < 0.25)
+    work = 1 + jnp.floor(3 * draws[0]).astype(jnp.int32)
+    return Effort(work, work * cost * 10.0 ** (2 * home[0]), draws[1] < 0.25)
 
 
 # A literal loop: event by event ---------------------------------------------------------------------------------------
@@ -49,8 +49,8 @@ def efforts(chosen, count=400):
         home = uniform(words(SEED, HOME, who, 2))
 
         def start(n):
-            luck = uniform(words(SEED, n, who, 4)[:, 2:])
-            return jax.vmap(chosen)(home, luck, jnp.ones(N, jnp.int32)), words(SEED, n, SERVER, 1)[0]
+            draws = uniform(words(SEED, n, who, 4)[:, 2:])
+            return jax.vmap(chosen)(home, draws, jnp.ones(N, jnp.int32)), words(SEED, n, SERVER, 1)[0]
 
         return jax.vmap(start)(numbers)
 

@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
-from luck import words
 from malformed.kinds import LIES, SHAPES, claim, device, places
+from random_numbers import words
 from test_asynchronous import UNEVEN, Literal
 from test_asynchronous import fedbuff as buffered
 from test_cli import folb as folb_command

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from luck import words
+from random_numbers import words
 
 from folb import Experiment, InputError, algorithms, simulate, trace
 from folb.core import randomness, samplings, selection
@@ -77,7 +77,7 @@ def next_online(now):
     return now
 
 
-LUCK = np.asarray(
+DRAWS = np.asarray(
     jax.jit(
         lambda: jax.vmap(lambda t: randomness.uniform(randomness.words(SEED, t, jnp.arange(N), 4)[:, 2:]))(
             jnp.arange(1, 41)
@@ -105,13 +105,13 @@ def test_rounds_are_the_literal_loop_s(file, replacement):
             few += len(online) < K
         lost, seconds = set(), []
         for k in reached:
-            luck = LUCK[t, k]
+            draws = DRAWS[t, k]
             _, speed, up, down, latency, *_ = line_at(k, begin)
-            work = min(low + int(luck[0] * (high - low + 1)), high)
+            work = min(low + int(draws[0] * (high - low + 1)), high)
             arrival = latency + MODEL_BYTES * 8e-6 / down + work / speed + MODEL_BYTES * 8e-6 / up
             left = leaves(k, begin) - begin
             gone += arrival > left
-            if arrival > left or luck[1] < dropout:
+            if arrival > left or draws[1] < dropout:
                 lost.add(k)
             seconds.append(min(arrival, left))
             assert abs(arrival - left) > 1e-2

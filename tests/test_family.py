@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
-from luck import words
+from random_numbers import words
 from test_flower import softmax_gradient as gradient
 from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, on_flower, samples, simulated
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from luck import words
+from random_numbers import words
 from scipy.stats import norm
 
 from folb import InputError, algorithms, simulate, system
@@ -39,8 +39,8 @@ run = partial(simulate, FEDERATION, MODEL, seeds=[SEED])
 
 
 @functools.cache
-def everyone_s_luck():
-    """For all devices, what they keep [N, 4], and their luck in each round [ROUNDS, N, 2], in float64."""
+def everyone_s_draws():
+    """For all devices, what they keep [N, 4], and their draws in each round [ROUNDS, N, 2], in float64."""
 
     @jax.jit
     def drawn():
@@ -51,23 +51,23 @@ def everyone_s_luck():
     return tuple(np.asarray(numbers, float) for numbers in drawn())
 
 
-def device_luck(t, k):
-    """(home, luck, more) of a device."""
-    kept, luck = everyone_s_luck()
-    return kept[k, :2], luck[t - 1, k], kept[k, 2:]
+def device_draws(t, k):
+    """(home, draws, more) of a device."""
+    kept, draws = everyone_s_draws()
+    return kept[k, :2], draws[t - 1, k], kept[k, 2:]
 
 
 def literal(t, k, down, up, works=True, tau=None, **settings):
     """(seconds, lost, work) of device k in round t, from the formula."""
     s = SETTINGS | settings
-    home, luck, more = device_luck(t, k)
+    home, draws, more = device_draws(t, k)
     speed = s["speed"] * np.exp(s["speed_spread"] * norm.ppf(home[0]))
     latency = s["latency"] * np.exp(s["latency_spread"] * norm.ppf(home[1]))
     up_rate = s["up_mbit"] * np.exp(s["up_spread"] * norm.ppf(more[0]))
     down_rate = s["down_mbit"] * np.exp(s["down_spread"] * norm.ppf(more[1]))
     messages = latency + down * 8 / (down_rate * 1e6) + up * 8 / (up_rate * 1e6)
-    work = min(s["low"] + int(luck[0] * (s["high"] - s["low"] + 1)), s["high"])
-    lost = luck[1] < s["dropout"]
+    work = min(s["low"] + int(draws[0] * (s["high"] - s["low"] + 1)), s["high"])
+    lost = draws[1] < s["dropout"]
     if tau is not None:
         fits = int((tau - messages) * speed) if works else work
         lost = lost or messages > tau or fits < 1
@@ -125,7 +125,7 @@ def test_a_round_is_the_literal_loop_s(name):
 
 def test_there_are_lost_and_late_replies_in_the_loops():
     played = run(CASES["over"][0], rounds=ROUNDS, system=system.network(**SETTINGS))[0]
-    dropped = [device_luck(t, k)[1][1] < 0.2 for t in range(1, ROUNDS + 1) for k in asked(played.devices[t - 1])]
+    dropped = [device_draws(t, k)[1][1] < 0.2 for t in range(1, ROUNDS + 1) for k in asked(played.devices[t - 1])]
     assert 0 < sum(dropped) < played.lost.sum()
 
 
@@ -254,23 +254,23 @@ def test_over_selection_of_more_than_all_devices():
 
 
 def test_a_system_of_three_arguments_is_asked_for_no_more():
-    def plain(home, luck, cost):
-        return Effort(jnp.int32(1), cost * 1.0, luck[1] < 0)
+    def plain(home, draws, cost):
+        return Effort(jnp.int32(1), cost * 1.0, draws[1] < 0)
 
-    def with_numbers(home, luck, cost, device=3, *rest, now=0):
-        return plain(home, luck, cost)
+    def with_numbers(home, draws, cost, device=3, *rest, now=0):
+        return plain(home, draws, cost)
 
     for one in (plain, with_numbers, *(make() for name, make in system.SYSTEMS.items() if name != "network")):
         assert system.asked_for(one) == ()
-    assert system.asked_for(jax.tree_util.Partial(with_numbers, luck=1)) == ()
+    assert system.asked_for(jax.tree_util.Partial(with_numbers, draws=1)) == ()
     assert system.asked_for(system.network()) == ("down", "up", "more")
     with pytest.raises(InputError, match="what a system model needs = 'speed': choose one of device, down"):
-        system.asked_for(lambda home, luck, cost, speed: None)
+        system.asked_for(lambda home, draws, cost, speed: None)
 
 
-def growing(home, luck, cost, now, device):
+def growing(home, draws, cost, now, device):
     """A system model of one's own: rounds get longer as time passes."""
-    return Effort(jnp.int32(1), 1.0 + 0.1 * now + device, luck[1] < 0.1)
+    return Effort(jnp.int32(1), 1.0 + 0.1 * now + device, draws[1] < 0.1)
 
 
 def test_a_system_of_one_s_own_sees_the_clock_and_the_device():
@@ -342,7 +342,7 @@ def test_nothing_takes_longer_than_the_clock_can_say():
 def test_a_round_of_no_length_is_refused(seconds):
     """Otherwise the run would be written as lines that cannot be read again."""
 
-    def odd(home, luck, cost):
+    def odd(home, draws, cost):
         return Effort(jnp.int32(1), jnp.float32(seconds), jnp.bool_(False))
 
     with pytest.raises(InputError, match=r"system: seconds of a round = .*: should be from 0 to 1e\+18"):

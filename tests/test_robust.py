@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from luck import uniform
+from random_numbers import uniform
 
 from folb import algorithms, rules, simulate
 from folb.core import guard, robust
@@ -113,8 +113,8 @@ def test_a_centre_is_its_formula(name):
 @every_centre
 def test_buckets_are_means_of_replies_at_random(name):
     round = a_round(4, times=np.ones(K))
-    luck = uniform(*round.key, np.arange(K), 1)[:, 0]
-    order = np.argsort(luck)
+    chances = uniform(*round.key, np.arange(K), 1)[:, 0]
+    order = np.argsort(chances)
     parts = np.stack([flat(round.delta)[order[i : i + 2]].mean(axis=0) for i in range(0, K, 2)])
     expected = literal(name, parts, 1, flat(round.trusted))
     np.testing.assert_allclose(flat(ruled(name, round, 0.1, 2.0).delta), expected, rtol=2e-3, atol=2e-5)

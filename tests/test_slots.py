@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from inprocess import InProcessGrid
-from luck import uniform, words
+from random_numbers import uniform, words
 from test_flower import softmax_gradient as gradient
 
 import folb
@@ -25,7 +25,7 @@ from folb.cli.main import main
 from folb.core import memory as memories
 from folb.core.average import LastTwo
 from folb.core.local_step import LOCAL_STEPS
-from folb.core.own_code import own_code
+from folb.core.user_code import user_code
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
 from folb.flower.local_work import batches
@@ -391,7 +391,7 @@ def test_code_that_a_part_of_one_s_own_uses_tells_it_from_an_edited_one(change, 
     def code(source):
         (tmp_path / "mine.py").write_text(f"{source}\ndef mine():\n    def rule(round): return X\n    return rule\n")
         linecache.checkcache()
-        return own_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine")())
+        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine")())
 
     one, other = CHANGES[change]
     assert code(one) == code(f"# a comment\n\n{one}") != code(other)
@@ -904,11 +904,11 @@ def test_a_memory_with_streamed_samples_is_that_without():
     np.testing.assert_array_equal(here.params["weight"], there.params["weight"])
 
 
-def test_luck_is_what_the_literal_loop_takes_it_for():
+def test_the_draws_are_what_the_literal_loop_takes_it_for():
     """The work that the record has is the system's, of (seed, round, device)."""
     run = simulated(algorithms.fedavg(K=K, batch=BATCH))
-    luck = uniform(SEED, 1, run.devices[0], 4)[:, 2:]
-    work = np.where(run.times[0] > 0, 1 + np.floor(luck[:, 0] * 4), 0)
+    draws = uniform(SEED, 1, run.devices[0], 4)[:, 2:]
+    work = np.where(run.times[0] > 0, 1 + np.floor(draws[:, 0] * 4), 0)
     np.testing.assert_array_equal(run.records["work"][0], work)
 
 

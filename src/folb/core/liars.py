@@ -202,12 +202,12 @@ def _vouching(round: Round, moved: Params, together: Params) -> Params:
     """1e6 (q - 0.02 u): q is random, the same for all liars, and orthogonal to u and to the honest mean gradient."""
     assert round.key is not None
     key = jax.random.wrap_key_data(round.key)
-    luck = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), together)
+    noise = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), together)
 
     def lie(update: Params) -> Params:
         u = _unit(update)
         rest = tree.add(together, u, -tree.dot(together, u))
-        q = tree.add(luck, u, -tree.dot(luck, u))
+        q = tree.add(noise, u, -tree.dot(noise, u))
         q = _unit(tree.add(q, _unit(rest), -tree.dot(q, _unit(rest))))
         return jax.tree.map(lambda q, u: 1e6 * (q - 0.02 * u), q, u)
 

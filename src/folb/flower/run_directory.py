@@ -24,9 +24,9 @@ from folb import atomic
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
-from folb.core.own_code import own_code
 from folb.core.round import State
 from folb.core.upload import GAMMA
+from folb.core.user_code import user_code
 from folb.errors import SINGLE, InputError
 from folb.flower.open_round import OpenRound
 from folb.flower.strategy_settings import StrategySettings
@@ -95,7 +95,7 @@ class RunSettings(NamedTuple):
         how += f" {asked.max_norm}"
         if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {asked.min_available_nodes}"
-        own = own_code((self.algorithm, system))
+        own = user_code((self.algorithm, system))
         trees = f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(system)}"
         program = f"{trees} {asked.objective} {shapes} {how}{own}"
         return checkpoint.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))

@@ -14,7 +14,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY
 from folb.core.memory import Rows, empty, gathered, scattered, started
 from folb.core.multiset import Multiset
-from folb.core.privacy import luck, with_noise
+from folb.core.privacy import draw_words, with_noise
 from folb.core.round import (
     Chosen,
     Closed,
@@ -115,7 +115,7 @@ def play(
     begun = _Begun(problem, algorithm, state, seed, t, draw, model_at)
     if algorithm.asynchrony is not None:
         return _play_without_waiting(begun)
-    drawn, other = sets(draw, how, *luck(algorithm, seed, t)) if chosen is None else chosen
+    drawn, other = sets(draw, how, *draw_words(algorithm, seed, t)) if chosen is None else chosen
     drawn = reached(drawn, opened.online)
     timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
     words, effort = efforts(problem, algorithm, drawn, seed, t, None if timed is None else timed.first())
