@@ -5,23 +5,26 @@ import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import folb
-from folb import Federation, InputError, algorithms, data, models, simulate
+from folb import Federation, InputError, algorithms, data, measures, models, simulate
 from folb.cli.main import main
 from folb.experiments.plan import plan
 from folb.measures import measure
 from folb.models import metrics
+from folb.report import export
 from folb.report.export import to_csv, to_latex, to_parquet
 from folb.report.payload import view
 from folb.results import summary
 from folb.results.run import Run
 from folb.simulation.sample import sampled, words
 from folb.store import directory
+from folb.store.reading import COLUMNS
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -107,7 +110,7 @@ def by_formula(y, scores, start, size, k):
 def computed(y, scores, start, size):
     predicted = scores.argmax(axis=1)
     own = metrics.by_device(predicted == y, start, size)
-    values = metrics.fairness(own)._asdict() | {"f1": metrics.f1(y, predicted, scores.shape[1])}
+    values = metrics.fairness(own, lower=False)._asdict() | {"f1": metrics.f1(y, predicted, scores.shape[1])}
     return values | {"auc": metrics.auc(y, scores), "top3": metrics.top(y, scores, 3)}
 
 
@@ -208,7 +211,7 @@ def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
     monkeypatch.setattr("folb.store.checkpoint.SHARE", 1e9)
 
     def stop(i, first, part):
-        if first + len(part.seconds) > 4:
+        if first + len(part.seconds) > 2:  # the second part: the third may have all the others
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -495,3 +498,86 @@ def test_the_command_refuses_a_metric_in_one_line(houses, capsys):
     assert said.startswith("folb: error: metrics = 'auc': is for classes, but the model predicts numbers: mse, mae")
     assert main([*given, "--metrics", "fairnes"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+# a user's own
+
+OWN_FILE = "examples/my_metric.py"
+
+
+def own_by_formula(test, predicted):
+    each = [np.mean((predicted == test.y)[a : a + n]) for a, n in zip(test.start, test.size, strict=True) if n]
+    count = np.bincount(test.y)
+    rarest = np.argmin(np.where(count > 0, count, len(test.y)))
+    return {"gap": max(each) - min(each), "rarest": np.mean(predicted[test.y == rarest] == rarest)}
+
+
+def test_metrics_of_a_user_s_file_are_as_the_others(federation, tmp_path, capsys):
+    """From the command line: computed, recorded, and shown in the table, the page and the exports, without the file."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(Path(OWN_FILE).read_text())
+    asked = f"compare synthetic_1_1 --algorithms fedavg --rounds 8 --seeds 1 --metrics f1,{mine}:gap,{mine}:rarest"
+    sizes = ["--set", "K=2", "--set", f"sizes={','.join(map(str, SIZES))}", "--out", str(tmp_path / "run")]
+    assert main([*asked.split(), *sizes]) == 0
+    assert "rarest" in capsys.readouterr().out
+    mine.unlink()
+    stored = folb.read(tmp_path / "run")
+    (run,) = stored.runs()
+    found = {name: float(values[-1]) for name, values in run.metrics.items()}
+    predicted = folb.load_model(stored).predict(federation.test.x)
+    assert found == pytest.approx(own_by_formula(federation.test, predicted) | {"f1": found["f1"]}, abs=1e-6)
+    headings, rows = summary.table([run], 0.7)
+    assert {"gap", "rarest"} < set(headings) and rows[0][headings.index("rarest")] == f"{100 * found['rarest']:.1f} %"
+    shown = {one["name"]: one for one in view([stored])["experiments"][0]["measures"]}
+    assert shown["rarest"]["title"] == "Recall of the rarest class (%)" and shown["rarest"]["factor"] == 100
+    assert shown["gap"]["title"] == "The accuracy of the best device less that of the worst"
+    assert {"gap", "rarest"} < set(to_csv(stored).decode().splitlines()[0].split(","))
+    assert "gap" in to_latex(stored).decode() and {"gap", "rarest"} < set(stored.to_frame().columns)
+
+
+def test_metrics_of_one_s_own_in_python(federation):
+    model = models.logistic(federation.shape, federation.classes)
+
+    def wrong(y, scores):
+        return jax.numpy.mean(scores.argmax(axis=1) != y)
+
+    errors = folb.Metric("errors", wrong, unit="%", lower=True)
+    given = {"rounds": 3, "metrics": ["f1", errors, wrong]}
+    (run,) = simulate(federation, model, algorithms.fedavg(K=2), **given)
+    np.testing.assert_allclose(run.metrics["errors"], 1 - run.test_accuracy, atol=1e-6)
+    np.testing.assert_array_equal(run.metrics["errors"], run.metrics["wrong"])
+    (streamed,) = simulate(federation, model, algorithms.fedavg(K=2), **given, stream=True)
+    np.testing.assert_allclose(streamed.metrics["errors"], run.metrics["errors"], atol=1e-6)
+    assert "errors" in summary.table([run], 0.5)[0]
+
+
+BAD = {
+    "def odd(y, colour): return 0.0": "metrics: odd: argument = 'colour'",
+    "def odd(y): return y": "should return one real number",
+    "def odd(y): return 'high'": "should return one real number",
+    "def odd(y): raise ValueError('no')": "fails: ValueError: no",
+    "def f1(y): return 0.0\nodd = f1": "should have another name",
+    "def loss(y): return 0.0\nodd = loss": "should have another name",
+    "odd = lambda y: 0.0": "should have a name of",
+    "import folb\nodd = folb.Metric('odd', 'of')": "should be computed by a function",
+    "import folb\nodd = folb.Metric('odd', len, task='words')": "should be classes or numbers",
+    "import folb\nodd = folb.Metric('odd', lambda y: 0.0, task='numbers')": "is for numbers, but the model tells",
+    "odd = 3": "has no function 'odd'",
+}
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_a_bad_metric_is_refused_in_one_line(code, tmp_path, capsys):
+    (tmp_path / "bad.py").write_text(code)
+    asked = f"compare synthetic_1_1 --algorithms fedavg --rounds 1 --seeds 1 --metrics {tmp_path}/bad.py:odd"
+    assert main([*asked.split(), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("folb: error: ") and BAD[code] in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_s_record_is_checked(tmp_path):
+    fine = {"name": "odd", "words": "odd", "short": "odd", "unit": "", "lower": False, "factor": 1.0}
+    assert measures.are_facts([fine]) and not measures.are_facts([fine | {"factor": 0.0}])
+    assert not measures.are_facts([fine | {"name": "<b>"}]) and not measures.are_facts({"odd": fine})
+    assert {*export.COLUMNS, *export.SPENT, *export.OF_DEVICES, *COLUMNS} < {*measures.TAKEN}

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from folb.experiments.execute import resume as resume
     from folb.experiments.experiment import Experiment as Experiment
     from folb.experiments.kept_model import load_model as load_model
+    from folb.measures import Metric as Metric
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
@@ -62,6 +63,7 @@ _NAMES = {
     "First": "core.selection",
     "Known": "core.selection",
     "LocalStep": "core.local_step",
+    "Metric": "measures",
     "Model": "models",
     "Round": "core.rules",
     "Run": "results.run",

@@ -176,6 +176,7 @@ def _common(but: Callable[..., Any] | None = None) -> None:
 
 def _kinds_of_parts() -> dict[str, dict[str, str]]:
     """What algorithms are made of, kind by kind."""
+    from folb import measures
     from folb.core.codec import CODECS
     from folb.core.drift import MEMORIES
     from folb.core.gradient import GRADIENTS
@@ -187,7 +188,6 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
     from folb.core.staleness import STALENESS
     from folb.core.step_size import STEP_SIZES
     from folb.experiments.settings import first_line
-    from folb.measures import SAYS as METRICS
 
     return {
         "sampling: which devices a round asks": {
@@ -206,7 +206,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
             name: first_line(one) for name, one in STALENESS.parts.items()
         },
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": dict(CODECS),
-        "metrics: what --metrics measures besides the accuracy": dict(METRICS),
+        "metrics: what --metrics measures besides the accuracy": measures.listed(),
     }
 
 

@@ -47,7 +47,7 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     command.add_argument(
         "--metrics",
         metavar="A,B",
-        help="measure these, too: fairness (the devices' own accuracies), f1, auc, top5; for a regression mse, mae",
+        help="measure these, too: fairness, f1, auc, top5, mse, mae, or my_file.py:function",
     )
     command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
     command.add_argument(

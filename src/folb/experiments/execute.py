@@ -279,7 +279,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
 
 
 def _naming_own_files(experiment: Experiment) -> contextlib.AbstractContextManager[None]:
-    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms])
+    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics])
 
 
 def _of_devices(experiment: Experiment) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from folb.core import accountant
-from folb.measures import ACCURACY, FAIRNESS, Measure, is_regression, measure, measured
+from folb.measures import ACCURACY, FAIRNESS, REGISTRY, Metric, as_shown, is_regression, measure, measured
 from folb.report import words
 from folb.report.looks import looks
 from folb.report.together import together
@@ -202,13 +202,16 @@ def described(stored: RunDirectory) -> dict[str, Any]:
 def measures(stored: RunDirectory, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The measures that the page can show besides the training loss. The one that judges the runs comes first."""
     judged = stored.measure
-    asked = measured(tuple(stored.experiment.get("metrics", ())))
+    users = as_shown(known for run in stored.environment["runs"][:1] for known in run.get("metrics", ()))
+    names = [name for name in stored.experiment.get("metrics", ()) if ".py:" not in name]
+    asked = measured([*(REGISTRY.get(name) or measure(name) for name in names), *users.values()])
     always = () if is_regression(judged.name) else (ACCURACY,)
     others = dict.fromkeys([*always, *asked, *(name for run in runs for name in run.metrics)])
-    return list(map(_shown, [judged, *(measure(name, judged.name) for name in others if name != judged.name)]))
+    known = [users.get(name) or measure(name, judged.name) for name in others if name != judged.name]
+    return list(map(_shown, [judged, *known]))
 
 
-def _shown(known: Measure) -> dict[str, Any]:
+def _shown(known: Metric) -> dict[str, Any]:
     found = {"name": known.name, "title": known.axis[:1].upper() + known.axis[1:], "short": known.short}
     return found | {"factor": known.factor, "unit": known.unit, "lower": known.lower}
 

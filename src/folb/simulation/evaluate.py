@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.errors import InputError
-from folb.measures import FAIRNESS, OF_NUMBERS, TOP, is_regression
+from folb.measures import is_regression
 from folb.models import Model, metrics
 from folb.simulation import parallel
 from folb.simulation.problem import Problem
@@ -37,7 +37,7 @@ def evaluate(problem: Problem, params: Params, device: Array | None = None) -> E
     loss = total_loss(problem, train, params) / len(train.y)
     if not problem.judges:
         return Evaluation(loss, total_hits(problem, test, params) / len(test.y))
-    return Evaluation(loss, *judged(problem, test.y, said(problem, test, params), device))
+    return Evaluation(loss, *judged(problem, test.y, predictions(problem, test, params), device))
 
 
 def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
@@ -62,7 +62,7 @@ def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array |
     return sum_over_blocks(problem, block, (params, seen), samples, jnp.int32(0))
 
 
-class Said(NamedTuple):
+class Predictions(NamedTuple):
     """What a model predicts for samples, in their order."""
 
     predicted: Array
@@ -77,53 +77,46 @@ class Judged(NamedTuple):
     own: Array | None
 
 
-def said(problem: Problem, samples: Samples, params: Params) -> Said:
+def predictions(problem: Problem, samples: Samples, params: Params) -> Predictions:
     """What the model predicts for every sample, block by block."""
-    model, scored = problem.model, any(name == "auc" or TOP.fullmatch(name) for name in problem.metrics)
+    model, scored = problem.model, any("scores" in one.needs for one in problem.metrics)
 
-    def of(params: Params, x: Array, y: Array) -> Said:
+    def of(params: Params, x: Array, y: Array) -> Predictions:
         scores = model.scores(params, x) if scored and model.scores is not None else None
-        return Said(one_each("predict", model.predict(params, x), y), scores)
+        return Predictions(one_each("predict", model.predict(params, x), y), scores)
 
-    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Said:
+    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Predictions:
         def kept(values: Array) -> Array:
             return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
         return jax.tree.map(kept, of(params, x, y))
 
-    def like(samples: Samples, params: Params) -> Said:
+    def like(samples: Samples, params: Params) -> Predictions:
         return of(params, *samples.take(jnp.arange(len(samples.y))))
 
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(like, samples, params))
     return sum_over_blocks(problem, block, params, samples, zero, add_rows)
 
 
-def judged(problem: Problem, y: Array, found: Said, device: Array | None = None) -> Judged:
+def judged(problem: Problem, y: Array, made: Predictions, device: Array | None = None) -> Judged:
     """The metrics of a model's predictions for all test samples; `device` are those whose own figures are recorded."""
     numbers = is_regression(problem.model.judged_by)
-    figure = (found.predicted - y) ** 2 if numbers else found.predicted == y
-    values: dict[str, Array] = {}
+    figure = (made.predicted - y) ** 2 if numbers else made.predicted == y
     own = None
-    if FAIRNESS in problem.metrics or device is not None:
+    if device is not None or any("own" in one.needs for one in problem.metrics):
         own = metrics.by_device(figure, problem.test.start, problem.test.size)
-    for name in problem.metrics:
-        if name == FAIRNESS:
-            values |= metrics.fairness(own, lower=numbers)._asdict()  # type: ignore[arg-type]
-        else:
-            values[name] = _value(name, y, found, problem.classes)
-    values = {name: value.astype(jnp.float32) for name, value in values.items()}
-    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, found.predicted)
+    given = {**made._asdict(), "y": y, "classes": problem.classes, "own": own, "lower": numbers}
+    values = {name: _number(name, value) for one in problem.metrics for name, value in one(given).items()}
+    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, made.predicted)
     return Judged(accuracy, values, None if own is None or device is None else own[device])
 
 
-def _value(name: str, y: Array, found: Said, classes: int) -> Any:
-    if name == "f1":
-        return metrics.f1(y, found.predicted, classes)
-    if name == "auc":
-        return metrics.auc(y, found.scores)  # type: ignore[arg-type]
-    if name in OF_NUMBERS:
-        return getattr(metrics, name)(y, found.predicted)
-    return metrics.top(y, found.scores, int(TOP.fullmatch(name)[1]))  # type: ignore[arg-type, index]
+def _number(name: str, value: Any) -> Array:
+    """The value as records have it. A user's own metric may have returned anything."""
+    if not isinstance(value, jax.Array | int | float) or jnp.shape(value) or jnp.iscomplexobj(value):
+        what = f"shape {jnp.shape(value)}" if isinstance(value, jax.Array) else type(value).__name__
+        raise InputError(f"metrics: {name}", what, "should return one real number, computed with jax.numpy")
+    return jnp.asarray(value).astype(jnp.float32)
 
 
 def add(total: Any, part: Any, begin: Array) -> Any:

@@ -14,6 +14,7 @@ from folb.core.system import System, uniform
 from folb.core.trace import Trace
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
+from folb.measures import Metric
 from folb.models import Model
 from folb.simulation import parallel, samples, stream
 from folb.simulation.sample import sampled
@@ -37,7 +38,7 @@ class Problem:
     record: tuple[str, ...] = field(metadata={"static": True})
     abreast: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
-    metrics: tuple[str, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
+    metrics: tuple[Metric, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
     classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -62,7 +63,7 @@ def problem(
     mesh: Mesh | None = None,
     streamed: bool = False,
     evaluated: int | None = None,
-    metrics: tuple[str, ...] = (),
+    metrics: tuple[Metric, ...] = (),
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 

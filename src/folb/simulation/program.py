@@ -23,7 +23,16 @@ from folb.core.privacy import draw_words
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel, stream
-from folb.simulation.evaluate import Evaluation, Judged, Said, evaluate, judged, said, total_hits, total_loss
+from folb.simulation.evaluate import (
+    Evaluation,
+    Judged,
+    Predictions,
+    evaluate,
+    judged,
+    predictions,
+    total_hits,
+    total_loss,
+)
 from folb.simulation.play import Info, distribution, play, start
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.solve import RUNS
@@ -156,12 +165,12 @@ def _hits(problem: Problem, params: Params, seen: Array) -> Array:
 
 
 @jax.jit
-def _says(problem: Problem, params: Params) -> Said:
-    return parallel.everywhere(_each(problem, lambda w: said(problem, problem.test, w))(params), problem.mesh)
+def _predictions(problem: Problem, params: Params) -> Predictions:
+    return parallel.everywhere(_each(problem, lambda w: predictions(problem, problem.test, w))(params), problem.mesh)
 
 
 @jax.jit
-def _judge(problem: Problem, y: Array, found: Said, device: Array | None) -> Judged:
+def _judge(problem: Problem, y: Array, found: Predictions, device: Array | None) -> Judged:
     return parallel.everywhere(_each(problem, lambda run: judged(problem, y, *run))((found, device)), problem.mesh)
 
 
@@ -268,10 +277,10 @@ def _judged_streamed(
     problem: Problem, coming: Iterator[Any], side: Split, params: Params, device: Array | None
 ) -> Judged:
     """The metrics of all runs on all samples of a side; its blocks come next."""
-    parts: list[Said] = []
+    parts: list[Predictions] = []
     for _ in stream.blocks(side):
         own, seen = next(coming)
-        found = _says(own, params)
+        found = _predictions(own, params)
         parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], found))
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
     return _judge(problem, parallel.put(np.asarray(side.y), problem.mesh), whole, device)

@@ -28,7 +28,7 @@ from folb.errors import InputError
 from folb.measures import measured
 from folb.results.run import Run
 from folb.simulation import parallel, solve
-from folb.simulation.evaluate import evaluation_block, said
+from folb.simulation.evaluate import evaluation_block, predictions
 from folb.simulation.play import Info, start
 from folb.simulation.problem import ENDLESS, Problem
 from folb.simulation.program import (
@@ -131,7 +131,7 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
         chosen = K * (2 if algorithm.selection.second else 1)
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
     if problem.judges:
-        needed += nbytes(jax.eval_shape(partial(said, problem, problem.test), state.params))
+        needed += nbytes(jax.eval_shape(partial(predictions, problem, problem.test), state.params))
     if problem.abreast:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
@@ -279,6 +279,7 @@ def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, fi
         updated=info.updated,
         records=more,
         metrics={name: own.metrics[name][evaluated] for name in about.metrics},
+        shown={one.name: one for one in problem.metrics if one.own},
         judged_by=problem.model.judged_by,
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from folb import atomic
-from folb.measures import ACCURACY, is_measure, is_regression
+from folb.measures import ACCURACY, PLAIN, as_shown, is_measure, is_regression
 from folb.regular import regular
 from folb.results import summary
 from folb.results.run import Run
@@ -50,7 +50,7 @@ SOMETIMES = {
     "train_loss": SINGLE,
     "metrics": Kind(
         lambda value: (
-            isinstance(value, dict) and all(map(is_measure, value)) and all(map(SINGLE.holds, value.values()))
+            isinstance(value, dict) and all(map(PLAIN.fullmatch, value)) and all(map(SINGLE.holds, value.values()))
         ),
         "should be metrics and their values",
     ),
@@ -132,9 +132,9 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     evaluated = [line for line in lines if is_evaluated(line)]
     measured = [line.get("metrics", {}) for line in evaluated]
     judged_by = about["judged_by"]
-    names = dict.fromkeys(
-        [*([judged_by] if judged_by != ACCURACY else []), *(name for own in measured for name in own)]
-    )
+    users = as_shown(about.get("metrics", ()))
+    given = [name for own in measured for name in own if name in users or is_measure(name)]
+    names = dict.fromkeys([*([judged_by] if judged_by != ACCURACY else []), *given])
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
         return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
@@ -179,6 +179,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         updated=column("updated", lines, bool),
         records=records,
         metrics={name: column(name, with_none(name, measured), np.float32) for name in names},
+        shown=users,
         judged_by=judged_by,
     )
 
