@@ -13,10 +13,10 @@ import pytest
 
 import folb
 from folb import Federation, InputError, algorithms, data, measures, models, simulate
+from folb import metric_functions as metrics
 from folb.cli.main import main
 from folb.experiments.plan import plan
 from folb.measures import measure
-from folb.models import metrics
 from folb.report import export
 from folb.report.export import to_csv, to_latex, to_parquet
 from folb.report.payload import view

@@ -43,7 +43,7 @@ class Metric:
     """
 
     name: str
-    compute: Callable[..., Any] | str  # the name of a function of folb.models.metrics: that module needs jax
+    compute: Callable[..., Any] | str  # the name of a function of folb.metric_functions: that module needs jax
     words: str = ""
     short: str = ""
     unit: str = ""
@@ -70,9 +70,9 @@ class Metric:
         """What computes it."""
         if callable(self.compute):
             return self.compute
-        from folb.models import metrics
+        from folb import metric_functions
 
-        return getattr(metrics, self.compute)
+        return getattr(metric_functions, self.compute)
 
     @property
     def needs(self) -> tuple[str, ...]:

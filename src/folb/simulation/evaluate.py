@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb import metric_functions
 from folb.errors import InputError
 from folb.measures import is_regression
-from folb.models import Model, metrics
+from folb.models import Model
 from folb.simulation import parallel
 from folb.simulation.problem import Problem
 from folb.simulation.samples import Samples
@@ -104,10 +105,10 @@ def judged(problem: Problem, y: Array, made: Predictions, device: Array | None =
     figure = (made.predicted - y) ** 2 if numbers else made.predicted == y
     own = None
     if device is not None or any("own" in one.needs for one in problem.metrics):
-        own = metrics.by_device(figure, problem.test.start, problem.test.size)
+        own = metric_functions.by_device(figure, problem.test.start, problem.test.size)
     given = {**made._asdict(), "y": y, "classes": problem.classes, "own": own, "lower": numbers}
     values = {name: _number(name, value) for one in problem.metrics for name, value in one(given).items()}
-    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, made.predicted)
+    accuracy = jnp.float32(jnp.nan) if numbers else metric_functions.accuracy(y, made.predicted)
     return Judged(accuracy, values, None if own is None or device is None else own[device])
 
 
