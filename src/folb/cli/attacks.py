@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     attack.add_argument("--attackers", metavar="A,B", default="0.2", help="shares of the devices that lie (0.2)")
     common.add_experiment(attack, every="only in the end")
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
-    common.add_running(attack)
+    common.add_running(attack, "[DATASET]")
     common.add_naming(attack)
     attack.set_defaults(handle=_attack)
 

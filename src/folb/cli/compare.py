@@ -29,22 +29,20 @@ def add(commands: Any) -> None:
     compare.add_argument(
         "--quick",
         action="store_true",
-        help="a minute or two on two cores: one seed, few rounds, and with a costly model few samples of each device",
+        help="a minute or two: one seed, few rounds and samples",
     )
     compare.set_defaults(handle=_compare)
     run = commands.add_parser("run", help="run an experiment from a TOML file")
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
     run.set_defaults(handle=_run)
     for command in (compare, run):
-        command.add_argument(
-            "--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)"
-        )
+        command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME)")
         command.add_argument(
             "--records",
             action="store_true",
-            help="also keep every device's weight and gamma, and with --metrics fairness its own accuracy",
+            help="keep each device's weight and gamma; with fairness, its accuracy",
         )
-        common.add_running(command)
+        common.add_running(command, "DATASET" if command is compare else "EXPERIMENT.toml")
         common.add_naming(command)
         common.add_processes(command)
 
@@ -53,7 +51,7 @@ def add_resume(commands: Any) -> None:
     """`folb resume`."""
     resume = commands.add_parser("resume", help="resume an interrupted run")
     resume.add_argument("run", metavar="RUN", help=common.RUN)
-    common.add_running(resume)
+    common.add_running(resume, "RUN")
     common.add_processes(resume)
     resume.set_defaults(handle=_resume)
 

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     arena.add_argument(
         "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
     )
-    common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
+    common.add_box(arena, " of --contender")
     arena.add_argument("--points", type=int, metavar="N", help="points that each contender may try on a dataset (12)")
     command.add_datasets(arena, "arena/datasets.toml")
     arena.set_defaults(handle=_arena)
