@@ -51,7 +51,7 @@ def parts() -> None:
         else:
             lap("rounds")
 
-    directory = execute.carry_out(planned, observe=observe)
+    directory = execute.execute_plan(planned, observe=observe)
     lap("results, picture")
     assert len(directory.runs()) == 9
     total: dict[str, float] = {}

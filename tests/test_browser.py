@@ -303,7 +303,7 @@ def test_heat_map_tells_what_the_devices_did(address, directory, visit):
     tab = visit(address)
     tab.locator("select").select_option(label="fedavg, seed 1")
     expect(tab.locator(".plot.heat").locator("..").locator("figcaption")).to_contain_text("fedavg, seed 1")
-    canvas, told = tab.locator(".heat canvas"), tab.locator("p.value")
+    canvas, readout = tab.locator(".heat canvas"), tab.locator("p.value")
     own = {line["round"]: line for line in lines(directory) if (line["algorithm"], line["seed"]) == ("fedavg", 1)}
     canvas.focus()
     tab.keyboard.press("Home")
@@ -323,11 +323,11 @@ def test_heat_map_tells_what_the_devices_did(address, directory, visit):
             if row["gamma"][k] is not None:
                 words.append(f"gamma {row['gamma'][k]:.3g}")
         seen[words[0].split()[0]] += 1
-        expect(told).to_have_text(f"{where}{', '.join(words)}.")
+        expect(readout).to_have_text(f"{where}{', '.join(words)}.")
         tab.keyboard.press("ArrowDown")
     assert seen == {"not": 20, "lost": 1, "rejected": 1, "weight": 8}
     canvas.hover()
-    expect(told).to_have_text(re.compile(r"^Round (19|20|21|22), device 1[4-7]: "))
+    expect(readout).to_have_text(re.compile(r"^Round (19|20|21|22), device 1[4-7]: "))
 
 
 def test_heat_map_colours_and_zoom(address, visit):

@@ -97,9 +97,9 @@ TRAIN = samples(DATA)
 WORDS = jax.jit(lambda: jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.uint32))()
 
 
-@partial(jax.jit, static_argnames="abreast")
-def solve(solver, params, slots, abreast=True):
-    return local.solve(MODEL, TRAIN, solver, for_each(slots, params), slots, abreast)
+@partial(jax.jit, static_argnames="side_by_side")
+def solve(solver, params, slots, side_by_side=True):
+    return local.solve(MODEL, TRAIN, solver, for_each(slots, params), slots, side_by_side)
 
 
 def for_each(slots, params):
@@ -167,10 +167,10 @@ def test_a_slot_does_not_depend_on_its_neighbours(unit):
 
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
-def test_slots_one_after_another_give_what_they_give_abreast(unit):
+def test_slots_one_after_another_give_what_they_give_side_by_side(unit):
     solver = Solver(lr=0.3, mu=0.1, batch=BATCH, unit=unit)
     params = on_device(random_params(1))
-    together, apart = solve(solver, params, slots()), solve(solver, params, slots(), abreast=False)
+    together, apart = solve(solver, params, slots()), solve(solver, params, slots(), side_by_side=False)
     for name in params:
         np.testing.assert_allclose(apart[name], together[name], rtol=1e-5, atol=1e-6)
 
@@ -181,19 +181,19 @@ UNEVEN = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 1, 5000]
 BIG = federation(UNEVEN)
 
 
-@partial(jax.jit, static_argnames="abreast")
-def gradients(stack, device, wanted, abreast):
-    return local.gradients(MODEL, samples(BIG), stack, device, wanted, abreast)
+@partial(jax.jit, static_argnames="side_by_side")
+def gradients(stack, device, wanted, side_by_side):
+    return local.gradients(MODEL, samples(BIG), stack, device, wanted, side_by_side)
 
 
-@pytest.mark.parametrize("abreast", [True, False])
-def test_gradients_are_means_over_each_device(abreast):
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_gradients_are_means_over_each_device(side_by_side):
     """Sizes from 1 to 5,000, around the block's boundary; each slot at parameters of its own; two not wanted."""
     params = [random_params(k) for k in range(len(UNEVEN))]
     stack = on_device(jax.tree.map(lambda *leaves: np.stack(leaves), *params))
     order = np.array([7, 4, 0, 3, 6, 1, 2, 5])
     wanted = np.array([True, True, True, False, True, True, True, False])
-    g = gradients(stack, jnp.asarray(order), jnp.asarray(wanted), abreast)
+    g = gradients(stack, jnp.asarray(order), jnp.asarray(wanted), side_by_side)
     for slot, k in enumerate(order):
         expected = gradient(params[slot], BIG.train.x[rows_of(BIG, k)].astype(float), BIG.train.y[rows_of(BIG, k)])
         for name in expected:

@@ -195,7 +195,7 @@ def by_consensus(said, gain=1.5, goal=0.2):
     return np.exp(gain / (1 + len(said) / 10) * change)
 
 
-class Said(NamedTuple):
+class Agreement(NamedTuple):
     cosine: float
     disagreement: float
     length: float
@@ -214,7 +214,7 @@ def accord(run, lr=LR, beta=0.8, stretch=0.5, rate=0.6, by=by_consensus):
         m = m * beta + delta * shortening**stretch
         w = w + m
         cosine = 0.0 if before is None else delta.dot(before) / (delta.norm * before.norm)
-        said.append(Said(cosine, (shortening - 1) / (most - 1) if most > 1 else 1.0, delta.norm))
+        said.append(Agreement(cosine, (shortening - 1) / (most - 1) if most > 1 else 1.0, delta.norm))
         if before is not None:
             factor = min(max(factor * by(said), 0.01), 100.0)
         before = delta

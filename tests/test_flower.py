@@ -167,12 +167,12 @@ def test_by_default_half_of_the_devices_must_answer_a_guarded_or_robust_rule(fed
 
 
 def test_guarded_unless_told_otherwise(federation, model):
-    default, told = quick(algorithms.folb(K=6)), plain(algorithms.folb(K=6))
+    default, unguarded = quick(algorithms.folb(K=6)), plain(algorithms.folb(K=6))
     assert default.algorithm.origin.settings["guarded"] is True
-    assert told.algorithm.origin.settings["guarded"] is False
+    assert unguarded.algorithm.origin.settings["guarded"] is False
     asked = plain(algorithms.folb(K=6, guarded=True))
     start = initial(model)
-    ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, told)]
+    ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, unguarded)]
     assert same(ends[0], ends[1])
     assert not same(ends[0], ends[2])
 
@@ -261,7 +261,7 @@ def test_a_second_claim_to_an_identity_is_refused(federation, model):
     grid, strategy = InProcessGrid(apps(federation), tamper=impostor), plain(algorithms.fedavg(K=5))
     strategy.start(grid, initial(model), num_rounds=2)
     assert len(strategy.opened.members) == federation.N - 1
-    claimed = [reason for reason in strategy.roster.told if "claims to be device 2" in reason]
+    claimed = [reason for reason in strategy.roster.reported if "claims to be device 2" in reason]
     assert len(claimed) == 1
     holder = strategy.roster.holders[2]
     other = ({grid.node(2), grid.node(6)} - {holder}).pop()

@@ -78,9 +78,9 @@ def test_a_device_counts_against_the_clip_of_its_round():
     grid = grid_of()
     played(algorithms.fedavg(**OWN, clip_quantile=0.5), grid, rounds=2, replay=True)
     tasks = [message.content.config_records.get("task") for message in grid.sent]
-    told = [dict(zip(task["names"], task["values"], strict=True)) for task in tasks if task is not None]
-    assert len({numbers["privacy.clip"] for numbers in told}) == 2  # it adapts
-    assert all(numbers["within.clip"] == numbers["privacy.clip"] for numbers in told)
+    sent = [dict(zip(task["names"], task["values"], strict=True)) for task in tasks if task is not None]
+    assert len({numbers["privacy.clip"] for numbers in sent}) == 2  # it adapts
+    assert all(numbers["within.clip"] == numbers["privacy.clip"] for numbers in sent)
 
 
 def test_if_devices_do_not_answer_the_server_adds_their_share():
@@ -103,14 +103,14 @@ def test_the_noise_for_a_budget_is_told(caplog, monkeypatch):
 
 
 def test_a_device_s_share_of_the_noise_is_as_asked():
-    told = {"privacy.clip": 0.5, "privacy.delta": 0.3, "privacy.within": 0.7, "privacy.square": 0.2}
+    numbers = {"privacy.clip": 0.5, "privacy.delta": 0.3, "privacy.within": 0.7, "privacy.square": 0.2}
     delta = {"delta": {"w": np.full(WIDTH, 1.0, np.float32)}}
     for replay in (0.0, 1.0):
-        task = Task(1, ("delta",), words=(3, 4), numbers=told | {"privacy.replay": replay})
+        task = Task(1, ("delta",), words=(3, 4), numbers=numbers | {"privacy.replay": replay})
         sent, _ = device_sent.private(task, delta, {"within": 0.0, "square": 1.0})
         assert np.std(sent["delta"]["w"]) == pytest.approx(0.3, rel=0.02)
         assert np.mean(sent["delta"]["w"]) == pytest.approx(0.5 / np.sqrt(WIDTH), abs=0.015)
-    task = Task(1, ("delta",), numbers=told | {"privacy.replay": 0.0})
+    task = Task(1, ("delta",), numbers=numbers | {"privacy.replay": 0.0})
     short = {"delta": {"w": np.zeros(1, np.float32)}}
     numbers = [device_sent.private(task, short, {"within": 0.0, "square": 1.0})[1] for _ in range(20_000)]
     assert np.std([one["within"] for one in numbers]) == pytest.approx(0.7, rel=0.02)

@@ -94,12 +94,12 @@ def test_a_shade_mixes_in_ink_or_paper():
 
 def test_the_page_and_the_picture_agree(tmp_path, drawn):
     stored = directory.read(rundirectory.write(tmp_path))
-    told = {one["algorithm"]: one["style"] for one in payload.described(stored)["runs"]}
+    styles = {one["algorithm"]: one["style"] for one in payload.described(stored)["runs"]}
     figure, _ = drawn(stored.runs())
     (legend,) = figure.legends
     for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True):
-        (look,) = [one for label, one in looks.looks(told).items() if label == text.get_text()]
-        assert line.get_color() == look.ink and told[text.get_text()] == look.style
+        (look,) = [one for label, one in looks.looks(styles).items() if label == text.get_text()]
+        assert line.get_color() == look.ink and styles[text.get_text()] == look.style
 
 
 # ---- panels

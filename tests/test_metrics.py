@@ -290,9 +290,9 @@ def test_metrics_beside_a_run_without_them(whole, plain):
 
 def test_the_error_of_a_sample_is_said(federation):
     """Metrics are of the same sample as the accuracy: of few samples of a device its own accuracy is uncertain."""
-    told = words(federation, 8, fairness=True)
+    note = words(federation, 8, fairness=True)
     few = sampled(federation, 8).test.size
-    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in told and "so the variance is larger" in told
+    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in note and "so the variance is larger" in note
     assert "devices" not in words(federation, 8) and words(federation, None, fairness=True) == ""
     numbers = words(federation, 8, "mse")
     assert numbers.startswith("mean squared error on 8 of ") and "points" not in numbers
@@ -406,9 +406,9 @@ def test_an_error_is_better_if_it_is_lower():
     slow = [made([5, 4, 4, 4, 4, 4, 3, 3], seed=seed) for seed in (10, 11)]
     fast = [made([5, 3, 3, 3, 3, 3, 3, 3], seed=seed) for seed in (0, 1)]
     assert summary.told_apart([*slow, *fast], 3).startswith("Fewest rounds to 3: a.")
-    told = summary.told_apart([*slow, *fast], 2)
+    verdict = summary.told_apart([*slow, *fast], 2)
     assert (
-        told
+        verdict
         == "No algorithm reaches 2 with most of its seeds. The best MSE is 3: a higher target (--target) says more."
     )
     assert "No MSE is a finite number" in summary.told_apart([made([math.nan, math.nan])], 2)

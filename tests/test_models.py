@@ -114,7 +114,7 @@ def test_the_derivative_of_a_product_is_the_plain_one():
 
 
 @pytest.mark.slow
-def test_heavy_models_learn_the_same_abreast_and_in_turn():
+def test_heavy_models_learn_the_same_side_by_side_and_in_turn():
     """Also of two runs at once, which are stacked or take turns."""
     name = "char_lstm"
     x, y = samples(name, 40)
@@ -122,9 +122,15 @@ def test_heavy_models_learn_the_same_abreast_and_in_turn():
     algorithm = algorithms.folb(K=3, batch=4, lr=0.1)
     both = [
         simulate(
-            federation, tiny(name), algorithm, rounds=2, seeds=(0, 1), system=system.fixed(work=3), abreast=abreast
+            federation,
+            tiny(name),
+            algorithm,
+            rounds=2,
+            seeds=(0, 1),
+            system=system.fixed(work=3),
+            side_by_side=side_by_side,
         )
-        for abreast in (True, False)
+        for side_by_side in (True, False)
     ]
     for one, other in zip(*both, strict=True):
         np.testing.assert_array_equal(one.devices, other.devices)
@@ -133,13 +139,13 @@ def test_heavy_models_learn_the_same_abreast_and_in_turn():
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
+def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_do_not():
     x, y = samples("cnn", 12)
     federation = Federation.from_arrays("tiny", x, y, np.arange(12) % 3, classes=3)
     cpu = jax.default_backend() == "cpu"
-    assert problems.problem(federation, tiny("cnn")).abreast is not cpu
-    assert problems.problem(federation, models.logistic((8, 4), 3)).abreast is True
-    assert problems.problem(federation, tiny("cnn"), abreast=True).abreast is True
+    assert problems.problem(federation, tiny("cnn")).side_by_side is not cpu
+    assert problems.problem(federation, models.logistic((8, 4), 3)).side_by_side is True
+    assert problems.problem(federation, tiny("cnn"), side_by_side=True).side_by_side is True
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_one_device_changes_the_sums_by_no_more_than_was_accounted_for(name):
                 bound = float(found.bound(part, found.clip))
                 assert length <= most * bound * (1 + 1e-5)
                 total += found.share(part) * (length / bound) ** 2
-            # in standard deviations of the noise: what the accountant is told
+            # in standard deviations of the noise: what the accountant counts
             assert total <= most**2 * (1 + 1e-4)
 
     check()
@@ -567,13 +567,13 @@ def test_a_run_that_cannot_be_replayed_says_so_and_goes_on_with_other_noise(tmp_
     with pytest.raises(RuntimeError, match="stopped"):
         execute(secret, directory=tmp_path / "run", observe=stop)
     before = (tmp_path / "run" / "rounds.jsonl").read_text()
-    told = []
-    stored = execute(secret, directory=tmp_path / "run", on_start=told.append)
+    started = []
+    stored = execute(secret, directory=tmp_path / "run", on_start=started.append)
     assert len(keys) == 2 and not np.array_equal(*keys)
     assert (tmp_path / "run" / "rounds.jsonl").read_text().startswith(before)
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or not any(key.tobytes() in path.read_bytes() for key in keys)
-    assert summary.SECRET in tables.summary(told[0].plan)
+    assert summary.SECRET in tables.summary(started[0].plan)
     assert ["privacy", f"central, delta 1e-05; {summary.SECRET}"] in described(stored)["facts"]
     assert "with other draws and noise" in described(stored)["again"][0][0]
     assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["replay"] is False

@@ -177,7 +177,9 @@ def test_the_table_says_it(costly, capsys):
 
 def test_runs_of_a_heavy_model_take_turns_and_the_cheap_ones_are_first():
     chosen = [algorithms.folb(K=2), algorithms.fedprox(K=2), algorithms.fedavg(K=2)]
-    ready = simulation(settled(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2), abreast=False)
+    ready = simulation(
+        settled(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2), side_by_side=False
+    )
     assert [[job.place for job in batch] for batch in ready.batches] == [[2], [4], [0], [3], [5], [1]]
     folb_, _, fedprox, *_ = ready.costs
     mean = FEDERATION.train.size.mean()
@@ -208,7 +210,7 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     assert look and 0 <= float(look[1]) <= 100  # zeros: log 10 for each of ten classes
     assert main([*command, "--out", str(tmp_path / "run")]) == 0 and "round 1" not in capsys.readouterr().err
     ready = simulation(
-        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), abreast=False
+        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), side_by_side=False
     )
     for soon in (0.0, math.inf):  # the look would take as long, or the round is short
         monkeypatch.setattr(round_cost, "LONG", soon)

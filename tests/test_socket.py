@@ -61,7 +61,7 @@ def answers(port):
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    """A SuperLink without TLS, so that calls can be told apart, and two SuperNodes that reach it through the proxy."""
+    """A SuperLink without TLS, so that calls can be seen apart, and two SuperNodes that reach it through the proxy."""
     home = tmp_path_factory.mktemp("deployed")
     deployment = Deployment(home, free_port())
     proxy = Proxy(deployment.port)

@@ -21,9 +21,9 @@ def ready(together, rounds=6):
 
 
 def test_programs_play_at_the_same_time_with_the_same_results():
-    alone, abreast = ready(1).run(), ready(3).run()
-    assert [run.algorithm for run in abreast] == ["fedavg", "fedavg", "folb", "folb", "fedavg", "fedavg"]
-    for ours, theirs in zip(abreast, alone, strict=True):
+    alone, side_by_side = ready(1).run(), ready(3).run()
+    assert [run.algorithm for run in side_by_side] == ["fedavg", "fedavg", "folb", "folb", "fedavg", "fedavg"]
+    for ours, theirs in zip(side_by_side, alone, strict=True):
         assert (ours.algorithm, ours.parameters, ours.seed) == (theirs.algorithm, theirs.parameters, theirs.seed)
         np.testing.assert_array_equal(ours.train_loss, theirs.train_loss)
         for own, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):

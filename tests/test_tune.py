@@ -408,7 +408,7 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
-    carry_out = execute.carry_out
+    execute_plan = execute.execute_plan
 
     def interrupted(planned, *, observe, **options):
         def stop(i, first, part):
@@ -416,13 +416,13 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
             if i == 5:  # the last of the stacked runs
                 raise KeyboardInterrupt
 
-        return carry_out(planned, observe=stop, **options)
+        return execute_plan(planned, observe=stop, **options)
 
-    monkeypatch.setattr(execute, "carry_out", interrupted)
+    monkeypatch.setattr(execute, "execute_plan", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
     assert f"resume with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
-    monkeypatch.setattr(execute, "carry_out", carry_out)
+    monkeypatch.setattr(execute, "execute_plan", execute_plan)
     loaded, load = [], checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert found(capsys, *SEARCH) == whole[1]
@@ -447,9 +447,9 @@ def test_a_grid_cut_to_fit_gives_the_bits_of_its_parts(monkeypatch, tmp_path):
 
     whole = simulated(grid)
     monkeypatch.setattr(simulator, "fitting", lambda *args: 2)
-    told = []
-    parts = simulated(grid, observe=lambda i, first, part: told.append(i), checkpoints=tmp_path)
-    assert sorted(set(told)) == list(range(6))
+    observed = []
+    parts = simulated(grid, observe=lambda i, first, part: observed.append(i), checkpoints=tmp_path)
+    assert sorted(set(observed)) == list(range(6))
     assert {path.name[0] for path in tmp_path.iterdir()} == {"0", "1", "2"}
     for ours, alone in zip(leaves(parts), leaves([run for one in grid for run in simulated(one)]), strict=True):
         np.testing.assert_array_equal(ours, alone)
@@ -471,7 +471,7 @@ def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     small, large = models.logistic, models.mlp
     assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
     assert fitting(large) < fitting(small) and fitting(large, K=100) < fitting(large)
-    assert fitting(large) < fitting(large, abreast=False)  # one after another they need little but their states
+    assert fitting(large) < fitting(large, side_by_side=False)  # one after another they need little but their states
     assert fitting(large, memory=1) == 1
     assert memory() >= 2**30 and memory() % 2**30 == 0
 
@@ -486,7 +486,7 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
     n = 60
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)
-    problem = problems.problem(federation, make(shape, 10), abreast=True)
+    problem = problems.problem(federation, make(shape, 10), side_by_side=True)
     algorithm = algorithms.folb_hetero(K=3)
 
     def temporary(count):

@@ -82,8 +82,8 @@ class Metric:
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Its numbers, by name."""
-        found = self.function(**{name: given[name] for name in self.needs}, **dict(self.fixed))
-        return dict(found._asdict()) if self.parts else {self.name: found}
+        value = self.function(**{name: given[name] for name in self.needs}, **dict(self.fixed))
+        return dict(value._asdict()) if self.parts else {self.name: value}
 
     def text(self, value: float, digits: int = 1) -> str:
         """The value as people read it: a share with so many decimals, any other with four significant digits."""
@@ -203,9 +203,9 @@ def chosen(metrics: Sequence[str | Metric | Callable[..., Any]]) -> tuple[Metric
     if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
         checked(metrics)
     checked([one for one in metrics if not callable(one)])
-    found = tuple(_own(one) if callable(one) else REGISTRY.get(one) or measure(one) for one in metrics)
-    _different([one.name for one in found])
-    return found
+    wanted = tuple(_own(one) if callable(one) else REGISTRY.get(one) or measure(one) for one in metrics)
+    _different([one.name for one in wanted])
+    return wanted
 
 
 def _different(names: Sequence[str]) -> None:

@@ -46,14 +46,14 @@ def _attack(options: argparse.Namespace) -> None:
         options.evaluate_every = options.rounds or Experiment.rounds
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)
     stored, start = executed(options, experiment, same_command())
-    found = outcomes(stored.runs())
+    ends = outcomes(stored.runs())
     if options.json:
         about = {"dataset": experiment.dataset, "rounds": experiment.rounds, "seeds": list(experiment.seeds)}
-        print(json.dumps(about | {"directory": str(stored.path), "outcomes": list(map(plain, found))}))
+        print(json.dumps(about | {"directory": str(stored.path), "outcomes": list(map(plain, ends))}))
         return
     if start is not None:
         tables.say(tables.summary(start.plan))
-    for title, table in tables.outcomes(found):
+    for title, table in tables.outcomes(ends):
         tables.say(f"\n{title}")
         tables.show_in_parts(table)
     tables.say(f"\nin {stored.path}: {tables.files(stored)}")

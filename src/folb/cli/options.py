@@ -142,20 +142,20 @@ def seeds(text: str, field: str = "seeds") -> int | list[int]:
 
 def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
     """The values of --set, or of another such option: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not (key and equals and text):
             raise InputError(field, pair, "should be KEY=VALUE")
         part, dot, name = key.rpartition(".")
         values = text.split(",") if "," in text else text
-        home = found.setdefault(part, {}) if dot else found
+        home = given.setdefault(part, {}) if dot else given
         if not isinstance(home, dict):
             raise InputError(field, key, f"{part} is set to a value already")
         if name in home:
             raise InputError(field, pair, f"{key} is given already; put commas between several values")
         home[name] = values
-    return found
+    return given
 
 
 def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:

@@ -73,7 +73,7 @@ def _tune(options: argparse.Namespace) -> None:
         # `folb resume` would finish the grid, but not run the winner
         return completed(
             options,
-            lambda on_start, observe: execute.carry_out(
+            lambda on_start, observe: execute.execute_plan(
                 planned,
                 again=options.again,
                 accelerators=accelerators,
@@ -94,11 +94,11 @@ def _tune(options: argparse.Namespace) -> None:
                 tables.say(f"{drawn}\n")
             tables.show_in_parts(tables.points(points, planned.experiment.target), keys=2)
 
-    found = tune.search(experiment, seeds, options.stream, complete, show, options.by)
+    search = tune.search(experiment, seeds, options.stream, complete, show, options.by)
     if options.json:
-        reported = json.loads((found.winner.path / directory.RESULTS).read_bytes())
-        print(json.dumps(tune.document(found.planned, found.points, seeds, reported, options.by)))
+        reported = json.loads((search.winner.path / directory.RESULTS).read_bytes())
+        print(json.dumps(tune.document(search.planned, search.points, seeds, reported, options.by)))
         return
-    tables.say("\n" + tune.verdict(found.planned, found.points, seeds, options.by) + "\n")
-    tables.show_in_parts(tables.results(found.winner.runs(), experiment.target))
-    tables.say(f"\nin {found.grid.path}: the grid, and winner.toml; in {found.winner.path}: the winner")
+    tables.say("\n" + tune.verdict(search.planned, search.points, seeds, options.by) + "\n")
+    tables.show_in_parts(tables.results(search.winner.runs(), experiment.target))
+    tables.say(f"\nin {search.grid.path}: the grid, and winner.toml; in {search.winner.path}: the winner")

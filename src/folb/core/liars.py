@@ -109,7 +109,7 @@ def _sides(attack: Attack, round: Round, device: Array | None, times: Array) -> 
     return liars, (times > 0) & ~liars
 
 
-def told(attack: Attack, round: Round) -> Round:
+def with_lies(attack: Attack, round: Round) -> Round:
     """The round with the liars' updates, gammas and losses."""
     liars, honest = _sides(attack, round, round.device, round.times)
     delta = _mixed(liars, _updates(attack, round, honest), round.delta)
@@ -120,15 +120,15 @@ def told(attack: Attack, round: Round) -> Round:
     return round._replace(delta=delta, gamma=gamma, sent=sent)
 
 
-def told_gradients(attack: Attack, round: Round) -> Round:
+def with_false_gradients(attack: Attack, round: Round) -> Round:
     """The round with the liars' gradients, in the form in which the rule sees them, and updates that graze them."""
     if round.grad is None:
         return round
     liars, honest = _sides(attack, round, round.device, round.times)
-    told = _gradients(attack, round.grad, honest)
+    lies = _gradients(attack, round.grad, honest)
     moved = round.delta if round.compared is None else round.compared
-    told = _mixed(jnp.full_like(liars, attack.vouch > 0), _vouching(round, moved, _even(honest, round.grad)), told)
-    grad = _mixed(liars, told, round.grad)
+    lies = _mixed(jnp.full_like(liars, attack.vouch > 0), _vouching(round, moved, _even(honest, round.grad)), lies)
+    grad = _mixed(liars, lies, round.grad)
     second = round.second
     if second is not None:
         theirs, others = _sides(attack, round, second.device, second.times)

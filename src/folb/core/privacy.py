@@ -88,7 +88,7 @@ class Privacy:
         return self.noise * self.bound(part, clip) / math.sqrt(self.share(part))
 
     def rounds(self, N: int) -> Rounds:
-        """What the accountant is told, if there are N devices."""
+        """What the accountant is given, if there are N devices."""
         return Rounds(self.scheme, self.K, N, float(self.noise))
 
 
@@ -273,8 +273,8 @@ def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
     if algorithm.privacy is None:
         return algorithm
     now = algorithm.privacy.clip if isinstance(clip, tuple) else clip
-    told = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
-    return replace(algorithm, privacy=replace(algorithm.privacy, clip=now), uploads=tuple(told))
+    uploads = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
+    return replace(algorithm, privacy=replace(algorithm.privacy, clip=now), uploads=tuple(uploads))
 
 
 def first_clip(algorithm: Algorithm) -> Any:

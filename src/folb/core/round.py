@@ -16,7 +16,7 @@ from jax import Array
 from folb.core import privacy, randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import empty_queue
-from folb.core.liars import told, told_gradients
+from folb.core.liars import with_false_gradients, with_lies
 from folb.core.memory import Sent, started, updated
 from folb.core.multiset import Multiset
 from folb.core.rules import Round, Update
@@ -128,11 +128,11 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     if remembers is not None and remembers.shifts and (algorithm.gradient is not None or algorithm.sends("grad")):
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
-        round = told(algorithm.attack, round)
+        round = with_lies(algorithm.attack, round)
     if algorithm.gradient is not None:
         round = algorithm.gradient.view(round)
     if algorithm.attack is not None and (algorithm.gradient is None or algorithm.gradient.upload is not None):
-        round = told_gradients(algorithm.attack, round)
+        round = with_false_gradients(algorithm.attack, round)
     if algorithm.asynchrony is not None:
         round = algorithm.asynchrony.seen(round, math.inf if algorithm.guard is None else 1.0)
     seen = round if remembers is None else remembers.seen(round)

@@ -107,7 +107,7 @@ def execute(
     Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
     together, all of them call it; only the first writes the directory and calls its callbacks.
     """
-    return carry_out(
+    return execute_plan(
         plan(_experiment(experiment), stream),
         directory=directory,
         again=again,
@@ -150,7 +150,7 @@ def resume(
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
         raise InputError("run", path.name, f"{changed}; --again runs it from the start")
-    return carry_out(
+    return execute_plan(
         planned,
         directory=path,
         again=again,
@@ -172,7 +172,7 @@ def _experiment(given: Experiment | Mapping[str, Any] | str | os.PathLike[str]) 
     raise InputError("experiment", given, "should be an Experiment, a dict of its fields, or the path of a file")
 
 
-def carry_out(
+def execute_plan(
     planned: Plan,
     *,
     directory: str | os.PathLike[str] | None = None,

@@ -17,7 +17,7 @@ from folb import atomic
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole, choose
-from folb.experiments.execute import carry_out
+from folb.experiments.execute import execute_plan
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, algorithm_settings, plan
 from folb.measures import ACCURACY
@@ -74,7 +74,7 @@ def search(
     experiment: Experiment,
     report_seeds: int | Sequence[int] | None = None,
     stream: bool | None = None,
-    complete: Callable[..., RunDirectory] = carry_out,
+    complete: Callable[..., RunDirectory] = execute_plan,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
     by: By = "first",
 ) -> Search:

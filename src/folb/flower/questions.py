@@ -80,15 +80,15 @@ class Questions:
         )
 
     def _private(self) -> dict[str, float]:
-        """What a device of a private run is told: the clip and, if it adds noise, its standard deviations."""
+        """What a device of a private run gets: the clip and, if it adds noise, its standard deviations."""
         found, slots = self.algorithm.privacy, self.algorithm.selection.K
         if found is None:
             return {}
-        told = {"clip": float(found.clip)}
+        numbers = {"clip": float(found.clip)}
         if found.place == "distributed":
-            told |= {part: float(found.deviation(part, found.clip)) / math.sqrt(slots) for part in found.parts}
-            told["replay"] = float(self.replay)
-        return {f"privacy.{name}": value for name, value in told.items()}
+            numbers |= {part: float(found.deviation(part, found.clip)) / math.sqrt(slots) for part in found.parts}
+            numbers["replay"] = float(self.replay)
+        return {f"privacy.{name}": value for name, value in numbers.items()}
 
     def asked(self, member: Member, task: Task, more: Mapping[str, ArrayRecord]) -> tuple[Message, Expected]:
         """A task as a message to a device, with `more` records, and what is expected of its reply."""

@@ -43,7 +43,7 @@ class Roster:
         self.queries: dict[str, tuple[int, float]] = {}  # queries without an answer, their nodes, and when they expire
         self.met: set[int] = set()  # nodes that were asked before: no round waits for them again
         self.refused: list[str] = []  # rejections since the last look
-        self.told: set[str] = set()  # a claim is rejected in every round, but reported once
+        self.reported: set[str] = set()  # a claim is rejected in every round, but reported once
 
     def present(self, mailbox: Mailbox) -> list[Member]:
         """The present devices, once there are enough of them or the waiting time is over."""
@@ -124,8 +124,8 @@ class Roster:
                 self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
 
     def _refuse(self, reason: str) -> None:
-        if reason not in self.told:
-            self.told.add(reason)
+        if reason not in self.reported:
+            self.reported.add(reason)
             self.refused.append(reason)
             log.warning("rejected: %s", reason)
 

@@ -79,8 +79,8 @@ class FederatedStrategy(Strategy):
         usual = "0" if algorithm.privacy is not None else "half of the" if settings.trusts_majority else "1"
         log.info("rounds of at most %g s, and at least %s replies", self.round_seconds, settings.min_replies or usual)
         if (found := algorithm.privacy) is not None:
-            told = (found.place, found.scheme, settings.min_available_nodes, found.noise, found.delta)
-            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *told)
+            facts = (found.place, found.scheme, settings.min_available_nodes, found.noise, found.delta)
+            log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *facts)
         if settings.guarded and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
@@ -158,8 +158,8 @@ class FederatedStrategy(Strategy):
                 result.evaluate_metrics_clientapp[t] = measured
             if evaluate_fn is not None and (found := evaluate_fn(t, model)) is not None:
                 measured = result.evaluate_metrics_serverapp[t] = found
-            told = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
-            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(told))
+            figures = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
+            log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(figures))
             if record is not None:
                 line = round_line(self._round, seconds, measured)
                 identities = [member.identity for member in self._round.members]

@@ -76,12 +76,12 @@ def _logarithmic(axes: Any) -> None:
 
 def running_mean(values: NDArray) -> NDArray:
     """The mean of each value and of as many before as after it: two, or fewer at the ends."""
-    found = np.array(values, float)
+    smooth = np.array(values, float)
     for reach in range(1, WINDOW // 2 + 1):
         width = 2 * reach + 1
-        if len(found) >= width:
-            found[reach:-reach] = np.lib.stride_tricks.sliding_window_view(values, width).mean(axis=1)
-    return found
+        if len(smooth) >= width:
+            smooth[reach:-reach] = np.lib.stride_tricks.sliding_window_view(values, width).mean(axis=1)
+    return smooth
 
 
 def _swings(values: NDArray, log: bool) -> bool:
@@ -113,8 +113,8 @@ def legend(figure: Any, lines: Mapping[str, Any], width: float, place: str = "ou
 
 def lines(panels: Any) -> dict[str, Any]:
     """The labelled lines of panels, each label once."""
-    found: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
     for axes in panels:
         for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, line)
-    return found
+            lines.setdefault(label, line)
+    return lines

@@ -52,12 +52,12 @@ def curves(
     rounds = {label: group[0].evaluated_rounds[: lengths[label]] for label, group in groups.items()}
 
     def drawn(axes: Any, values: Callable[[Run], Any], heading: str, log: bool = False) -> None:
-        found = {
+        bands = {
             # some runs of a label may still be running
             label: _curve(rounds[label], np.stack([values(run)[: lengths[label]] for run in group]))
             for label, group in groups.items()
         }
-        curve_panel.draw(axes, found, own, heading, log)
+        curve_panel.draw(axes, bands, own, heading, log)
 
     known = judged(runs)
     drawn(left, lambda run: known.factor * run.judged, known.axis, log=not known.is_share)
@@ -71,14 +71,14 @@ def curves(
 
 def attacks(runs: Sequence[Run], form: str = "png", *, title: str = "", note: str = "") -> bytes:
     """The final accuracy of each rule under each attack, a panel for each share of liars."""
-    found = outcomes(runs)
-    shares = list(dict.fromkeys(one.attackers for one in found))
-    rules, names = (list(dict.fromkeys(getattr(one, field) for one in found)) for field in ("rule", "attack"))
+    ends = outcomes(runs)
+    shares = list(dict.fromkeys(one.attackers for one in ends))
+    rules, names = (list(dict.fromkeys(getattr(one, field) for one in ends)) for field in ("rule", "attack"))
     size = (3.0 + 0.5 * len(names), len(shares) * (1.6 + 0.3 * len(rules)))
     figure, panels = subplots(len(shares), 1, figsize=size, squeeze=False)
     for share, axes in zip(shares, panels[:, 0], strict=True):
         table = np.full((len(rules), len(names)), np.nan)
-        for one in found:
+        for one in ends:
             if one.attackers == share:
                 table[rules.index(one.rule), names.index(one.attack)] = 100 * np.mean(one.accuracy)
         axes.imshow(table, aspect="auto", cmap="viridis", vmin=0, vmax=100)

@@ -73,11 +73,11 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """
     labels = list(dict.fromkeys(labels))
     first = {_name(label): label for label in reversed(labels)}
-    found: dict[str, Look] = {}
+    chosen: dict[str, Look] = {}
     # folb's own algorithms always keep their look; the first label of another one only gives way to these
     for label in sorted(labels, key=lambda label: (first[_name(label)] != label, _name(label) not in ALGORITHMS)):
-        found[label] = _free(_own(_name(label)), set(found.values()))
-    return {label: found[label] for label in labels}
+        chosen[label] = _free(_own(_name(label)), set(chosen.values()))
+    return {label: chosen[label] for label in labels}
 
 
 def _free(own: Look, taken: set[Look]) -> Look:

@@ -61,8 +61,8 @@ def table(
     }
     silent |= set() if unequal else {AFTER}
     silent |= set() if any(run.epsilon is not None for run in runs) else {EPSILON}
-    told = [i for i, name in enumerate(headings) if name not in silent]
-    return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
+    columns = [i for i, name in enumerate(headings) if name not in silent]
+    return [headings[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
 AFTER, IDLE, EPSILON = "after", "idle rounds", "epsilon"
@@ -71,10 +71,10 @@ SECRET = "draws and noise from the operating system, so the run cannot be replay
 
 def judged(runs: Sequence[Run]) -> Metric:
     """What the runs are judged by; all of them by the same."""
-    found = dict.fromkeys(run.judged_by for run in runs)
-    if len(found) > 1:
-        raise InputError("runs", list(found), "should all be judged by the same metric: there is no table of both")
-    return measure(next(iter(found), ACCURACY))
+    judges = dict.fromkeys(run.judged_by for run in runs)
+    if len(judges) > 1:
+        raise InputError("runs", list(judges), "should all be judged by the same metric: there is no table of both")
+    return measure(next(iter(judges), ACCURACY))
 
 
 def metrics(runs: Sequence[Run]) -> list[Metric]:

@@ -140,7 +140,7 @@ def play(
         arrived = (other.times > 0) & ~other_effort.lost
         if algorithm.second_works:  # it works like S_1, but only for this upload
             there = Slots(other.device, jnp.where(arrived, other_effort.work, 0), other_words)
-            worked = solve.solve(model, train, solver, here, there, problem.abreast, problem.mesh)
+            worked = solve.solve(model, train, solver, here, there, problem.side_by_side, problem.mesh)
         theirs = Sources(problem, here, other.device, arrived, mu=solver.mu, key=key, delta=worked)
         answers = computed((upload,), theirs)[upload.name]
         if algorithm.compression.up is not None and upload == GRAD:
@@ -270,7 +270,7 @@ def _work_and_close(
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
     theirs, who = poison.poisoned(problem, algorithm, slots.device)
     rows = slots._replace(device=who)
-    delta = solve.solve(problem.model, theirs.train, solver, here, rows, problem.abreast, problem.mesh, shift)
+    delta = solve.solve(problem.model, theirs.train, solver, here, rows, problem.side_by_side, problem.mesh, shift)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals

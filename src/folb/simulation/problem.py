@@ -36,7 +36,7 @@ class Problem:
     system: System
     model: Model = field(metadata={"static": True})
     record: tuple[str, ...] = field(metadata={"static": True})
-    abreast: bool = field(metadata={"static": True})
+    side_by_side: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
     metrics: tuple[Metric, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
     classes: int = field(default=0, metadata={"static": True})
@@ -59,7 +59,7 @@ def problem(
     system: System | None = None,
     objective: str = "uniform",
     record: Sequence[str] = (),
-    abreast: bool | None = None,
+    side_by_side: bool | None = None,
     mesh: Mesh | None = None,
     streamed: bool = False,
     evaluated: int | None = None,
@@ -69,7 +69,7 @@ def problem(
 
     With `streamed`, only the facts about its devices are brought, and no samples yet.
 
-    `abreast` says whether devices and runs are computed side by side. By default they are, unless the model is heavy
+    `side_by_side` says whether devices and runs are computed so. By default they are, unless the model is heavy
     and this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
     of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured besides the
     accuracy; they fit the model.
@@ -98,7 +98,7 @@ def problem(
         system=uniform() if system is None else system,
         model=model,
         record=tuple(record),
-        abreast=not (model.heavy and jax.default_backend() == "cpu") if abreast is None else abreast,
+        side_by_side=not (model.heavy and jax.default_backend() == "cpu") if side_by_side is None else side_by_side,
         mesh=mesh,
         metrics=metrics,
         classes=federation.classes if metrics else 0,

@@ -64,7 +64,7 @@ def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = E
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     """f over the runs, stacked."""
-    return jax.vmap(f, axis_name=RUNS) if problem.abreast else partial(jax.lax.map, f)
+    return jax.vmap(f, axis_name=RUNS) if problem.side_by_side else partial(jax.lax.map, f)
 
 
 def _play(

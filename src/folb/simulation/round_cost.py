@@ -88,7 +88,7 @@ def first_look(
     None if there is soon something to see anyway, or if the look itself would take long. With several accelerators
     there is none: only the first of several processes would look.
     """
-    if not problem.model.heavy or problem.abreast or problem.streamed or problem.mesh is not None:
+    if not problem.model.heavy or problem.side_by_side or problem.streamed or problem.mesh is not None:
         return None
     train = problem.train if problem.measured is None else problem.measured
     looked_at = FORWARD * (len(train.y) + len(problem.test.y))

@@ -70,20 +70,20 @@ def words(federation: Federation, n: int | None, judged_by: str = ACCURACY, fair
     if n is None:
         return ""
     train, test = len(federation.train.y), len(federation.test.y)
-    told = []
+    notes = []
     if n < test:
         known = measure(judged_by)
         on = f"{n:,} of {test:,} test samples"
         if is_regression(judged_by):
-            told.append(f"{known.words} on {on}")
+            notes.append(f"{known.words} on {on}")
         else:
-            told.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
-            told += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
+            notes.append(f"accuracy on {on}: within ±{100 * _error(n, test):.1f} points (95 %)")
+            notes += [f"{known.words} on the same samples"] if judged_by != ACCURACY else []
         if fairness:
-            told.append(_of_devices(federation, n, is_regression(judged_by)))
+            notes.append(_of_devices(federation, n, is_regression(judged_by)))
     if n < train:
-        told.append(f"training loss on {n:,} of {train:,} training samples")
-    return "; ".join(told)
+        notes.append(f"training loss on {n:,} of {train:,} training samples")
+    return "; ".join(notes)
 
 
 def _error(n: int, of: int) -> float:
@@ -100,11 +100,11 @@ def _of_devices(federation: Federation, n: int, regression: bool) -> str:
         return "no device has a sample among them"
     typical = np.flatnonzero(judged)[np.argsort(size[judged], kind="stable")[judged.sum() // 2]]
     few, whole = int(size[typical]), int(all_of_it[typical])
-    told = (
+    judges = (
         f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged, a typical one on {few:,} of {whole:,} samples"
     )
     if regression:
-        return told
+        return judges
     return (
-        f"{told}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
+        f"{judges}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
     )

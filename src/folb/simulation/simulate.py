@@ -54,7 +54,7 @@ def simulate(
     evaluate: Evaluate = None,
     metrics: Sequence[str | Metric | Callable[..., Any]] = (),
     record: Sequence[str] = (),
-    abreast: bool | None = None,
+    side_by_side: bool | None = None,
     accelerators: int | str = 1,
     observe: Observe | None = None,
     checkpoints: Path | None = None,
@@ -72,7 +72,7 @@ def simulate(
     `record` asks for values of each chosen device, in `Run.records`: any of "weights", "inner", "gamma", "work", "lr",
     "own" (its own accuracy, or mean squared error, in evaluated rounds),
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
-    `abreast` is explained at `problem`.
+    `side_by_side` is explained at `problem`.
     `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
     results agree with those of one accelerator up to rounding.
     `seeds` is a list of seeds, or a number n for the seeds 0 .. n-1.
@@ -97,7 +97,7 @@ def simulate(
         stream=stream,
     )
     ready = simulation(
-        whole, system=system, objective=objective, record=record, abreast=abreast, accelerators=accelerators
+        whole, system=system, objective=objective, record=record, side_by_side=side_by_side, accelerators=accelerators
     )
     observers = [] if observe is None else [run_by_run(observe)]
     if progress:
@@ -141,7 +141,7 @@ class Simulation:
         checkpoints: Path | None = None,
         when_all_play: Callable[[], None] = lambda: None,
     ) -> list[Run]:
-        """Play the rounds, as the observers are told; `checkpoints` is explained at `simulate`.
+        """Play the rounds, as the observers are called; `checkpoints` is explained at `simulate`.
 
         when_all_play() is called once the first rounds of every program are played.
         """
@@ -186,22 +186,22 @@ def simulation(
     system: System | None = None,
     objective: str = "uniform",
     record: Sequence[str] = (),
-    abreast: bool | None = None,
+    side_by_side: bool | None = None,
     accelerators: int | str = 1,
 ) -> Simulation:
     """Everything that `simulate` does before its first round. It finds all other mistakes in the input."""
     federation, model, algorithms, seeds = whole.federation, whole.model, whole.algorithms, whole.seeds
     K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
     if K > federation.N:
-        told = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
-        log.warning(told, K, federation.N, K / federation.N)
+        warning = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
+        log.warning(warning, K, federation.N, K / federation.N)
     shared = problem(
         federation,
         model,
         system=system,
         objective=objective,
         record=record,
-        abreast=abreast,
+        side_by_side=side_by_side,
         mesh=parallel.mesh(accelerators),
         streamed=whole.streamed,
         evaluated=whole.evaluated,
@@ -230,7 +230,7 @@ def simulation(
     costs = [cost for cost in each for _ in seeds]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in batched(jobs, fit)]
-    if not shared.abreast:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
+    if not shared.side_by_side:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
         alone = [job for jobs in groups.values() for job in jobs]
         alone.sort(key=lambda job: (job.place % len(seeds), costs[job.place], job.place))
         batches = [[job] for job in alone]
@@ -252,7 +252,7 @@ def _together(problem: Problem, programs: int, filled: float) -> int:
     A light model's operations are too small for more than one core. Heavy models, GPUs and streamed samples have enough
     work with one program.
     """
-    if jax.default_backend() != "cpu" or not problem.abreast or problem.streamed or problem.mesh is not None:
+    if jax.default_backend() != "cpu" or not problem.side_by_side or problem.streamed or problem.mesh is not None:
         return 1
     return min(programs, cores()) if filled <= 1 else 1
 

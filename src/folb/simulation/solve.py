@@ -1,7 +1,7 @@
 """The work of a round's devices: the proximal solve, gradients and losses.
 
-Every function takes the devices of a round as K slots and returns stacks. With `abreast` the slots are computed side by
-side; one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
+Every function takes the devices of a round as K slots and returns stacks. With `side_by_side` slots are computed so;
+one after another is faster for a large network on a CPU. The accelerators of a `mesh` share the slots.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def solve(
     solver: Solver,
     here: Params,
     slots: Slots,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None = None,
     shift: Params | None = None,
 ) -> Params:
@@ -92,13 +92,13 @@ def solve(
     K = len(slots.device)
     lr = jnp.broadcast_to(solver.lr, (K,))
     if solver.unit == "gradient":
-        return _gradient_descent(model, data, solver, here, lr, slots, abreast, mesh, shift)
+        return _gradient_descent(model, data, solver, here, lr, slots, side_by_side, mesh, shift)
     mu, numbers = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step.numbers))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
-        groups = -(-count // group_size(solver, count, abreast))
+        groups = -(-count // group_size(solver, count, side_by_side))
         size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
@@ -112,9 +112,9 @@ def solve(
     return over_slots(in_groups, here, mesh)(data, here, Settings(lr, mu, numbers, shift), slots)
 
 
-def group_size(solver: Solver, slots: int, abreast: bool) -> int:
+def group_size(solver: Solver, slots: int, side_by_side: bool) -> int:
     """How many slots are computed side by side, at most."""
-    if not abreast:
+    if not side_by_side:
         return 1
     if jax.default_backend() != "cpu":
         return slots
@@ -205,7 +205,7 @@ def _gradient_descent(
     here: Params,
     lr: Array,
     slots: Slots,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None,
     shift: Params | None,
 ) -> Params:
@@ -214,7 +214,7 @@ def _gradient_descent(
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
         w = jax.tree.map(jnp.add, delta, here)
-        g = gradients(model, data, w, slots.device, slots.work > s, abreast, mesh)
+        g = gradients(model, data, w, slots.device, slots.work > s, side_by_side, mesh)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
 
         def moved(
@@ -234,12 +234,12 @@ def gradients(
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None = None,
 ) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
     zeros = partial(jax.tree.map, jnp.zeros_like)
-    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, abreast, mesh)
+    return _means(model, jax.grad(_weighted_loss(model)), zeros, data, stack, device, wanted, side_by_side, mesh)
 
 
 def losses(
@@ -248,7 +248,7 @@ def losses(
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None = None,
 ) -> Array:
     """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
@@ -256,7 +256,7 @@ def losses(
     def zeros(stack: Params) -> Array:
         return jnp.zeros(len(jax.tree.leaves(stack)[0]))
 
-    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, abreast, mesh)
+    return _means(model, _weighted_loss(model), zeros, data, stack, device, wanted, side_by_side, mesh)
 
 
 def _weighted_loss(model: Model) -> Callable[..., Array]:
@@ -271,7 +271,7 @@ def _means(
     stack: Params,
     device: Array,
     wanted: Array,
-    abreast: bool,
+    side_by_side: bool,
     mesh: Mesh | None,
 ) -> Any:
     """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
@@ -284,7 +284,7 @@ def _means(
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
         slots, block = len(device), model.at_once(BLOCK)
-        lanes = 1 if not abreast else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        lanes = 1 if not side_by_side else min(slots, LANES) if jax.default_backend() == "cpu" else slots
         start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
         blocks = -(-size // block)
         last = jnp.cumsum(blocks)

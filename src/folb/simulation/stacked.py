@@ -1,6 +1,6 @@
 """Runs whose algorithms differ only in numbers (mu, psi, lr) or their seeds: stacked, and played as one program.
 
-Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, what was played is told and
+Rounds run in a compiled loop, in chunks of about a quarter of a second. Between chunks, what was played is reported and
 kept, and Ctrl-C works.
 """
 
@@ -49,7 +49,7 @@ CHUNK_SECONDS = 0.25
 LONGEST_CHUNK = 5.0  # seconds, with a large memory of devices
 LOWERING = threading.Lock()  # one program at a time: the interpreter would finish two at once, both late
 COPIED = 1e8  # bytes of that memory for each second of a chunk: the copy takes about 5 % of its time on a CPU
-# told of rounds as they complete: the first of them, and the part of each run that a program plays
+# called with rounds as they complete: the first of them, and the part of each run that a program plays
 Observer = Callable[[int, Mapping[int, Run]], None]
 
 
@@ -113,10 +113,10 @@ def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
 def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = ENDLESS) -> int:
     """How many stacked runs take half of `memory` bytes: an estimate from shapes alone, and at least 1.
 
-    A run needs its state before, during and after a round. With `abreast` it also needs about eight models for each of
-    its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that are
-    computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its share of
-    three windows (the previous, the current and the next), and a window may be twice as large as its content.
+    A run needs its state before, during and after a round. Side by side it also needs about eight models for each
+    of its K devices (start, update and gradients), and twice what the loss keeps for the gradient of the samples that
+    are computed at once: a block for each device, or a block of the evaluation. With streamed samples it needs its
+    share of three windows (the previous, the current and the next), and a window may be twice as large as its content.
     """
     model, train, K = problem.model, problem.train, algorithm.selection.K
     state = jax.eval_shape(partial(start, rounds=rounds), problem, algorithm, 0)
@@ -132,7 +132,7 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
     if problem.judges:
         needed += nbytes(jax.eval_shape(partial(predictions, problem, problem.test), state.params))
-    if problem.abreast:
+    if problem.side_by_side:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
     return max(1, memory // 2 // needed)

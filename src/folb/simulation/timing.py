@@ -45,7 +45,7 @@ def reached(chosen: Multiset, online: Array | None) -> Multiset:
 
 
 class Timing(NamedTuple):
-    """What a system model is told in a round, if it asks for more than random numbers."""
+    """What a system model is given in a round, if it asks for more than random numbers."""
 
     began: Any  # seconds of the round that were over when its devices were asked
     now: Any

@@ -44,7 +44,7 @@ class Sources:
         """grad F_k at each slot's own parameters."""
         problem = self.problem
         return solve.gradients(
-            problem.model, problem.train, stack, self.device, self.wanted, problem.abreast, problem.mesh
+            problem.model, problem.train, stack, self.device, self.wanted, problem.side_by_side, problem.mesh
         )
 
     @cached_property
@@ -62,7 +62,7 @@ class Sources:
         """F_k(w^t)."""
         problem = self.problem
         return solve.losses(
-            problem.model, problem.train, self.params, self.device, self.wanted, problem.abreast, problem.mesh
+            problem.model, problem.train, self.params, self.device, self.wanted, problem.side_by_side, problem.mesh
         )
 
 

@@ -89,7 +89,9 @@ def curvature(problem: Problem, params: Params, iterations: Array | int) -> tupl
 
         def gradients(w: Params) -> Params:
             everyone = jnp.full(group, True)
-            return solve.gradients(problem.model, problem.train, w, device, everyone, problem.abreast, problem.mesh)
+            return solve.gradients(
+                problem.model, problem.train, w, device, everyone, problem.side_by_side, problem.mesh
+            )
 
         def iterate(shift: Array, sign: Array) -> tuple[Array, tuple[Array, Array]]:
             def turn(_: Array, carry: tuple[Params, Array, Array]) -> tuple[Params, Array, Array]:

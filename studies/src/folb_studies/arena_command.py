@@ -76,7 +76,9 @@ def _arena(options: argparse.Namespace) -> None:
             command.check_named(results, [dataset.name for dataset in everywhere])
     else:
         common.use_compilation_cache()
-        arena.carry_out(datasets, contenders, results, command.completing(options), tell, points, file=options.datasets)
+        arena.execute_plan(
+            datasets, contenders, results, command.completing(options), tell, points, file=options.datasets
+        )
     found = standing()
     arena_pages.write(found, home)
     if options.json:

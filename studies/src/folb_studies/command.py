@@ -80,7 +80,7 @@ def completing(options: argparse.Namespace) -> Complete:
     def complete(planned: Plan, about: str) -> RunDirectory:
         return completed(
             options,
-            lambda on_start, observe: execute.carry_out(
+            lambda on_start, observe: execute.execute_plan(
                 planned, accelerators=accelerators, keep_model=False, on_start=on_start, observe=observe
             ),
             about=about,

@@ -60,7 +60,7 @@ def _defend(options: argparse.Namespace) -> None:
             raise InputError("shares", options.shares, f"should be some of {', '.join(map(str, sorted(known)))}")
         common.use_compilation_cache()
         battles = opponents.battles(datasets, rules, shares)
-        defence.carry_out(battles, results, command.completing(options), tell, options.datasets)
+        defence.execute_plan(battles, results, command.completing(options), tell, options.datasets)
     found = standing()
     defence_pages.write(found, home)
     if options.json:

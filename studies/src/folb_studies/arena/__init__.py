@@ -13,10 +13,10 @@ from folb_studies.arena.entries import YOURS, Contender, Dataset
 from folb_studies.draws import Complete, planning
 from folb_studies.results import Results
 
-__all__ = ["carry_out"]
+__all__ = ["execute_plan"]
 
 
-def carry_out(
+def execute_plan(
     datasets: Sequence[Dataset],
     contenders: Sequence[Contender],
     results: Results,

@@ -39,7 +39,7 @@ def stored(results: Results, battle: Battle) -> Cell | None:
 
 
 def check(battle: Battle) -> None:
-    """Plan a battle without fighting it: a mistake is an error before any is fought. Too small a K is told later."""
+    """Plan a battle without fighting it: a mistake is an error before any is fought. Too small a K shows later."""
     try:
         plan_of(battle.experiment)
     except InputError as error:

@@ -128,7 +128,7 @@ def _rules(losses: Losses) -> Iterator[str]:
         f"- **Accuracy** is the mean of a run's last {HELD} evaluations. The tables have the mean over the seeds.\n"
         "- **A loss** is the accuracy of the same rule with the same seed and no attack, less that under the attack. "
         "The intervals are Student's, 95 %, over the seeds. The largest of many losses is a little too large: it is "
-        "chosen by the numbers that it is then told by.\n"
+        "chosen by the numbers that then give it.\n"
         f"- **Rounds** are those from which the target is held without liars: {100 * SHARE:g} % of the accuracy that "
         f"FedAvg ends with. A run that never holds it counts with {NEVER} times its rounds. The ratio is the geometric "
         "mean over seeds.\n"
@@ -232,8 +232,8 @@ def _absent(losses: Losses) -> Iterator[str]:
             shares = tuple(n for where, name, n in losses.absent if (where, name) == (dataset.name, rule.name))
             alike.setdefault(shares, []).append(rule.title)
         for shares, titles in alike.items():
-            told = [f"{_percents([share for share in shares if share != PACE])} liars"] if shares[-1:] > (PACE,) else []
-            if what := told + ["the pace"] * (PACE in shares):
+            who = [f"{_percents([share for share in shares if share != PACE])} liars"] if shares[-1:] > (PACE,) else []
+            if what := who + ["the pace"] * (PACE in shares):
                 lines.append(f"- Not run on {dataset.title}: {', '.join(titles)} ({' and '.join(what)}).")
     if few := _few(losses):
         lines.append(f"- Run before folb refused it, since among so few replies the liars decide: {few}.")

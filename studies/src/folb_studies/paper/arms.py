@@ -32,7 +32,7 @@ from folb_studies.results import Cell, Results
 QUANTILES = (10, 50, 90)
 
 
-def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
+def execute_plan(arm: Arm, complete: Complete) -> dict[str, Any]:
     """Run the arm, or the rest of it, and return its results as a JSON-ready document."""
     about = {"figure": arm.figure, "arm": arm.id, "name": arm.name, "quick": arm.quick}
     if arm.check is not None:
