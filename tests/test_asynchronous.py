@@ -278,9 +278,9 @@ def test_another_device_is_none_of_the_others(kind):
 
     count = 1200
     words = (np.arange(count, dtype=np.uint64) * 2**32 // count).astype(np.uint32)  # evenly over all words
-    found = np.bincount(np.asarray(jax.jit(jax.vmap(one))(words)), minlength=6)
+    counts = np.bincount(np.asarray(jax.jit(jax.vmap(one))(words)), minlength=6)
     expected = np.where(np.isin(np.arange(6), others), 0, chances)
-    np.testing.assert_allclose(found, count * expected / expected.sum(), atol=2)
+    np.testing.assert_allclose(counts, count * expected / expected.sum(), atol=2)
 
 
 def test_if_only_others_have_a_chance_any_device_that_is_left_is_drawn():
@@ -331,8 +331,8 @@ def test_staleness_of_ones_own():
     """Any function of tau; one that returns another shape is found before anything runs."""
     made = algorithm("fedbuff")
     own = compose(rules.mean, K=3, concurrency=3, staleness=lambda tau: (1 + tau) ** -0.5, **USUAL)
-    found, expected = (simulated(one, rounds=6, system=UNEVEN).params for one in (own, made))
-    assert furthest(found, expected) < 1e-6
+    ours, expected = (simulated(one, rounds=6, system=UNEVEN).params for one in (own, made))
+    assert furthest(ours, expected) < 1e-6
     with pytest.raises(InputError, match="staleness: what it returns"):
         simulated(compose(rules.mean, K=3, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
     with pytest.raises(InputError, match="sampling: a Draw"):

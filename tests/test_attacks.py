@@ -240,10 +240,10 @@ def test_rule_by_attack_by_share_in_a_run_directory(capsys, tmp_path, monkeypatc
     """It is not computed twice, and fits in 80 columns."""
     out = ["--out", str(tmp_path / "o")]
     assert main(["attack", *TINY, *out, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = [(one["rule"], one["attack"], one["attackers"]) for one in found["outcomes"]]
+    document = json.loads(capsys.readouterr().out)
+    rows = [(one["rule"], one["attack"], one["attackers"]) for one in document["outcomes"]]
     assert len(rows) == len(set(rows)) == 2 * 3 * 2
-    by_rule = {row: np.mean(one["accuracy"]) for row, one in zip(rows, found["outcomes"], strict=True)}
+    by_rule = {row: np.mean(one["accuracy"]) for row, one in zip(rows, document["outcomes"], strict=True)}
     assert by_rule["fedavg robust=median", "flipped_x1000", 0.2] > by_rule["fedavg robust=None", "flipped_x1000", 0.2]
     assert (tmp_path / "o" / "curves.png").stat().st_size > 10_000
     lines = (tmp_path / "o" / "rounds.jsonl").read_bytes()

@@ -611,9 +611,9 @@ def test_a_link_that_no_longer_fits(overlaid, visit):
 
 def downloaded(tab, place, name):
     """The content of a file that a button of the page gives, and its name."""
-    with tab.expect_download() as found:
+    with tab.expect_download() as download:
         tab.locator(place).get_by_role("button", name=name).click()
-    return Path(found.value.path()).read_bytes(), found.value.suggested_filename
+    return Path(download.value.path()).read_bytes(), download.value.suggested_filename
 
 
 def test_the_csv_has_the_numbers_of_results_json(real, tmp_path, visit):

@@ -120,8 +120,8 @@ def test_a_device_s_share_of_the_noise_is_as_asked():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38, -1e20])
 def test_a_device_clips_whatever_it_has(bad):
-    found = device_sent.clipped({"w": np.array([bad, 1.0], np.float32)}, 0.5)
-    assert np.linalg.norm(found["w"]) <= 0.5 * (1 + 1e-6)
+    clipped = device_sent.clipped({"w": np.array([bad, 1.0], np.float32)}, 0.5)
+    assert np.linalg.norm(clipped["w"]) <= 0.5 * (1 + 1e-6)
     short = device_sent.clipped({"w": np.array([0.1, 0.2], np.float32)}, 0.5)
     assert np.array_equal(short["w"], np.array([0.1, 0.2], np.float32))
     assert not device_sent.clipped({"w": np.zeros(2, np.float32)}, 0.5)["w"].any()
@@ -169,8 +169,8 @@ def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     [run] = simulate(federation, model, algorithm, rounds=3, system=work, evaluate_every=3)
     start = model.init(jax.random.key(0))
     made = strategy(algorithm, replay=True, system=work)
-    found = made.start(InProcessGrid(apps(federation)), arrays(start), num_rounds=3).arrays
-    for name, value in found.items():
+    ended = made.start(InProcessGrid(apps(federation)), arrays(start), num_rounds=3).arrays
+    for name, value in ended.items():
         np.testing.assert_allclose(value.numpy(), np.asarray(run.params[name]), atol=2e-5)
 
 
@@ -182,10 +182,10 @@ def test_what_was_asked_counts_though_the_run_is_interrupted(tmp_path):
     class Falls(InProcessGrid):
         def push_messages(self, messages):
             messages = list(messages)
-            found = super().push_messages(messages)
+            sent = super().push_messages(messages)
             if any(message.metadata.group_id == "3" for message in messages) and not hasattr(self, "up"):
                 raise ConnectionError("the server falls in round 3")
-            return found
+            return sent
 
     x, y = np.zeros((3, 1), np.float32), np.zeros(3, np.int32)
     grid = Falls([client_app(lambda context: Device(x, y, still)) for _ in range(N)])

@@ -70,20 +70,20 @@ def test_a_look_does_not_depend_on_the_picture():
     alone = {name: looks.looks([name])[name] for name in ALGORITHMS}
     assert looks.looks(ALGORITHMS) == alone and looks.looks([*ALGORITHMS][::-1]) == alone
     variants = [f"{name} mu={mu}" for name in ("fedavg", "folb") for mu in (0.1, 1)]
-    found = looks.looks(["mine.py:other", *variants, "scaffold"])
-    assert found["folb mu=0.1"] == alone["folb"] and found["scaffold"] == alone["scaffold"]
-    assert found["folb mu=1"].colour == alone["folb"].colour
-    assert found["mine.py:other"] == looks.looks(["mine.py:other"])["mine.py:other"]
-    assert found["mine.py:other"].colour in looks.OTHERS
+    chosen = looks.looks(["mine.py:other", *variants, "scaffold"])
+    assert chosen["folb mu=0.1"] == alone["folb"] and chosen["scaffold"] == alone["scaffold"]
+    assert chosen["folb mu=1"].colour == alone["folb"].colour
+    assert chosen["mine.py:other"] == looks.looks(["mine.py:other"])["mine.py:other"]
+    assert chosen["mine.py:other"].colour in looks.OTHERS
 
 
 def test_no_two_curves_of_a_picture_look_alike():
     blue = [f"{name} mu={mu}" for name in ("folb", "mimelite") for mu in range(6)]  # 14 of 15 looks, with the two below
     own = [f"mine.py:{n}" for n in range(8)]
-    found = looks.looks([*own, *blue, *ALGORITHMS])
-    assert len(set(found.values())) == len(found) and list(found) == [*own, *blue, *ALGORITHMS]
+    chosen = looks.looks([*own, *blue, *ALGORITHMS])
+    assert len(set(chosen.values())) == len(chosen) and list(chosen) == [*own, *blue, *ALGORITHMS]
     others = ALGORITHMS.keys() - {"folb", "mimelite"}
-    assert all(found[name] == looks.Look(*looks.ALGORITHMS[name]) for name in others)
+    assert all(chosen[name] == looks.Look(*looks.ALGORITHMS[name]) for name in others)
     assert len(looks.looks(f"folb mu={n}" for n in range(100))) == 100  # more than there are looks
     assert looks.looks(["", "\udcff", " "])  # whatever a run is called
 

@@ -69,22 +69,22 @@ def lines(stored):
 
 def areas(y, scores):
     """The share of pairs that a score puts in the right order, for each class; equal scores count half."""
-    found = []
+    shares = []
     for c in range(scores.shape[1]):
         inside, outside = scores[y == c, c], scores[y != c, c]
         if len(inside) and len(outside):
             pairs = (inside[:, None] > outside) + 0.5 * (inside[:, None] == outside)
-            found.append(pairs.mean())
-    return found
+            shares.append(pairs.mean())
+    return shares
 
 
 def f1_of(y, predicted):
-    found = []
+    scores = []
     for c in set(y.tolist()) | set(predicted.tolist()):
         tp = np.sum((y == c) & (predicted == c))
         fp, fn = np.sum((y != c) & (predicted == c)), np.sum((y == c) & (predicted != c))
-        found.append(2 * tp / (2 * tp + fp + fn))
-    return np.mean(found)
+        scores.append(2 * tp / (2 * tp + fp + fn))
+    return np.mean(scores)
 
 
 def by_formula(y, scores, start, size, k):
@@ -135,8 +135,8 @@ def generated(case):
 @pytest.mark.parametrize("case", CASES)
 def test_metrics_are_their_formulas(case):
     y, scores, start, size = generated(case)
-    found = {name: float(value) for name, value in computed(y, scores, start, size).items()}
-    assert found == pytest.approx(by_formula(y, scores.astype(float), start, size, 3), abs=2e-6)
+    values = {name: float(value) for name, value in computed(y, scores, start, size).items()}
+    assert values == pytest.approx(by_formula(y, scores.astype(float), start, size, 3), abs=2e-6)
 
 
 def test_metrics_are_those_of_scikit_learn(whole, federation):
@@ -149,18 +149,18 @@ def test_metrics_are_those_of_scikit_learn(whole, federation):
         kept = folb.load_model(whole, seed=run.seed)
         final = {name: float(values[-1]) for name, values in run.metrics.items()}
         cases.append((test.y, kept.scores(test.x), test.start, test.size, final))
-    for y, scores, start, size, found in cases:
+    for y, scores, start, size, ours in cases:
         predicted, classes = scores.argmax(axis=1), range(scores.shape[1])
-        assert found["f1"] == pytest.approx(reference.f1_score(y, predicted, average="macro"), abs=1e-5)
+        assert ours["f1"] == pytest.approx(reference.f1_score(y, predicted, average="macro"), abs=1e-5)
         there = np.unique(y)  # scikit-learn refuses classes without samples
         likely = jax.nn.softmax(scores.astype(np.float64), axis=1)
         each = [reference.roc_auc_score(y == c, np.asarray(likely)[:, c]) for c in there]
-        assert found["auc"] == pytest.approx(np.mean(each), abs=1e-5)
-        assert found["top3"] == pytest.approx(reference.top_k_accuracy_score(y, scores, k=3, labels=classes), abs=1e-5)
+        assert ours["auc"] == pytest.approx(np.mean(each), abs=1e-5)
+        assert ours["top3"] == pytest.approx(reference.top_k_accuracy_score(y, scores, k=3, labels=classes), abs=1e-5)
         rows = [slice(a, a + n) for a, n in zip(start, size, strict=True) if n]
         own = sorted(reference.accuracy_score(y[own], predicted[own]) for own in rows)
         expected = np.mean(own), np.mean(own[: math.ceil(len(own) / 10)]), np.var(own)
-        assert [found[name] for name in NAMES[:3]] == pytest.approx(expected, abs=1e-5)
+        assert [ours[name] for name in NAMES[:3]] == pytest.approx(expected, abs=1e-5)
     x = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
     assert float(metrics.mse(*x)) == pytest.approx(reference.mean_squared_error(*x), rel=1e-5)
     assert float(metrics.mae(*x)) == pytest.approx(reference.mean_absolute_error(*x), rel=1e-5)
@@ -169,8 +169,8 @@ def test_metrics_are_those_of_scikit_learn(whole, federation):
 def test_what_is_not_a_number_is_not_right():
     y, scores, start, size = generated("many classes")
     scores[:] = np.nan
-    found = computed(y, scores, start, size)
-    assert float(found["top3"]) == 0 and math.isnan(found["auc"])
+    values = computed(y, scores, start, size)
+    assert float(values["top3"]) == 0 and math.isnan(values["auc"])
     errors = metrics.fairness(np.array([1.0, np.nan, 4.0, 2.0] + [1.0] * 8, np.float32), lower=True)
     assert float(errors.own_worst) == 3.0  # of eleven known ones, the two highest
 
@@ -225,7 +225,7 @@ def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
 def test_metrics_where_samples_stream(whole, federation, monkeypatch):
     monkeypatch.setattr("folb.simulation.stream.BLOCK", 12 * federation.test.x[0].nbytes)  # several blocks
     model = models.logistic(federation.shape, federation.classes)
-    found = simulate(
+    runs = simulate(
         federation,
         model,
         algorithms.fedavg(K=2, lr=0.1),
@@ -236,7 +236,7 @@ def test_metrics_where_samples_stream(whole, federation, monkeypatch):
         evaluate_every=2,
         stream=True,
     )
-    run, own = found[0], whole.runs()[0]
+    run, own = runs[0], whole.runs()[0]
     assert {name: values[-1] for name, values in run.metrics.items()} == pytest.approx(
         {name: values[1] for name, values in own.metrics.items()}, abs=1e-5
     )
@@ -321,8 +321,8 @@ def small(classes=2, regression=False, server=False):
     """A federation of four samples on each of two devices, and their test samples."""
     x = np.arange(16, dtype=np.float32).reshape(8, 2)
     y = np.linspace(0, 1, 8) if regression else np.arange(8) % classes
-    found = Federation.from_arrays("small", x, y, np.repeat([0, 1], 4), np.tile([0, 0, 0, 1], 2), regression=regression)
-    return found.tested_on(x[:2], y[:2]) if server else found
+    small = Federation.from_arrays("small", x, y, np.repeat([0, 1], 4), np.tile([0, 0, 0, 1], 2), regression=regression)
+    return small.tested_on(x[:2], y[:2]) if server else small
 
 
 def without_scores(shape, classes):
@@ -459,8 +459,8 @@ def test_a_regression_from_the_command_line(houses, tmp_path, capsys):
     assert all(word in printed for word in ("MSE", "MAE", "0.5", "devices'"))  # headings are broken into lines
     federation = data.load(houses, **TABLE)
     model = models.linear(federation.shape, federation.classes)
-    found = simulate(federation, model, algorithms.fedavg(K=3, lr=0.1), rounds=12, seeds=2)
-    for run, own in zip(found, stored.runs(), strict=True):
+    runs = simulate(federation, model, algorithms.fedavg(K=3, lr=0.1), rounds=12, seeds=2)
+    for run, own in zip(runs, stored.runs(), strict=True):
         np.testing.assert_allclose(run.metrics["mse"], own.metrics["mse"], rtol=1e-5)
         assert np.isnan(own.test_accuracy).all() and own.judged_by == "mse"
         kept = folb.load_model(stored, seed=own.seed)
@@ -523,11 +523,11 @@ def test_metrics_of_a_user_s_file_are_as_the_others(federation, tmp_path, capsys
     mine.unlink()
     stored = folb.read(tmp_path / "run")
     (run,) = stored.runs()
-    found = {name: float(values[-1]) for name, values in run.metrics.items()}
+    final = {name: float(values[-1]) for name, values in run.metrics.items()}
     predicted = folb.load_model(stored).predict(federation.test.x)
-    assert found == pytest.approx(own_by_formula(federation.test, predicted) | {"f1": found["f1"]}, abs=1e-6)
+    assert final == pytest.approx(own_by_formula(federation.test, predicted) | {"f1": final["f1"]}, abs=1e-6)
     headings, rows = summary.table([run], 0.7)
-    assert {"gap", "rarest"} < set(headings) and rows[0][headings.index("rarest")] == f"{100 * found['rarest']:.1f} %"
+    assert {"gap", "rarest"} < set(headings) and rows[0][headings.index("rarest")] == f"{100 * final['rarest']:.1f} %"
     shown = {one["name"]: one for one in view([stored])["experiments"][0]["measures"]}
     assert shown["rarest"]["title"] == "Recall of the rarest class (%)" and shown["rarest"]["factor"] == 100
     assert shown["gap"]["title"] == "The accuracy of the best device less that of the worst"

@@ -108,8 +108,8 @@ def test_the_derivative_of_a_product_is_the_plain_one():
             jax.vmap(jax.grad(own, argnums=1), in_axes=(0, None))(jnp.stack([x, dx]), weight),
         ]
 
-    first, found = (derivatives(of, x, weight, dx, dweight) for of in (dense.multiply, jnp.matmul))
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(found), strict=True):
+    first, second = (derivatives(of, x, weight, dx, dweight) for of in (dense.multiply, jnp.matmul))
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
 

@@ -81,14 +81,14 @@ def asked(devices):
     return {int(k): int(np.sum(devices == k)) for k in devices}
 
 
-def first_of(found, drawn, wanted):
+def first_of(efforts, drawn, wanted):
     """The devices whose replies count: the first, until `wanted` have come; and when the last of them came."""
     count, used = 0, []
-    for k in sorted((k for k in found if not found[k][1]), key=lambda k: found[k][0]):
+    for k in sorted((k for k in efforts if not efforts[k][1]), key=lambda k: efforts[k][0]):
         if count < wanted:
             count += drawn[k]
             used.append(k)
-    end = max(found[k][0] for k in used) if count >= wanted else max(seconds for seconds, *_ in found.values())
+    end = max(efforts[k][0] for k in used) if count >= wanted else max(seconds for seconds, *_ in efforts.values())
     return used, end
 
 
@@ -110,15 +110,15 @@ def test_a_round_is_the_literal_loop_s(name):
     for t in range(1, ROUNDS + 1):
         row, slots = played.devices[t - 1], played.times[t - 1]
         drawn = asked(row)
-        found = {k: literal(t, k, down, up) for k in drawn}
-        used, end = first_of(found, drawn, wanted)
+        efforts = {k: literal(t, k, down, up) for k in drawn}
+        used, end = first_of(efforts, drawn, wanted)
         if algorithm.selection.wanted is None:
-            used, end = [k for k in found if not found[k][1]], max(seconds for seconds, *_ in found.values())
+            used, end = [k for k in efforts if not efforts[k][1]], max(seconds for seconds, *_ in efforts.values())
         assert played.seconds[t - 1] == pytest.approx(end, rel=1e-5)
         assert {int(k): int(m) for k, m in zip(row, slots, strict=True) if m} == {k: drawn[k] for k in sorted(used)}
         assert sorted(row[played.lost[t - 1]]) == sorted(set(drawn) - set(used))
         working = zip(row, slots, played.records["work"][t - 1], strict=True)
-        assert all(work == (found[int(k)][2] if m else 0) for k, m, work in working)
+        assert all(work == (efforts[int(k)][2] if m else 0) for k, m, work in working)
         assert played.bytes_up[t - 1] == len(used) * up  # late replies are not used, and not counted
         assert played.bytes_down[t - 1] == len(drawn) * down
 
@@ -134,11 +134,11 @@ def test_with_a_deadline_a_device_does_what_it_can_send_in_time():
     played = run(CASES["folb"][0], rounds=ROUNDS, system=system.network(tau=tau, **SETTINGS), record=["work"])[0]
     full = 0
     for t in range(1, ROUNDS + 1):
-        found = {k: literal(t, k, MODEL_BYTES, 2 * MODEL_BYTES, tau=tau) for k in asked(played.devices[t - 1])}
+        efforts = {k: literal(t, k, MODEL_BYTES, 2 * MODEL_BYTES, tau=tau) for k in asked(played.devices[t - 1])}
         for k, m, work in zip(played.devices[t - 1], played.times[t - 1], played.records["work"][t - 1], strict=True):
-            assert work == (found[int(k)][2] if m else 0)
+            assert work == (efforts[int(k)][2] if m else 0)
             full += work == literal(t, int(k), MODEL_BYTES, 2 * MODEL_BYTES)[2]
-        assert played.seconds[t - 1] == pytest.approx(max(seconds for seconds, *_ in found.values()), rel=1e-5)
+        assert played.seconds[t - 1] == pytest.approx(max(seconds for seconds, *_ in efforts.values()), rel=1e-5)
     assert np.all(played.seconds <= tau)
     assert played.lost.any()
     assert 0 < full < np.sum(played.times > 0)  # some had time for all of their work, and some had not
@@ -215,13 +215,13 @@ def test_a_round_with_too_few_replies_waits_for_all():
     drawn = Multiset(np.arange(4), np.float32([1.0, 2.0, 1.0, 0.0]))
     effort = Effort(np.full(4, 3), np.float32([5.0, 1.0, 9.0, 0.5]), np.array([False, False, True, False]))
     replies = jax.jit(first_replies)
-    found, end = replies(drawn, effort, 4, jnp.arange(4))
+    used, end = replies(drawn, effort, 4, jnp.arange(4))
     assert np.isinf(end)
-    jax.tree.map(np.testing.assert_array_equal, found, effort)
-    found, end = replies(drawn, effort, 2, jnp.arange(4))
+    jax.tree.map(np.testing.assert_array_equal, used, effort)
+    used, end = replies(drawn, effort, 2, jnp.arange(4))
     assert end == 1  # device 1 counts twice
-    assert found.lost.tolist() == [True, False, True, True]
-    assert found.seconds.max() == 1
+    assert used.lost.tolist() == [True, False, True, True]
+    assert used.seconds.max() == 1
 
 
 def test_over_selection_works_with_a_three_argument_system_and_two_sets():
@@ -286,9 +286,9 @@ def test_a_run_with_a_clock_resumes_bit_for_bit(tmp_path):
     play = partial(run, algorithms.scaffold(K=3), system=jax.tree_util.Partial(growing))
     whole = play(rounds=9)[0]
     first = play(rounds=4, checkpoints=tmp_path)[0]
-    found = []
-    rest = play(rounds=9, checkpoints=tmp_path, observe=lambda i, first, part: found.append(first))[0]
-    assert found[:2] == [1, 5]  # the rounds of before come as one part; then it goes on
+    observed = []
+    rest = play(rounds=9, checkpoints=tmp_path, observe=lambda i, first, part: observed.append(first))[0]
+    assert observed[:2] == [1, 5]  # the rounds of before come as one part; then it goes on
     np.testing.assert_array_equal(first.seconds, whole.seconds[:4])
     np.testing.assert_array_equal(rest.seconds, whole.seconds)
     jax.tree.map(np.testing.assert_array_equal, rest.params, whole.params)
@@ -372,8 +372,8 @@ def test_flower_takes_over_selection_from_the_algorithm():
     assert sized(algorithms.fedavg(K=30, over_selection=1.3, replacement=False), 20) == (20, 20)
     chosen = algorithms.fedavg(K=7, over_selection=1.3, sampling="power_of_choice", candidates=14)
     made = strategies.FederatedStrategy(chosen, fraction_train=0.5)
-    found = made.settings.sized(made.algorithm, 100).selection
-    assert (found.enough, found.K, found.sampling.candidates) == (50, 65, 130)
+    selection = made.settings.sized(made.algorithm, 100).selection
+    assert (selection.enough, selection.K, selection.sampling.candidates) == (50, 65, 130)
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,9 @@ def test_nothing_trimmed_is_the_rule_itself():
     round = a_round(3)
     for rule in (rules.mean, rules.samples):
         expected = rule(round)
-        found = robust.recentred(expected, Robust("trimmed_mean", 0.0), round)
-        np.testing.assert_allclose(flat(found.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
+        centred = robust.recentred(expected, Robust("trimmed_mean", 0.0), round)
+        np.testing.assert_allclose(flat(centred.delta), flat(expected.delta), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(centred.weights, expected.weights, rtol=1e-5)
 
 
 # As a setting

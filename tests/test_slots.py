@@ -204,8 +204,8 @@ def test_only_devices_that_were_met_take_memory():
     assert int(rows.met) == 2
     rows = scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
     assert int(rows.met) == 3
-    found = jax.jit(memories.gathered)(rows, np.array([3, 7, 12, 999_999]))
-    np.testing.assert_array_equal(found, np.stack([first, first + 1, first - 2, first - 1]))
+    gathered = jax.jit(memories.gathered)(rows, np.array([3, 7, 12, 999_999]))
+    np.testing.assert_array_equal(gathered, np.stack([first, first + 1, first - 2, first - 1]))
     few = simulated(algorithm, rounds=2)  # at most 4 of 5 devices are met: an index to rows
     many = simulated(algorithm, rounds=6)  # a row for each
     assert few.train_loss.tolist() == pytest.approx(many.train_loss[:2].tolist(), rel=1e-6)
@@ -950,8 +950,8 @@ def test_neighbours_of_one_name_are_those_of_each_file(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "helpers.py").write_text(f"SCALE = {scale}\n")
         (tmp_path / name / f"of_{name}.py").write_text("from helpers import SCALE\ndef mine(**c): return SCALE\n")
-    found = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine")() for name in "aba"]
-    assert found == [1, 2, 1]
+    made = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine")() for name in "aba"]
+    assert made == [1, 2, 1]
     assert "helpers" not in sys.modules or sys.modules["helpers"].SCALE == 1
 
 

@@ -107,11 +107,11 @@ def test_devices_that_disagree_shorten_steps_and_rounds_that_agree_lengthen_them
 def test_no_update_makes_the_factor_anything_but_a_number_within_its_bounds():
     for length in (0.0, 1e-38, 1e30, 3e38, np.inf, np.nan):
         for rule in ("consensus", "agreement"):
-            found = [
+            factors = [
                 factor(rule, [ALIKE, np.where(np.array(ALIKE), length, 0.0), sign * np.array(ALIKE)])
                 for sign in (-1, 1)
             ]
-            assert all(0.01 <= one <= 100 for one in found), (rule, length, found)
+            assert all(0.01 <= one <= 100 for one in factors), (rule, length, factors)
 
 
 def test_with_one_step_size_these_quadratics_need_tuning():
@@ -185,10 +185,10 @@ def test_a_schedule_is_its_formula(name, usual, numbers, T):
     )
     algorithm = over_rounds(algorithms.fedavg(step_size=name, lr=0.5, **given), 30)
     state, _ = begin(algorithm, {"w": jnp.zeros(2)})
-    found = jax.jit(jax.vmap(lambda t: with_step_size(algorithm, state, t).solver.lr))(jnp.arange(1, 41))
+    rates = jax.jit(jax.vmap(lambda t: with_step_size(algorithm, state, t).solver.lr))(jnp.arange(1, 41))
     length = T or usual * (30 - numbers.get("warmup", 0))
-    np.testing.assert_allclose(found, [0.5 * literal(name, t, length, **numbers) for t in range(1, 41)], atol=1e-6)
-    assert found[29] > 0
+    np.testing.assert_allclose(rates, [0.5 * literal(name, t, length, **numbers) for t in range(1, 41)], atol=1e-6)
+    assert rates[29] > 0
 
 
 def test_a_schedule_in_both_carriers_and_swept_in_one_program():

@@ -74,10 +74,10 @@ def unequal():
 def standings():
     datasets = [SimpleNamespace(name=name) for name in ("synthetic-plain", "mnist-shards", "femnist", "shakespeare")]
     contenders = [SimpleNamespace(name=name) for name in ("fedavg", "folb_hetero", "fedavg + momentum, tuned by hand")]
-    found = SimpleNamespace(
+    ranks = SimpleNamespace(
         datasets=datasets, contenders=contenders, held=lambda dataset, one: f"{len(one.name)} (9 to never)"
     )
-    tables.show_in_parts(arena_command._rounds_to_target(found))
+    tables.show_in_parts(arena_command._rounds_to_target(ranks))
 
 
 def verdicts():
@@ -133,11 +133,11 @@ def printed(what, width, monkeypatch, capsys):
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def assert_golden(name, found):
+def assert_golden(name, shown):
     path = GOLDEN / name
     if os.environ.get("FOLB_GOLDEN") == "write":
-        path.write_text(found, encoding="utf-8")
-    assert found == path.read_text(encoding="utf-8"), f"{path} differs; FOLB_GOLDEN=write writes it again"
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8"), f"{path} differs; FOLB_GOLDEN=write writes it again"
 
 
 def in_sections(parts):

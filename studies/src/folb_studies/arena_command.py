@@ -79,13 +79,13 @@ def _arena(options: argparse.Namespace) -> None:
         arena.execute_plan(
             datasets, contenders, results, command.completing(options), tell, points, file=options.datasets
         )
-    found = standing()
-    arena_pages.write(found, home)
+    ranks = standing()
+    arena_pages.write(ranks, home)
     if options.json:
-        print(json.dumps(standings.document(found)))
+        print(json.dumps(standings.document(ranks)))
         return
-    tables.show_in_parts(_rounds_to_target(found))
-    for goal in found.goals():
+    tables.show_in_parts(_rounds_to_target(ranks))
+    for goal in ranks.goals():
         if goal.reached == standings.NOTHING:
             continue
         tables.say(
@@ -94,16 +94,16 @@ def _arena(options: argparse.Namespace) -> None:
     tables.say(f"\nin {home}: README.md, measures.md, settings.md, arena.png; results in {results.path}")
 
 
-def _rounds_to_target(found: Standings) -> Table:
+def _rounds_to_target(ranks: Standings) -> Table:
     """For each contender with results and each dataset, the round from which the target is held."""
     from rich.markup import escape
 
     from folb.cli import tables
     from folb_studies.arena.standings import NOT_RUN
 
-    table = tables.plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
-    for one in found.contenders:
-        held = [found.held(dataset, one) for dataset in found.datasets]
+    table = tables.plain("contender", *(dataset.name for dataset in ranks.datasets), left={"contender"})
+    for one in ranks.contenders:
+        held = [ranks.held(dataset, one) for dataset in ranks.datasets]
         if {*held} != {NOT_RUN}:
             table.add_row(escape(one.name), *held)
     return table

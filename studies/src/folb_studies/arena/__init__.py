@@ -62,7 +62,7 @@ def execute_plan(
                 tell(f"{where} is done already ({done} of {total})")
                 continue
             try:
-                cells.keep(results, cup.found(contender))
+                cells.keep(results, cup.cell_of(contender))
             except MissingError as error:
                 tell(f"{cup.dataset.name} is left out: {error}")
                 missing.append(error)

@@ -42,12 +42,12 @@ def execute_plan(
     missing: list[MissingError] = []
     for i, arm in enumerate(wanted.values(), start=1):
         try:
-            found = arms.execute_plan(arm, complete)
+            document = arms.execute_plan(arm, complete)
         except MissingError as error:
             tell(f"{arm.slug} is left out ({i} of {len(wanted)}): {error}")
             missing.append(error)
             continue
-        results.keep(arm.slug, found)
+        results.keep(arm.slug, document)
         tell(f"{arm.slug} is done ({i} of {len(wanted)})")
     if len(missing) == len(wanted):  # nothing to make pages from
         raise missing[0]
