@@ -196,9 +196,7 @@ def test_what_is_refused_would_break_the_bound(settings, replies):
         delta = replies[0][1][case]
         parts = np.abs(coefficients_of_any(step[case], delta))
         weight = max(weight, parts.max() * K / CAP)
-        length = max(
-            length, (solved * np.nan_to_num(np.linalg.norm(delta, axis=1), nan=0, posinf=0)).max() / most[case]
-        )
+        length = max(length, (parts * np.nan_to_num(np.linalg.norm(delta, axis=1), nan=0, posinf=0)).max() / most[case])
     assert max(weight, length) > 1.01
 
 

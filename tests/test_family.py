@@ -534,7 +534,7 @@ def test_one_device_of_each_cluster():
 
     seen = set()
     for seed in range(40):
-        device = np.asarray(drawn(clusters, seed))
+        device = np.asarray(drawn(parts, seed))
         assert sorted(label[device]) == [0, 1, 2]
         seen |= set(device.tolist())
     assert seen == set(range(6))
