@@ -10,8 +10,8 @@ import rundirectory
 
 from folb.core.algorithms import ALGORITHMS
 from folb.models import MODELS
-from folb.report import curve_panel, figures, looks, payload, words
-from folb.report.curve_panel import Curve
+from folb.report import figures, looks, payload
+from folb.report.figures import Curve
 from folb.results.run import Run
 from folb.store import directory
 
@@ -125,7 +125,7 @@ def test_a_tangle_is_a_running_mean_with_the_raw_curve_behind(drawn):
     tangle, _ = drawn([run("folb"), run("fedprox", noise=0.04), run("fedavg")])
     assert [len(axes.lines) for axes in (calm.axes[0], tangle.axes[0])] == [3, 6]
     assert calm.axes[0].get_ylabel() == "test accuracy (%)"
-    assert tangle.axes[0].get_ylabel() == f"test accuracy (%)\n{curve_panel.SMOOTHED}"
+    assert tangle.axes[0].get_ylabel() == f"test accuracy (%)\n{figures.SMOOTHED}"
     raw, smooth = (line for line in tangle.axes[0].lines if line.get_color() == looks.looks(THREE)["fedprox"].ink)
     assert raw.get_alpha() < 0.5 < smooth.get_linewidth() and raw.get_zorder() < smooth.get_zorder()
     values = 100 * run("fedprox", noise=0.04).test_accuracy
@@ -135,26 +135,24 @@ def test_a_tangle_is_a_running_mean_with_the_raw_curve_behind(drawn):
 
 def test_a_steep_or_a_short_curve_is_not_a_tangle():
     t = np.arange(60.0)
-    assert not curve_panel._swings(90 - 80 * np.exp(-t / 3), log=False)
-    assert not curve_panel._swings(2 * np.exp(-t / 5), log=True)
-    assert curve_panel._swings(80 + 3 * (-1) ** t, log=False) and curve_panel._swings(2 + 0.5 * (-1) ** t, log=True)
-    assert not curve_panel._swings(80 + 3 * (-1) ** t[:10], log=False)
-    assert not curve_panel._swings(np.full(60, np.nan), log=True) and not curve_panel._swings(-t, log=True)
+    assert not figures._swings(90 - 80 * np.exp(-t / 3), log=False)
+    assert not figures._swings(2 * np.exp(-t / 5), log=True)
+    assert figures._swings(80 + 3 * (-1) ** t, log=False) and figures._swings(2 + 0.5 * (-1) ** t, log=True)
+    assert not figures._swings(80 + 3 * (-1) ** t[:10], log=False)
+    assert not figures._swings(np.full(60, np.nan), log=True) and not figures._swings(-t, log=True)
 
 
 def test_a_running_mean_of_any_length():
     for n in range(8):
         values = np.arange(float(n)) ** 2
         means = [values[t - r : t + r + 1].mean() for t in range(n) for r in [min(2, t, n - 1 - t)]]
-        np.testing.assert_allclose(curve_panel.running_mean(values), means)
+        np.testing.assert_allclose(figures.running_mean(values), means)
 
 
 def test_a_curve_without_a_finite_value_is_drawn():
     figure, axes = figures.subplots(1, 1, figsize=(3, 2))
     nothing = np.full(30, np.nan)
-    curve_panel.draw(
-        axes, {"folb": Curve(range(30), nothing, nothing, nothing)}, looks.looks(["folb"]), "loss", log=True
-    )
+    figures.draw(axes, {"folb": Curve(range(30), nothing, nothing, nothing)}, looks.looks(["folb"]), "loss", log=True)
     assert figures.finished(figure, "title", "", "png").startswith(b"\x89PNG") and axes.get_yscale() == "linear"
 
 
@@ -162,6 +160,6 @@ def test_a_curve_without_a_finite_value_is_drawn():
 
 
 def test_every_model_has_a_title_in_words():
-    assert words.MODELS.keys() == MODELS.keys()
-    assert words.title("/data/mine.npz", "logistic") == "mine.npz, logistic regression"
-    assert words.title("mnist", "my/model.py:net") == "mnist, model.py:net"
+    assert looks.MODELS.keys() == MODELS.keys()
+    assert looks.title("/data/mine.npz", "logistic") == "mine.npz, logistic regression"
+    assert looks.title("mnist", "my/model.py:net") == "mnist, model.py:net"

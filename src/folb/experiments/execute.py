@@ -390,13 +390,13 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, A
 
 
 def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
-    from folb.report import words
     from folb.report.figures import attacks, curves
+    from folb.report.looks import title
 
-    title = words.title(experiment.dataset, experiment.model)
+    about = {"title": title(experiment.dataset, experiment.model), "note": note}
     if all(run.parameters.get("attack") for run in runs):
-        return attacks(runs, title=title, note=note)
-    return curves(runs, target=experiment.target, title=title, note=note)
+        return attacks(runs, **about)
+    return curves(runs, target=experiment.target, **about)
 
 
 def _complete(path: Path, planned: Plan) -> None:

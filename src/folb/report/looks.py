@@ -1,7 +1,8 @@
-"""How a curve looks: an algorithm has one colour and dash in every picture, and on the page."""
+"""How a curve looks: an algorithm has one colour and dash in every picture, and on the page. And titles in words."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -102,3 +103,21 @@ def _name(label: str) -> str:
 
 def _parts(colour: str) -> tuple[int, ...]:
     return tuple(bytes.fromhex(colour[1:]))
+
+
+MODELS = {
+    "logistic": "logistic regression",
+    "linear": "linear regression",
+    "mlp": "perceptron",
+    "cnn": "CNN",
+    "lenet": "LeNet-5",
+    "resnet": "ResNet",
+    "char_lstm": "LSTM on characters",
+    "sentiment_lstm": "LSTM on words",
+}
+
+
+def title(dataset: str, model: str) -> str:
+    """The dataset and the model of an experiment; the user's own by their files' names."""
+    dataset, model = (os.path.basename(name) or name for name in (dataset, model))
+    return f"{dataset}, {MODELS.get(model, model)}"

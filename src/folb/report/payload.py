@@ -12,8 +12,7 @@ import numpy as np
 
 from folb.core import accountant
 from folb.measures import ACCURACY, FAIRNESS, REGISTRY, Metric, as_shown, is_regression, measure, measured
-from folb.report import words
-from folb.report.looks import looks
+from folb.report.looks import looks, title
 from folb.report.together import together
 from folb.results import summary
 from folb.results.run import Run
@@ -167,7 +166,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
     return {
         "name": stored.name,
         "identity": f"{environment['identity']} {environment['started']}",
-        "title": words.title(dataset, model),
+        "title": title(dataset, model),
         "note": environment["note"],
         "state": state,
         "differs": stored.differs,
