@@ -32,7 +32,7 @@ from folb.flower.open_round import OpenRound
 from folb.flower.strategy_settings import StrategySettings
 from folb.measures import is_measure, measure
 from folb.regular import regular
-from folb.report import figures, words
+from folb.report import figures, looks
 from folb.results import summary
 from folb.results.document import document
 from folb.store import checkpoint, directory, environment, experiment_file, lock
@@ -197,7 +197,7 @@ class RunRecord:
         """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
         run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
         runs, settings = [replace(run, params=model)], self.about.settings
-        picture = figures.curves(runs, target=settings.target, title=words.title(settings.dataset, settings.model))
+        picture = figures.curves(runs, target=settings.target, title=looks.title(settings.dataset, settings.model))
         directory.leave(self.path, document(self.about.experiment(), "", runs), picture)
 
 
