@@ -162,7 +162,7 @@ class Chart {
     const every = Math.ceil((end - first) / most);
     const places = [];
     for (let i = first; i < end - 1; i += every) places.push(i);
-    return end > first ? [...found, end - 1] : [];
+    return end > first ? [...places, end - 1] : [];
   }
 
   spot(x, y) {
@@ -256,7 +256,7 @@ function armsOf(runs, labels, styles) {
     if (!arms.has(labels[i])) arms.set(labels[i], { label: labels[i], runs: [], style: styles[i] });
     arms.get(labels[i]).runs.push(run);
   });
-  return [...found.values()];
+  return [...arms.values()];
 }
 
 /** Both charts, their legend and their switches. `aim` is called when the target has moved. */

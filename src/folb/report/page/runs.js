@@ -162,7 +162,7 @@ class Records {
       if (this.flags[e] & REJECTED) row[3]++;
       if (this.weights[e] < 0) row[4]++;
     }
-    return [...found.values()].sort((a, b) => a[0] - b[0]);
+    return [...rows.values()].sort((a, b) => a[0] - b[0]);
   }
 
   /** What one device did, in the rounds in which it was chosen: the row, its weight, gamma and flags. */
