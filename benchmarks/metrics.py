@@ -19,7 +19,7 @@ from growth import HERE, takes_turns, write
 
 from folb import Federation, algorithms, data, models, system
 from folb.simulation.problem import problem
-from folb.simulation.settled import chosen_metrics
+from folb.simulation.settled import measured
 
 TURNS, ROUNDS = 5, 30
 ASKED: tuple[tuple[str, ...], ...] = (("fairness",), ("f1",), ("top5",), ("auc",), ("fairness", "f1", "top5", "auc"))
@@ -53,7 +53,7 @@ def main() -> None:
                 ROUNDS,
                 every=1,
             )
-            for chosen in ((), *(chosen_metrics(asked, model, federation) for asked in ASKED))
+            for chosen in ((), *(measured(asked, model, federation) for asked in ASKED))
         ]
         times = [[turn() for turn in turns] for _ in range(TURNS)]
         for i, asked in enumerate(ASKED, 1):

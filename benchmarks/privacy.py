@@ -160,7 +160,7 @@ def _flower(there: Any, model: Any, noise: float, seed: int) -> float:
         for side in (there.train, there.test)
     )
     y, start, size = there.train.y, there.train.start, there.train.size
-    luck = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
 
     def app(k: int) -> ClientApp:
         rows = np.arange(start[k], start[k] + size[k])
@@ -170,7 +170,7 @@ def _flower(there: Any, model: Any, noise: float, seed: int) -> float:
         def train(message: Message, context: Context) -> Message:
             w = {name: array.numpy().copy() for name, array in message.content.array_records["arrays"].items()}
             for _ in range(int(FLOWER["steps"])):
-                some = luck.choice(rows, min(int(FLOWER["batch"]), len(rows)), replace=False)
+                some = generator.choice(rows, min(int(FLOWER["batch"]), len(rows)), replace=False)
                 features = x[some]
                 z = features @ w["weight"] + w["bias"]
                 p = np.exp(z - z.max(axis=1, keepdims=True))

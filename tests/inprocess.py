@@ -65,10 +65,10 @@ class InProcessGrid(Grid):
         return [] if reply is None else reply if isinstance(reply, list) else [reply]
 
     def pull_messages(self, message_ids):
-        found = [reply for id in sorted(message_ids) for reply in self.mailbox.pop(id, [])]
+        replies = [reply for id in sorted(message_ids) for reply in self.mailbox.pop(id, [])]
         if self.shuffle is not None:
-            self.shuffle.shuffle(found)
-        return found
+            self.shuffle.shuffle(replies)
+        return replies
 
     def send_and_receive(self, messages, *, timeout=None):
         return self.pull_messages(self.push_messages(messages))

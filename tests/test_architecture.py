@@ -34,35 +34,35 @@ SERVER = DEVICE | {"atomic", "npz", "measures", "results", "store", "report"}
 
 def imported(source: str) -> set[str]:
     """The modules that a file imports, wherever in it."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "folb":  # as in folb.simulate
-            found.add(f"folb.{node.attr}")
+            names.add(f"folb.{node.attr}")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            found |= {named.value for named in node.args if isinstance(named, ast.Constant)}
-    return found
+            names |= {named.value for named in node.args if isinstance(named, ast.Constant)}
+    return names
 
 
 def complaints(module: str, source: str) -> list[str]:
     """What is wrong with the imports of the module `module`, such as "core.rules"."""
-    layer, found = module.partition(".")[0], []
+    layer, wrong = module.partition(".")[0], []
     for name in sorted(imported(source)):
         top, _, rest = name.partition(".")
         other = ({**folb._NAMES, **folb._MODULES}.get(rest) or rest).partition(".")[0]
         if top == "folb" and RANK.get(other, -1) > RANK[layer]:
-            found.append(f"{module} imports {name}, of a layer above its own")
+            wrong.append(f"{module} imports {name}, of a layer above its own")
         if top == "folb" and other in FORBIDDEN.get(layer, ()):
-            found.append(f"{module} imports {name}, which no Flower server or device may load")
+            wrong.append(f"{module} imports {name}, which no Flower server or device may load")
         if top == "folb_studies":
-            found.append(f"{module} imports {name}, of another distribution")
+            wrong.append(f"{module} imports {name}, of another distribution")
         if top == "rich" and layer != "cli":
-            found.append(f"{module} imports rich, which is for the command line alone")
-    return found
+            wrong.append(f"{module} imports rich, which is for the command line alone")
+    return wrong
 
 
 def sources() -> dict[str, str]:
@@ -130,13 +130,13 @@ ALLOWED = {
 
 def spoken(source: str) -> set[str]:
     """What a file uses to print, to ask, or to end a process."""
-    found = set()
+    calls = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name | ast.Attribute):
-            found.add(ast.unparse(node))
+            calls.add(ast.unparse(node))
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found & SPOKEN
+            calls |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return calls & SPOKEN
 
 
 @pytest.mark.parametrize("module", [name for name in sources() if not name.startswith("cli.")])
@@ -192,6 +192,6 @@ def test_the_strategy_is_a_carrier():
 
 def test_no_class_does_everything():
     counted = {f"{module}.{name}": n for module, text in sources().items() for name, n in methods(text).items()}
-    found = {name for name, count in counted.items() if count > MOST_METHODS}
-    assert found == set(LARGE)
+    large = {name for name, count in counted.items() if count > MOST_METHODS}
+    assert large == set(LARGE)
     assert methods("class A:\n    def f(self): ...\n    async def g(self): ...") == {"A": 2}

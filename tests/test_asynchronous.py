@@ -31,10 +31,10 @@ USUAL = {"lr": LR, "batch": BATCH}
 ROUNDS = {3: 50, 2: 75, 1: 160}  # of K replies, so that there are 200 events, with those that are lost
 
 
-def uneven(home, luck, cost):
+def uneven(home, draws, cost):
     """Speeds differ by a factor of 100, a device does one to three steps, and a quarter drop out."""
-    work = 1 + jnp.floor(3 * luck[0]).astype(jnp.int32)
-    return Effort(work, work * cost * 10.0 ** (2 * home[0]), luck[1] < 0.25)
+    work = 1 + jnp.floor(3 * draws[0]).astype(jnp.int32)
+    return Effort(work, work * cost * 10.0 ** (2 * home[0]), draws[1] < 0.25)
 
 
 # A literal loop: event by event ---------------------------------------------------------------------------------------
@@ -50,8 +50,8 @@ def efforts(chosen, count=400):
         home = uniform(words(SEED, HOME, who, 2))
 
         def start(n):
-            luck = uniform(words(SEED, n, who, 4)[:, 2:])
-            return jax.vmap(chosen)(home, luck, jnp.ones(N, jnp.int32)), words(SEED, n, SERVER, 1)[0]
+            draws = uniform(words(SEED, n, who, 4)[:, 2:])
+            return jax.vmap(chosen)(home, draws, jnp.ones(N, jnp.int32)), words(SEED, n, SERVER, 1)[0]
 
         return jax.vmap(start)(numbers)
 
@@ -277,9 +277,9 @@ def test_another_device_is_none_of_the_others(kind):
 
     count = 1200
     words = (np.arange(count, dtype=np.uint64) * 2**32 // count).astype(np.uint32)  # evenly over all words
-    found = np.bincount(np.asarray(jax.jit(jax.vmap(one))(words)), minlength=6)
+    counts = np.bincount(np.asarray(jax.jit(jax.vmap(one))(words)), minlength=6)
     expected = np.where(np.isin(np.arange(6), others), 0, chances)
-    np.testing.assert_allclose(found, count * expected / expected.sum(), atol=2)
+    np.testing.assert_allclose(counts, count * expected / expected.sum(), atol=2)
 
 
 def test_if_only_others_have_a_chance_any_device_that_is_left_is_drawn():

@@ -54,7 +54,7 @@ def make_round(seed=0, gradients=True):
 
 @jax.jit
 def seen(numbers, round):
-    return liars.told_gradients(numbers, liars.told(numbers, round))
+    return liars.with_false_gradients(numbers, liars.with_lies(numbers, round))
 
 
 def lied(name, round=None, share=0.2):
@@ -99,8 +99,8 @@ def test_min_max_and_min_sum_go_as_far_as_the_honest_are_apart():
     honest = np.asarray(round.delta["w"], float)[HONEST]
     apart = np.sum((honest[:, None] - honest) ** 2, axis=2)
     for name, far, most in (("min_max", np.max, apart.max()), ("min_sum", np.sum, apart.sum(axis=1).max())):
-        told = np.asarray(lied(name, round).delta["w"][0], float)
-        assert far(np.sum((honest - told) ** 2, axis=1)) == pytest.approx(most, rel=1e-3)
+        update = np.asarray(lied(name, round).delta["w"][0], float)
+        assert far(np.sum((honest - update) ** 2, axis=1)) == pytest.approx(most, rel=1e-3)
 
 
 def test_noise_has_its_length():
@@ -192,9 +192,9 @@ def test_a_liar_is_drawn_again_for_its_loss(small):
 
 def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
     """A thousandfold update makes c_k, and so the local steps of all, a thousand times too long."""
-    told = {"attack": "flipped_x1000", "attackers": 0.2, "K": 4, "replacement": False}
+    given = {"attack": "flipped_x1000", "attackers": 0.2, "K": 4, "replacement": False}
     bare, safe = (
-        simulate(*small, algorithms.scaffold(robust=robust, **told), rounds=6)[0] for robust in (None, "median")
+        simulate(*small, algorithms.scaffold(robust=robust, **given), rounds=6)[0] for robust in (None, "median")
     )
     assert not bare.train_loss[-1] < 100 and safe.train_loss[-1] < 10
 
@@ -240,10 +240,10 @@ def test_rule_by_attack_by_share_in_a_run_directory(capsys, tmp_path, monkeypatc
     """It is not computed twice, and fits in 80 columns."""
     out = ["--out", str(tmp_path / "o")]
     assert main(["attack", *TINY, *out, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = [(one["rule"], one["attack"], one["attackers"]) for one in found["outcomes"]]
+    document = json.loads(capsys.readouterr().out)
+    rows = [(one["rule"], one["attack"], one["attackers"]) for one in document["outcomes"]]
     assert len(rows) == len(set(rows)) == 2 * 3 * 2
-    by_rule = {row: np.mean(one["accuracy"]) for row, one in zip(rows, found["outcomes"], strict=True)}
+    by_rule = {row: np.mean(one["accuracy"]) for row, one in zip(rows, document["outcomes"], strict=True)}
     assert by_rule["fedavg robust=median", "flipped_x1000", 0.2] > by_rule["fedavg robust=None", "flipped_x1000", 0.2]
     assert (tmp_path / "o" / "curves.png").stat().st_size > 10_000
     lines = (tmp_path / "o" / "rounds.jsonl").read_bytes()

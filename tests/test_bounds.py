@@ -123,9 +123,9 @@ def coefficients(step, delta, left, near):
     columns = np.nan_to_num(np.vstack([delta, left]).astype(float), nan=0, posinf=0, neginf=0)
     length = np.maximum(np.linalg.norm(columns, axis=1), 1e-30)
     directions, near = (columns / length[:, None]).T, np.append(near, np.zeros(len(left))) * length
-    found = near + np.linalg.lstsq(directions, step.astype(float) - directions @ near, rcond=1e-5)[0]
-    np.testing.assert_allclose(directions @ found, step, atol=1e-4 * (1e-3 + np.abs(step).max()))
-    return np.where(length > 1e-20, found / length, 0.0)[: len(delta)]
+    solved = near + np.linalg.lstsq(directions, step.astype(float) - directions @ near, rcond=1e-5)[0]
+    np.testing.assert_allclose(directions @ solved, step, atol=1e-4 * (1e-3 + np.abs(step).max()))
+    return np.where(length > 1e-20, solved / length, 0.0)[: len(delta)]
 
 
 def largest(algorithm, replies):
@@ -136,10 +136,10 @@ def largest(algorithm, replies):
     for (step, weights, most), sent, before in zip(made, replies, (0 * left, left), strict=True):
         for case in range(CASES):
             delta = sent[1][case]
-            found = coefficients(step[case], delta, before[case][None], np.zeros(K))
-            np.testing.assert_allclose(weights[case], found, atol=2e-3 * CAP / K)
-            parts = np.abs(found) * np.nan_to_num(np.linalg.norm(delta, axis=1), nan=0, posinf=0)
-            weight = max(weight, np.abs(found).max() * K / CAP)
+            solved = coefficients(step[case], delta, before[case][None], np.zeros(K))
+            np.testing.assert_allclose(weights[case], solved, atol=2e-3 * CAP / K)
+            parts = np.abs(solved) * np.nan_to_num(np.linalg.norm(delta, axis=1), nan=0, posinf=0)
+            weight = max(weight, np.abs(solved).max() * K / CAP)
             length = max(length, parts.max() / most[case])
     return weight, length
 
@@ -193,9 +193,9 @@ def test_what_is_refused_would_break_the_bound(settings, replies):
     weight = length = 0.0
     for case in range(CASES):
         delta = replies[0][1][case]
-        found = np.abs(coefficients_of_any(step[case], delta))
-        weight = max(weight, found.max() * K / CAP)
-        length = max(length, (found * np.nan_to_num(np.linalg.norm(delta, axis=1), nan=0, posinf=0)).max() / most[case])
+        parts = np.abs(coefficients_of_any(step[case], delta))
+        weight = max(weight, parts.max() * K / CAP)
+        length = max(length, (parts * np.nan_to_num(np.linalg.norm(delta, axis=1), nan=0, posinf=0)).max() / most[case])
     assert max(weight, length) > 1.01
 
 
@@ -238,9 +238,9 @@ def assert_steps(seen, K):
         step = flat(after) - flat(params)
         rows = [flat(jax.tree.map(lambda leaf, k=k: leaf[k], delta)) for k in range(len(weights))]
         stack = np.where(times[:, None] > 0, rows, 0)
-        found = coefficients(step, stack, np.array([0 * step, *before]), weights)
-        np.testing.assert_allclose(weights, found, atol=2e-3 * CAP / K)
-        assert np.abs(found).max() <= CAP / K * 1.002
+        solved = coefficients(step, stack, np.array([0 * step, *before]), weights)
+        np.testing.assert_allclose(weights, solved, atol=2e-3 * CAP / K)
+        assert np.abs(solved).max() <= CAP / K * 1.002
         before.append(step)
     assert any(np.any(weights) for *_, weights in seen)
 
@@ -256,7 +256,7 @@ def simulated(monkeypatch, federation, algorithm):
     def closing(algorithm, state, round):
         closed = close(algorithm, state, round)
         made = (state.params, *shown.pop(), closed.state.params, closed.weights)
-        jax.debug.callback(lambda *found: seen.append(jax.tree.map(np.asarray, found)), *made, ordered=True)
+        jax.debug.callback(lambda *values: seen.append(jax.tree.map(np.asarray, values)), *made, ordered=True)
         return closed
 
     monkeypatch.setattr(rounds, "update_of", watched)

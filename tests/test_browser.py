@@ -303,7 +303,7 @@ def test_heat_map_tells_what_the_devices_did(address, directory, visit):
     tab = visit(address)
     tab.locator("select").select_option(label="fedavg, seed 1")
     expect(tab.locator(".plot.heat").locator("..").locator("figcaption")).to_contain_text("fedavg, seed 1")
-    canvas, told = tab.locator(".heat canvas"), tab.locator("p.value")
+    canvas, readout = tab.locator(".heat canvas"), tab.locator("p.value")
     own = {line["round"]: line for line in lines(directory) if (line["algorithm"], line["seed"]) == ("fedavg", 1)}
     canvas.focus()
     tab.keyboard.press("Home")
@@ -323,11 +323,11 @@ def test_heat_map_tells_what_the_devices_did(address, directory, visit):
             if row["gamma"][k] is not None:
                 words.append(f"gamma {row['gamma'][k]:.3g}")
         seen[words[0].split()[0]] += 1
-        expect(told).to_have_text(f"{where}{', '.join(words)}.")
+        expect(readout).to_have_text(f"{where}{', '.join(words)}.")
         tab.keyboard.press("ArrowDown")
     assert seen == {"not": 20, "lost": 1, "rejected": 1, "weight": 8}
     canvas.hover()
-    expect(told).to_have_text(re.compile(r"^Round (19|20|21|22), device 1[4-7]: "))
+    expect(readout).to_have_text(re.compile(r"^Round (19|20|21|22), device 1[4-7]: "))
 
 
 def test_heat_map_colours_and_zoom(address, visit):
@@ -611,9 +611,9 @@ def test_a_link_that_no_longer_fits(overlaid, visit):
 
 def downloaded(tab, place, name):
     """The content of a file that a button of the page gives, and its name."""
-    with tab.expect_download() as found:
+    with tab.expect_download() as download:
         tab.locator(place).get_by_role("button", name=name).click()
-    return Path(found.value.path()).read_bytes(), found.value.suggested_filename
+    return Path(download.value.path()).read_bytes(), download.value.suggested_filename
 
 
 def test_the_csv_has_the_numbers_of_results_json(real, tmp_path, visit):

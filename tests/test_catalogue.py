@@ -68,15 +68,15 @@ def test_info_counts_what_the_federation_has(store, tmp_path, capsys):
     write_mnist(store / "mnist")
     code, out, err = folb(capsys, "data", "info", "mnist", "--set", "devices=7", "--set", "mnist.partition=iid")
     assert code == 0, err
-    found = facts(out)
-    assert found["devices"] == "7"
-    assert found["samples"] == "700: 630 to train on, 70 to test on, a random tenth of each device's"
-    assert found["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
-    assert found["classes"] == "10; a device has 10.0 of them on average"
-    assert found["defaults"] == "model logistic, lr 0.03, mu 1 for fedprox, target 0.8"
+    shown = facts(out)
+    assert shown["devices"] == "7"
+    assert shown["samples"] == "700: 630 to train on, 70 to test on, a random tenth of each device's"
+    assert shown["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
+    assert shown["classes"] == "10; a device has 10.0 of them on average"
+    assert shown["defaults"] == "model logistic, lr 0.03, mu 1 for fedprox, target 0.8"
     federation = data.load("mnist", devices=7, partition="iid")
     assert federation.labels().sum(axis=1).tolist() == [100] * 7
-    assert f"{100 * np.bincount(federation.test.y).max() / 70:.1f} % of the test samples" in found["majority"]
+    assert f"{100 * np.bincount(federation.test.y).max() / 70:.1f} % of the test samples" in shown["majority"]
     assert "  100 - 100 ████" in out
     assert out.count("device ") >= 5
 
@@ -238,8 +238,8 @@ def test_every_dataset_has_defaults_and_settings_that_text_can_give():
     ],
 )
 def test_settings_of_two_types(kind, text, value):
-    found = read("field", kind, text)
-    assert found == value and type(found) is type(value)
+    parsed = read("field", kind, text)
+    assert parsed == value and type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -293,14 +293,14 @@ def rates(**changes):
 
 def test_lr_is_for_all_algorithms_and_mu_for_fedprox_unless_set(monkeypatch):
     monkeypatch.setitem(data.DEFAULTS, "synthetic_1_1", data.Defaults("mlp", 0.5, 0.125))
-    model, found = rates()
+    model, measured = rates()
     assert model == "mlp"
-    own = found[3][2]
-    assert found == [("folb", 0.5, 0.01), ("fedprox", 0.5, 0.125), ("fedavg", 0.5, 0.0), ("softmax", 0.5, own)]
-    _, found = rates(lr="0.2", folb={"lr": "0.3"}, mu="0.7")
-    assert found == [("folb", 0.3, 0.7), ("fedprox", 0.2, 0.7), ("fedavg", 0.2, 0.0), ("softmax", 0.2, 0.7)]
-    _, found = rates(fedprox={"mu": [1, 2]})
-    assert [(lr, mu) for name, lr, mu in found if name == "fedprox"] == [(0.5, 1.0), (0.5, 2.0)]
+    own = measured[3][2]
+    assert measured == [("folb", 0.5, 0.01), ("fedprox", 0.5, 0.125), ("fedavg", 0.5, 0.0), ("softmax", 0.5, own)]
+    _, measured = rates(lr="0.2", folb={"lr": "0.3"}, mu="0.7")
+    assert measured == [("folb", 0.3, 0.7), ("fedprox", 0.2, 0.7), ("fedavg", 0.2, 0.0), ("softmax", 0.2, 0.7)]
+    _, measured = rates(fedprox={"mu": [1, 2]})
+    assert [(lr, mu) for name, lr, mu in measured if name == "fedprox"] == [(0.5, 1.0), (0.5, 2.0)]
 
 
 def test_a_lr_that_an_own_algorithm_has_is_left_alone(tmp_path, monkeypatch):

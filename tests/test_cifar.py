@@ -212,8 +212,8 @@ def test_a_comparison_and_its_model(store, tmp_path, undrawn, model):
     assert document["model"] == model and document["runs"][0]["parameters"]["lr"] == 0.05
     kept = folb.load_model(tmp_path / "run")
     federation = load("cifar10", devices=3)
-    found = kept.predict(federation.expand(federation.table, federation.test.x))
-    assert np.mean(found == federation.test.y) == pytest.approx(document["runs"][0]["test_accuracy"][-1])
+    predicted = kept.predict(federation.expand(federation.table, federation.test.x))
+    assert np.mean(predicted == federation.test.y) == pytest.approx(document["runs"][0]["test_accuracy"][-1])
     assert kept.classes == tuple(NAMES) and kept.name == model
 
 

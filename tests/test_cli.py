@@ -219,7 +219,7 @@ def unshaped(**common):
     return folb.compose(Unshaped(), **common)
 
 def failing(**common):
-    raise RuntimeError("no luck")
+    raise RuntimeError("no memory left")
 
 def scalar(shape, classes):
     whole = models.logistic(shape, classes)
@@ -235,7 +235,7 @@ def nothing(shape, classes):
     [
         ("--algorithms", "unsaid", "this rule needs the devices' gradients"),
         ("--algorithms", "unshaped", "should be an update of the shapes of the model"),
-        ("--algorithms", "failing", "fails: RuntimeError: no luck"),
+        ("--algorithms", "failing", "fails: RuntimeError: no memory left"),
         ("--algorithms", "absent", "has no function 'absent'"),
         ("--model", "scalar", "shape of loss(...) for 81 samples = (): should be (81,)"),
         ("--model", "nothing", "nothing = {}: should make a folb.Model"),

@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from inprocess import InProcessGrid
-from luck import words
 from malformed.kinds import LIES, SHAPES, claim, device, places
+from random_numbers import words
 from test_asynchronous import UNEVEN, Literal
 from test_asynchronous import fedbuff as buffered
 from test_cli import folb as folb_command
@@ -64,14 +64,14 @@ def lossy(name, a, pair, keep=0.1, whole=False):
     """What comes of a tree that went through a codec, in 64 bits."""
     row = np.concatenate([np.ravel(a[key]) for key in sorted(a)]).astype(float)
     d, k = len(row), max(1, math.ceil(keep * len(row) - 1e-9))
-    found = np.zeros(d)
+    kept = np.zeros(d)
     if name == "top_k":
         for i in sorted(range(d), key=lambda i: (-abs(row[i]), i))[:k]:
-            found[i] = row[i]
+            kept[i] = row[i]
     elif name == "random_k":
         own = np.array(pair, np.uint32) ^ np.uint32(0x5BD1E995)
         for i in shuffled(own, 0, np.arange(k), d):
-            found[i] = row[i] * (1 if whole else d / k)
+            kept[i] = row[i] * (1 if whole else d / k)
     else:
         for first in range(0, d, 256):
             block = row[first : first + 256]
@@ -81,11 +81,11 @@ def lossy(name, a, pair, keep=0.1, whole=False):
                 level = 1 if value > 0 else -1
                 if name != "sign":
                     level = min(math.floor(value / scale * top + chance(pair, first + i)), top) if scale > 0 else 0
-                found[first + i] = level / top * scale
+                kept[first + i] = level / top * scale
     parts, first = {}, 0
     for key in sorted(a):
         size = np.size(a[key])
-        parts[key] = found[first : first + size].reshape(np.shape(a[key]))
+        parts[key] = kept[first : first + size].reshape(np.shape(a[key]))
         first += size
     return Vector(parts)
 
@@ -99,9 +99,9 @@ def test_a_codec_is_a_literal_loop_in_numpy_and_in_jax(name):
     assert made.fault(sent, 607, 1e15) == ""
     expected = lossy(name, SOME, WORDS)
     compiled = jax.jit(lambda a, words: made.decoded(made.encoded(a, words), words, a))
-    for found in (made.decoded(sent, WORDS, SOME), compiled(SOME, WORDS)):
+    for back in (made.decoded(sent, WORDS, SOME), compiled(SOME, WORDS)):
         for key, value in expected.items():
-            np.testing.assert_allclose(found[key], value, atol=1e-6)
+            np.testing.assert_allclose(back[key], value, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "random_k"])
@@ -109,10 +109,10 @@ def test_a_codec_without_feedback_is_right_on_average(name):
     """The mean over random words is within five standard errors, and the words matter."""
     made, a = codec(name, keep=0.3), {"w": jnp.asarray(SOME["weight"][:64])}
     many = np.random.default_rng(0).integers(0, 2**32, (3000, 2), np.uint32)
-    found = np.asarray(jax.jit(jax.vmap(lambda pair: made.decoded(made.encoded(a, pair), pair, a)))(many)["w"])
-    error = np.abs(found.mean(axis=0) - a["w"])
-    assert np.all(error <= 5 * found.std(axis=0).max() / math.sqrt(len(many)))
-    assert found.std(axis=0).max() > 1e-3
+    back = np.asarray(jax.jit(jax.vmap(lambda pair: made.decoded(made.encoded(a, pair), pair, a)))(many)["w"])
+    error = np.abs(back.mean(axis=0) - a["w"])
+    assert np.all(error <= 5 * back.std(axis=0).max() / math.sqrt(len(many)))
+    assert back.std(axis=0).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", UP.parts)
@@ -133,13 +133,13 @@ def test_the_largest_numbers_come_through_a_codec(name, scale):
     compiled = jax.jit(lambda a, words: made.decoded(made.encoded(a, words), words, a))
     with np.errstate(all="ignore"):  # where NumPy warns, the server refuses the reply
         a = {"w": np.float32(scale) * unit}
-        for found in (made.decoded(made.encoded(a, WORDS), WORDS, a)["w"], np.asarray(compiled(a, WORDS)["w"])):
+        for back in (made.decoded(made.encoded(a, WORDS), WORDS, a)["w"], np.asarray(compiled(a, WORDS)["w"])):
             if not np.isfinite(scale):
-                assert not np.isfinite(found[np.abs(unit) == 1]).any()
+                assert not np.isfinite(back[np.abs(unit) == 1]).any()
             elif name == "sign":  # its scale is a mean: the sum may be infinite
-                assert np.all(np.abs(found) > 0.25 * scale)
+                assert np.all(np.abs(back) > 0.25 * scale)
             else:
-                assert np.abs(found / scale - unit).max() <= 1.001 / {"int8": 127, "int4": 7}.get(name, 1e6)
+                assert np.abs(back / scale - unit).max() <= 1.001 / {"int8": 127, "int4": 7}.get(name, 1e6)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_long_vectors_keep_their_lengths_in_sketches_and_robust_rules():
     """Earlier, each was a vector of zeros once it was compiled."""
     long = np.full(5, 2e38, np.float32)
     for bits in (4, 8):
-        found = jax.jit(lambda s, bits=bits: sketch.unpacked(sketch.packed(s, bits), 5, bits))(long)
-        np.testing.assert_allclose(found, long, rtol=1e-6)
-    found = jax.jit(polar)({"w": np.stack([long, long / 4])}, np.ones(2, bool))
-    np.testing.assert_allclose(found.norm, [np.inf, np.sqrt(5) * 5e37], rtol=1e-6)
-    np.testing.assert_allclose(found.direction["w"], np.full((2, 5), 1 / np.sqrt(5)), rtol=1e-6)
+        back = jax.jit(lambda s, bits=bits: sketch.unpacked(sketch.packed(s, bits), 5, bits))(long)
+        np.testing.assert_allclose(back, long, rtol=1e-6)
+    back = jax.jit(polar)({"w": np.stack([long, long / 4])}, np.ones(2, bool))
+    np.testing.assert_allclose(back.norm, [np.inf, np.sqrt(5) * 5e37], rtol=1e-6)
+    np.testing.assert_allclose(back.direction["w"], np.full((2, 5), 1 / np.sqrt(5)), rtol=1e-6)
 
 
 # A run, in both carriers ---------------------------------------------------------------------------------------------
@@ -179,13 +179,13 @@ def fedavg(run, up=None, keep=0.1, feedback=False, down=None):
     for t in rounds(run):
         full = w + behind
         sent = full if down is None else lossy(down, full, pair(t, ROUND))
-        found = replies(run, t, sent)
-        for reply in found if up else ():
+        answers = replies(run, t, sent)
+        for reply in answers if up else ():
             before = reply.delta + left.get(reply.k, model() * 0)
             reply.delta = lossy(up, before, pair(t, reply.k), keep, whole=feedback)
             if feedback:
                 left[reply.k] = before - reply.delta
-        w = w + average(found)
+        w = w + average(answers)
         if feedback and down is not None:
             behind = full - sent
     return w
@@ -195,10 +195,10 @@ def folb(run, up):
     """FOLB (13), with updates and gradients through a codec."""
     w = model()
     for t in rounds(run):
-        found = replies(run, t, w)
-        delta = [lossy(up, reply.delta, pair(t, reply.k)) for reply in found]
-        grad = [lossy(up, full_gradient(w, reply.k), pair(t, reply.k)) for reply in found]
-        times = np.array([reply.times for reply in found])
+        answers = replies(run, t, w)
+        delta = [lossy(up, reply.delta, pair(t, reply.k)) for reply in answers]
+        grad = [lossy(up, full_gradient(w, reply.k), pair(t, reply.k)) for reply in answers]
+        times = np.array([reply.times for reply in answers])
         g1 = mean(grad, times)
         inner = times * np.array([g.dot(g1) for g in grad])
         for weight, d in zip(inner / np.abs(inner).sum(), delta, strict=True):
@@ -258,9 +258,9 @@ class Encoded(Literal):
 
     def arrived(self, delta, n, k):
         full = delta + self.left.get(k, model() * 0)
-        found = lossy("top_k", full, pair(n, k), 0.2, whole=True)
-        self.left[k] = full - found
-        return found
+        coded = lossy("top_k", full, pair(n, k), 0.2, whole=True)
+        self.left[k] = full - coded
+        return coded
 
     def play_encoded(self, t):
         full, steps = self.w + self.behind, self.steps
@@ -389,12 +389,12 @@ def test_the_bytes_counted_are_those_of_the_messages(settings, tmp_path):
     (line,) = directory.read(tmp_path).rounds()[0]
     asked = [message for message in carrier.sent if message.metadata.message_type == "train"]
     size = sizes(made, model)
-    for found, counted, recorded in (
+    for crossing, counted, recorded in (
         (asked, 2 * size.model, line["bytes_down"]),
         (replied, 2 * size.reply, line["bytes_up"]),
     ):
-        crossed = sum(recorddict_to_proto(message.content).ByteSize() for message in found)
-        frames = sum(FRAMING * len(record) for m in found for record in m.content.array_records.values()) + 2 * REST
+        crossed = sum(recorddict_to_proto(message.content).ByteSize() for message in crossing)
+        frames = sum(FRAMING * len(record) for m in crossing for record in m.content.array_records.values()) + 2 * REST
         assert counted < crossed <= counted + frames
         assert counted <= recorded <= 1.03 * counted
         assert crossed <= 1.03 * counted
@@ -411,8 +411,8 @@ def test_the_simulator_counts_what_is_sent():
 
 
 def test_the_costs_of_a_codec():
-    found = costs(algorithms.scaffold(compress_up="int8", compress_down="int4", error_feedback=True))
-    assert (found.up, found.down) == ("0.254 d", "0.129 d + d (shift)")
+    spent = costs(algorithms.scaffold(compress_up="int8", compress_down="int4", error_feedback=True))
+    assert (spent.up, spent.down) == ("0.254 d", "0.129 d + d (shift)")
     assert costs(algorithms.folb(compress_up="top_k")).up == "0.2 d + 0.2 d (grad)"
 
 
@@ -476,10 +476,10 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_in_settings_are_named(mistake):
     settings, says = MISTAKES[mistake]
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as error:
         algorithms.fedavg(**settings)
-    assert says in str(found.value)
-    assert "\n" not in str(found.value)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_what_does_not_go_together_is_refused():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from luck import uniform
+from random_numbers import uniform
 
 from folb import system
 from folb.core import randomness
@@ -189,12 +189,12 @@ def check_draws(case, runs):
             devices, times, work = run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1]
             if not case.algorithm.startswith("fednu") and "sampling" not in case.settings:
                 np.testing.assert_array_equal(devices, np.sort(uniform_draws(run.seed, t)[:K]))
-            luck = uniform(run.seed, t, devices, 4)[:, 2:]
+            draws = uniform(run.seed, t, devices, 4)[:, 2:]
             first = np.diff(devices, prepend=-1) > 0
-            usable = first & (luck[:, 1] >= 0.5)
+            usable = first & (draws[:, 1] >= 0.5)
             multiplicity = np.sum(devices[:, None] == devices, axis=1)
             np.testing.assert_array_equal(times, np.where(usable, multiplicity, 0))
-            np.testing.assert_array_equal(work, np.where(usable, 1 + np.floor(luck[:, 0] * 4), 0))
+            np.testing.assert_array_equal(work, np.where(usable, 1 + np.floor(draws[:, 0] * 4), 0))
             repeats += np.sum(times > 1)
             lost += np.sum(first & ~usable)
         assert not np.any(run.records["weights"][run.times == 0])
@@ -297,8 +297,8 @@ def rule_of(case):
 
 def second_set(run, t):
     """S_2 of a round, drawn again by hand: the distinct devices, and those of them that are lost."""
-    luck = uniform(run.seed, t, np.arange(N), 4)[:, 3]
-    return set(uniform_draws(run.seed, t)[K:].tolist()), set(np.flatnonzero(luck < 0.5).tolist())
+    draws = uniform(run.seed, t, np.arange(N), 4)[:, 3]
+    return set(uniform_draws(run.seed, t)[K:].tolist()), set(np.flatnonzero(draws < 0.5).tolist())
 
 
 def check_bytes(case, runs):

@@ -82,11 +82,11 @@ def appended(name, value):
 
 
 def field(name, value):
-    """environment.json with another value; `...` for none."""
+    """given.json with another value; `...` for none."""
 
     def damage(path):
-        found = json.loads((path / ENVIRONMENT).read_bytes()) | {name: value}
-        (path / ENVIRONMENT).write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
+        given = json.loads((path / ENVIRONMENT).read_bytes()) | {name: value}
+        (path / ENVIRONMENT).write_text(json.dumps({key: value for key, value in given.items() if value is not ...}))
 
     return damage
 
@@ -119,8 +119,8 @@ def line(**changes):
 
     def damage(path):
         lines = (path / LINES).read_text().splitlines()
-        found = json.loads(lines[5]) | changes
-        lines[5] = json.dumps({key: value for key, value in found.items() if value is not ...})
+        changed = json.loads(lines[5]) | changes
+        lines[5] = json.dumps({key: value for key, value in changed.items() if value is not ...})
         (path / LINES).write_text("\n".join(lines) + "\n")
 
     return damage
@@ -300,12 +300,12 @@ KINDS = (
 
 def state(home):
     """All that is on disk."""
-    found = {}
+    contents = {}
     for folder, folders, names in os.walk(home):
         for name in (*folders, *names):
             path = Path(folder, name)
-            found[path] = path.read_bytes() if path.is_file() else os.readlink(path) if path.is_symlink() else None
-    return found
+            contents[path] = path.read_bytes() if path.is_file() else os.readlink(path) if path.is_symlink() else None
+    return contents
 
 
 PARSER = functools.cache(main.parser)  # as slow to make as all the rest
@@ -414,9 +414,9 @@ def test_a_directory_removed_while_it_is_listed(home, capsys, monkeypatch):
 
 def test_a_directory_removed_after_it_was_listed(home, capsys, monkeypatch):
     gone = rundirectory.write(home, "gone-1", rounds=1)
-    found = directory.listed()
+    paths = directory.listed()
     shutil.rmtree(gone)
-    monkeypatch.setattr(directory, "listed", lambda: found)
+    monkeypatch.setattr(directory, "listed", lambda: paths)
     assert main.main(["runs"]) == 0
     assert states(capsys.readouterr().out) == {OTHER: "finished", "gone-1": "unreadable"}
 

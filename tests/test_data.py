@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from folb import data
-from folb.data import arrays, leaf, synthetic
+from folb.data import leaf, synthetic, tabular
 from folb.data.federation import Federation
 from folb.errors import InputError
 
@@ -690,7 +690,7 @@ def test_files_without_permission(tmp_path):
 
 
 def test_a_file_that_vanishes(tmp_path):
-    for read, name in ((leaf.load, "gone.json"), (leaf.load, "gone.json.gz"), (arrays.load, "gone.npz")):
+    for read, name in ((leaf.load, "gone.json"), (leaf.load, "gone.json.gz"), (tabular.load_arrays, "gone.npz")):
         with pytest.raises(InputError, match=r"gone.* = 'No such file or directory': should be a readable"):
             read(tmp_path / name)
 

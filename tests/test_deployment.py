@@ -153,8 +153,8 @@ class FleetOnly(BaseHTTPRequestHandler):
         beyond = http.client.HTTPSConnection(HOST, self.upstream.port, timeout=30, context=known)
         with contextlib.closing(beyond):
             beyond.request("POST", self.path, body, dict(self.headers))
-            found = beyond.getresponse()
-            self.answer(found.status, {"Content-Type": found.headers.get("Content-Type", "")}, found.read())
+            response = beyond.getresponse()
+            self.answer(response.status, {"Content-Type": response.headers.get("Content-Type", "")}, response.read())
 
     def answer(self, status, headers, body):
         self.send_response(status)
@@ -226,8 +226,8 @@ def assert_equal_to_the_simulator(directory, algorithm, count):
     assert [line["round"] for line in lines] == list(range(1, count + 1))
     assert not [line["abandoned"] for line in lines if "abandoned" in line]  # the model would lack a round
     assert all(line["lost"] == 0 and not line["rejected_devices"] for line in lines)
-    with np.load(directory / "model.npz") as found:
-        deployed_model = dict(found)
+    with np.load(directory / "model.npz") as archive:
+        deployed_model = dict(archive)
     for name, value in run.params.items():
         assert np.abs(deployed_model[name] - value).max() <= 1e-5
         assert np.abs(value).max() > 0.01
@@ -261,8 +261,8 @@ def test_malformed_replies_of_every_kind_are_refused_alone(codec, least, deploye
     assert all(line["updated"] for line in lines) or (codec == "top_k" and any(line["updated"] for line in lines))
     assert all(sorted(line["rejected_devices"] + line["lost_devices"]) == [1, 2, 3] for line in lines)
     assert sum(len(line["rejected_devices"]) for line in lines) >= least
-    with np.load(directory / "model.npz") as found:
-        assert all(np.isfinite(value).all() for value in found.values())
+    with np.load(directory / "model.npz") as archive:
+        assert all(np.isfinite(value).all() for value in archive.values())
 
 
 @pytest.mark.slow
@@ -277,8 +277,8 @@ def test_updates_through_a_codec_with_error_feedback(deployed, tmp_path):
     submitted = ended(deployed, Path(__file__).parent / "encoded", {"directory": str(directory)})
     assert len(rounds(directory)) == server.ROUNDS, submitted.tail(30)
     expected = server.run(InProcessGrid([app] * 4), tmp_path / "here")
-    with np.load(directory / "model.npz") as found:
-        assert all(np.array_equal(found[name], value) for name, value in expected.items())
+    with np.load(directory / "model.npz") as archive:
+        assert all(np.array_equal(archive[name], value) for name, value in expected.items())
     assert [line["bytes_up"] for line in rounds(directory)] == [line["bytes_up"] for line in rounds(tmp_path / "here")]
 
 
@@ -369,12 +369,12 @@ def test_a_connection_is_its_user_s_while_it_lives():
 
 def started_in(path):
     """The processes that have this path in their environment, as Flower's do, unless they are already ending."""
-    found = []
+    names = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if os.fsencode(path) in (process / "environ").read_bytes():
-                found.append(process.name)
-    return found
+                names.append(process.name)
+    return names
 
 
 def test_a_child_that_nobody_knew_ends_with_the_deployment(tmp_path, monkeypatch):

@@ -167,7 +167,7 @@ def test_a_slot_does_not_depend_on_its_neighbours(unit):
 
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
-def test_slots_one_after_another_give_what_they_give_abreast(unit):
+def test_slots_one_after_another_give_what_they_give_side_by_side(unit):
     solver = Solver(lr=0.3, mu=0.1, batch=BATCH, unit=unit)
     params = on_device(random_params(1))
     together, apart = solve(solver, params, slots()), solve(solver, params, slots(), side_by_side=False)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from luck import words
+from random_numbers import words
 
 from folb import Experiment, InputError, algorithms, simulate, trace
 from folb.core import randomness, samplings, selection
@@ -77,7 +77,7 @@ def next_online(now):
     return now
 
 
-LUCK = np.asarray(
+DRAWS = np.asarray(
     jax.jit(
         lambda: jax.vmap(lambda t: randomness.uniform(randomness.words(SEED, t, jnp.arange(N), 4)[:, 2:]))(
             jnp.arange(1, 41)
@@ -105,13 +105,13 @@ def test_rounds_are_the_literal_loop_s(file, replacement):
             few += len(online) < K
         lost, seconds = set(), []
         for k in reached:
-            luck = LUCK[t, k]
+            draws = DRAWS[t, k]
             _, speed, up, down, latency, *_ = line_at(k, begin)
-            work = min(low + int(luck[0] * (high - low + 1)), high)
+            work = min(low + int(draws[0] * (high - low + 1)), high)
             arrival = latency + MODEL_BYTES * 8e-6 / down + work / speed + MODEL_BYTES * 8e-6 / up
             left = leaves(k, begin) - begin
             gone += arrival > left
-            if arrival > left or luck[1] < dropout:
+            if arrival > left or draws[1] < dropout:
                 lost.add(k)
             seconds.append(min(arrival, left))
             assert abs(arrival - left) > 1e-2
@@ -160,8 +160,8 @@ def test_those_online_have_equal_chances_and_weights(replacement):
     @jax.jit
     def many(words):
         draw = drawing(how, known)
-        found = jax.vmap(draw.devices)(words.reshape(-1, draw.words))
-        return found, draw.correction(jnp.arange(N))
+        chosen = jax.vmap(draw.devices)(words.reshape(-1, draw.words))
+        return chosen, draw.correction(jnp.arange(N))
 
     drawn, correction = many(words(1, 1, np.arange(4000 * (2 if replacement else N)), 1))
     counts = np.bincount(np.asarray(drawn.device).ravel(), np.asarray(drawn.times).ravel(), N)
@@ -186,9 +186,9 @@ def test_a_trace_resumes_bit_for_bit(file, tmp_path):
     play = partial(run, algorithms.folb(K=3, over_selection=1.3), system=trace(file=file, period=PERIOD))
     whole = play(rounds=12)[0]
     play(rounds=5, checkpoints=tmp_path / "kept")
-    found = []
-    rest = play(rounds=12, checkpoints=tmp_path / "kept", observe=lambda i, first, part: found.append(first))[0]
-    assert found[:2] == [1, 6]
+    observed = []
+    rest = play(rounds=12, checkpoints=tmp_path / "kept", observe=lambda i, first, part: observed.append(first))[0]
+    assert observed[:2] == [1, 6]
     np.testing.assert_array_equal(rest.seconds, whole.seconds)
     np.testing.assert_array_equal(rest.devices, whole.devices)
     jax.tree.map(np.testing.assert_array_equal, rest.params, whole.params)
@@ -223,8 +223,8 @@ def test_csv_gz_and_parquet_are_one_trace(file, tmp_path):
 
 def test_only_four_columns_are_needed(tmp_path):
     path = write(tmp_path, "down,device,up,speed\n" + "".join(f"2,{k},1,10\n" for k in range(N)))
-    found = trace(file=path, low=4, high=4)
-    played = run(algorithms.fedavg(K=2), rounds=2, system=found)[0]
+    traced = trace(file=path, low=4, high=4)
+    played = run(algorithms.fedavg(K=2), rounds=2, system=traced)[0]
     np.testing.assert_allclose(played.seconds, 0.4 + MODEL_BYTES * 8e-6 * (1 / 2 + 1 / 1), rtol=1e-5)
 
 
@@ -297,9 +297,9 @@ def test_a_hundred_thousand_devices_load_in_seconds(tmp_path):
     path = tmp_path / "many.csv"
     np.savetxt(path, table, delimiter=",", header="device,speed,up,down,from,until", comments="", fmt="%.9g")
     start = time.process_time()
-    found = trace(file=str(path), period=86_400)
+    traced = trace(file=str(path), period=86_400)
     assert time.process_time() - start < 5
-    online = np.asarray(jax.jit(lambda model, now: model.online(now))(found, jnp.float32(86_400 + 20_000)))
+    online = np.asarray(jax.jit(lambda model, now: model.online(now))(traced, jnp.float32(86_400 + 20_000)))
     assert 0.2 < online.mean() < 0.25
     near = np.abs(begin - 20_000) < 1, np.abs(begin + 9000 - 20_000) < 1  # rounding in 32 bits
     expected = (begin <= 20_000) & (begin + 9000 > 20_000)
@@ -323,7 +323,7 @@ def test_the_file_is_part_of_the_experiment(tmp_path, monkeypatch):
 
 def test_over_selection_is_swept_and_what_is_none_by_default_is_not_written():
     experiment = Experiment("synthetic_1_1", system="network", algorithms=["fedavg"])
-    found = plan(Experiment("synthetic_1_1", algorithms=["fedavg"], set={"over_selection": ["none", 1.3, 2]}))
-    assert [algorithm.selection.K for algorithm in found.algorithms] == [10, 13, 20]
+    planned = plan(Experiment("synthetic_1_1", algorithms=["fedavg"], set={"over_selection": ["none", 1.3, 2]}))
+    assert [algorithm.selection.K for algorithm in planned.algorithms] == [10, 13, 20]
     assert "over_selection" not in plan(experiment).experiment.set["fedavg"]
     assert plan(experiment).experiment.set["network"].get("tau") is None

@@ -12,9 +12,9 @@ SMALL = {"synthetic_1_1": {"sizes": [20, 30]}}
 
 def differs(**choices):
     own = {"algorithms": ["folb", "fedprox"], "seeds": 5} | choices
-    found = plan(Experiment("synthetic_1_1", **own | {"set": SMALL | own.get("set", {})})).differs
-    assert " sizes=20,30" in f" {found}"
-    return f" {found}".replace(" sizes=20,30", "").replace(" algorithms=folb,fedprox", "").strip()
+    differs = plan(Experiment("synthetic_1_1", **own | {"set": SMALL | own.get("set", {})})).differs
+    assert " sizes=20,30" in f" {differs}"
+    return f" {differs}".replace(" sizes=20,30", "").replace(" algorithms=folb,fedprox", "").strip()
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def test_the_algorithms_that_draw_with_replacement_are_those_of_the_page():
 
 def headings(text):
     """The anchors of a document, as GitHub and MkDocs make them."""
-    found = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
-    return {re.sub(r"[ -]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in found}
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[ -]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

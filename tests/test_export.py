@@ -99,8 +99,8 @@ def test_both_crossings_are_in_every_round_of_their_run(path, capsys, tmp_path):
     accuracy = {0: [0.2, 0.9, 0.1, 0.8, 0.8, 0.9], 1: [0.8, 0.1, 0.1, 0.1, 0.1, 0.1]}  # held from 2; never
     edit(path, lambda line: line | {"test_accuracy": accuracy[line["seed"]][line["round"] - 1], "train_loss": 1.0})
     rows = parsed(exported(capsys, path, "csv"))
-    found = [(row["seed"], row["rounds_to_target"], row["held_from"]) for row in rows]
-    assert found == 2 * (6 * [("0", "2", "2")] + 6 * [("1", "1", "")])
+    arrivals = [(row["seed"], row["rounds_to_target"], row["held_from"]) for row in rows]
+    assert arrivals == 2 * (6 * [("0", "2", "2")] + 6 * [("1", "1", "")])
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
-from luck import words
 from own import sampling
+from random_numbers import words
 from test_flower import softmax_gradient as gradient
 from test_slots import FEDERATION, MODEL, SEED, SYSTEM, begin, furthest, loss, on_flower, samples, simulated
 
@@ -98,11 +98,11 @@ def sgd(w, k, work, t, direction, mu=0.0, lr=LR):
 
 def replies(run, t, w, direction=lambda k: lambda g: g, mu=0.0, lr=LR, solve=sgd):
     """What came back in round t, from devices that started at w."""
-    found = []
+    answers = []
     for k, times, work in zip(run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1], strict=True):
         if times > 0:
-            found.append(Reply(int(k), float(times), w, *solve(w, int(k), work, t, direction(int(k)), mu, lr)))
-    return found
+            answers.append(Reply(int(k), float(times), w, *solve(w, int(k), work, t, direction(int(k)), mu, lr)))
+    return answers
 
 
 def rounds(run):
@@ -110,8 +110,8 @@ def rounds(run):
     return [t for t in range(1, ROUNDS + 1) if run.times[t - 1].any()]
 
 
-def average(found):
-    return mean([reply.delta for reply in found], [reply.times for reply in found])
+def average(answers):
+    return mean([reply.delta for reply in answers], [reply.times for reply in answers])
 
 
 def fedavg(run):
@@ -124,20 +124,20 @@ def fedavg(run):
 def feddyn(run, alpha=0.1):
     w, h, h_k = model(), model() * 0, {k: model() * 0 for k in range(N)}
     for t in rounds(run):
-        found = replies(run, t, w, lambda k: lambda g: g - h_k[k], mu=alpha)
-        for reply in found:
+        answers = replies(run, t, w, lambda k: lambda g: g - h_k[k], mu=alpha)
+        for reply in answers:
             h_k[reply.k] = h_k[reply.k] - reply.delta * alpha
             h = h - reply.delta * (alpha / N)
-        w = w + average(found) - h / alpha
+        w = w + average(answers) - h / alpha
     return w
 
 
 def fedvarp(run):
     w, ybar, y = model(), model() * 0, {k: model() * 0 for k in range(N)}
     for t in rounds(run):
-        found = replies(run, t, w)
-        v = ybar + mean([r.delta - y[r.k] for r in found], [r.times for r in found])
-        for reply in found:
+        answers = replies(run, t, w)
+        v = ybar + mean([r.delta - y[r.k] for r in answers], [r.times for r in answers])
+        for reply in answers:
             ybar = ybar + (reply.delta - y[reply.k]) / N
             y[reply.k] = reply.delta
         w = w + v
@@ -148,11 +148,11 @@ def fednova(run, momentum=0.0, by_samples=False):
     w = model()
     for t in rounds(run):
         solve = sgd if momentum == 0 else functools.partial(heavy_ball, beta=momentum)
-        found = replies(run, t, w, solve=solve)
-        p = np.array([r.times * (r.size if by_samples else 1) for r in found])
+        answers = replies(run, t, w, solve=solve)
+        p = np.array([r.times * (r.size if by_samples else 1) for r in answers])
         p = p / p.sum()
-        a = [sum(sum(momentum**i for i in range(j + 1)) for j in range(r.steps)) for r in found]
-        step = functools.reduce(Vector.__add__, [r.delta * (q / b) for r, q, b in zip(found, p, a, strict=True)])
+        a = [sum(sum(momentum**i for i in range(j + 1)) for j in range(r.steps)) for r in answers]
+        step = functools.reduce(Vector.__add__, [r.delta * (q / b) for r, q, b in zip(answers, p, a, strict=True)])
         w = w + step * float(np.dot(p, a))
     return w
 
@@ -206,10 +206,10 @@ def accord(run, lr=LR, beta=0.8, stretch=0.5, rate=0.6, by=by_consensus):
     w, m, before, factor = model(), model() * 0, None, 1.0
     total, count, said = model() * 0, 0.0, []
     for t in rounds(run):
-        found = replies(run, t, w + m * beta, lr=lr * factor)
-        delta = average(found)
-        a = np.array([reply.times for reply in found]) / sum(reply.times for reply in found)
-        squares = [reply.delta.dot(reply.delta) for reply in found]
+        answers = replies(run, t, w + m * beta, lr=lr * factor)
+        delta = average(answers)
+        a = np.array([reply.times for reply in answers]) / sum(reply.times for reply in answers)
+        squares = [reply.delta.dot(reply.delta) for reply in answers]
         most = 1 / float(a @ a)
         shortening = min(max(float(a @ squares) / delta.dot(delta), 1.0), most)
         m = m * beta + delta * shortening**stretch
@@ -245,9 +245,9 @@ def adagrad(run, lr=0.1, eps=0.01):
 def fedexp(run, eps=0.01, decay=0.9):
     w = last = model()
     for t in rounds(run):
-        found = replies(run, t, w)
-        delta = average(found)
-        squares = sum(r.times * r.delta.dot(r.delta) for r in found) / sum(r.times for r in found)
+        answers = replies(run, t, w)
+        delta = average(answers)
+        squares = sum(r.times * r.delta.dot(r.delta) for r in answers) / sum(r.times for r in answers)
         last, w = w, w + delta * max(1.0, squares / (2 * (delta.dot(delta) + eps * decay ** (t - 1))))
     return (w + last) / 2
 
@@ -255,18 +255,18 @@ def fedexp(run, eps=0.01, decay=0.9):
 def fedcm(run, alpha=0.3):
     w, m = model(), model() * 0
     for t in rounds(run):
-        found = replies(run, t, w, lambda k, m=m: lambda g: g * alpha + m * (1 - alpha))
-        m = -mean([r.delta / (LR * r.steps) for r in found])
-        w = w + average(found)
+        answers = replies(run, t, w, lambda k, m=m: lambda g: g * alpha + m * (1 - alpha))
+        m = -mean([r.delta / (LR * r.steps) for r in answers])
+        w = w + average(answers)
     return w
 
 
 def mimelite(run, beta=0.8):
     w, m = model(), model() * 0
     for t in rounds(run):
-        found = replies(run, t, w, lambda k, m=m: lambda g: g * (1 - beta) + m * beta)
-        m = m * beta + mean([r.grad() for r in found]) * (1 - beta)
-        w = w + average(found)
+        answers = replies(run, t, w, lambda k, m=m: lambda g: g * (1 - beta) + m * beta)
+        m = m * beta + mean([r.grad() for r in answers]) * (1 - beta)
+        w = w + average(answers)
     return w
 
 
@@ -287,11 +287,11 @@ def adabest(run, beta=0.5, mu=0.5):
     w = wbar = model()
     h_k, last = {k: model() * 0 for k in range(N)}, dict.fromkeys(range(N), 0)
     for t in rounds(run):
-        found = replies(run, t, w, lambda k: lambda g: g - h_k[k])
-        for reply in found:
+        answers = replies(run, t, w, lambda k: lambda g: g - h_k[k])
+        for reply in answers:
             h_k[reply.k] = h_k[reply.k] / (t - last[reply.k]) - reply.delta * mu
             last[reply.k] = t
-        before, wbar = wbar, w + average(found)
+        before, wbar = wbar, w + average(answers)
         w = wbar - (before - wbar) * beta
     return w
 
@@ -347,12 +347,12 @@ def folb_by(gradients):
     def loop(run):
         w = model()
         for t in rounds(run):
-            found = replies(run, t, w)
-            g = gradients(found, t)
-            times = np.array([r.times for r in found])
+            answers = replies(run, t, w)
+            g = gradients(answers, t)
+            times = np.array([r.times for r in answers])
             inner = g @ (times @ g / times.sum())
             weights = times * inner / np.abs(times * inner).sum()
-            w = w + functools.reduce(Vector.__add__, [r.delta * a for r, a in zip(found, weights, strict=True)])
+            w = w + functools.reduce(Vector.__add__, [r.delta * a for r, a in zip(answers, weights, strict=True)])
         return w
 
     return loop
@@ -367,18 +367,18 @@ def columns(rows, key, m):
     return jax.vmap(lambda row: sketch.sketched({"a": row}, key, m))(rows)
 
 
-def by_sketch(found, t, m=32):
+def by_sketch(answers, t, m=32):
     """R, as a matrix: one sign in each column."""
-    flat = np.stack([np.concatenate([np.ravel(r.grad()[name]) for name in ("bias", "weight")]) for r in found])
+    flat = np.stack([np.concatenate([np.ravel(r.grad()[name]) for name in ("bias", "weight")]) for r in answers])
     d = flat.shape[1]
     R = np.asarray(columns(np.eye(d, dtype=np.float32), key_of(t), m)).T
     assert (np.abs(R).sum(axis=0) == 1).all()
     return flat @ R.T
 
 
-def by_proxy(found, t):
+def by_proxy(answers, t):
     return np.stack(
-        [np.concatenate([np.ravel(-r.delta[n] / (LR * r.steps)) for n in ("bias", "weight")]) for r in found]
+        [np.concatenate([np.ravel(-r.delta[n] / (LR * r.steps)) for n in ("bias", "weight")]) for r in answers]
     )
 
 
@@ -398,12 +398,12 @@ def scaffold_with_momentum(run, beta=0.5):
 
             return sgd(w, k, work, t, step, mu, lr)
 
-        found, before = replies(run, t, w, solve=solve), c
-        for r in found:
+        answers, before = replies(run, t, w, solve=solve), c
+        for r in answers:
             a = sum(sum(beta**i for i in range(j + 1)) for j in range(r.steps))
             new = c_k[r.k] - before - r.delta / (a * LR)
             c, c_k[r.k] = c + (new - c_k[r.k]) / N, new
-        w = w + average(found)
+        w = w + average(answers)
     return w
 
 
@@ -524,8 +524,8 @@ def test_one_device_of_each_cluster():
     label = np.array([0, 0, 0, 1, 1, 2])
     rows = (centres[label] + 0.1 * rng.normal(size=(6, 16))).astype(np.float32)
     clustered = jax.jit(samplings.clustered, static_argnums=1)
-    found = np.asarray(clustered(rows, 3))
-    assert len({(a, b) for a, b in zip(found, label, strict=True)}) == 3  # the same parts
+    parts = np.asarray(clustered(rows, 3))
+    assert len({(a, b) for a, b in zip(parts, label, strict=True)}) == 3  # the same parts
     known = selection.Known(1, 3, True, None, np.ones(6), None)
 
     @jax.jit
@@ -535,7 +535,7 @@ def test_one_device_of_each_cluster():
 
     seen = set()
     for seed in range(40):
-        device = np.asarray(drawn(found, seed))
+        device = np.asarray(drawn(parts, seed))
         assert sorted(label[device]) == [0, 1, 2]
         seen |= set(device.tolist())
     assert seen == set(range(6))
@@ -601,16 +601,16 @@ def test_a_sketch_keeps_inner_products():
     a, b = (rng.normal(size=3000).astype(np.float32) for _ in range(2))
     b = a + b
     for bits, most in ((32, 0.15), (8, 0.15), (4, 0.2)):
-        found = []
+        products = []
         for _ in range(300):
             key = rng.integers(0, 2**32, 2, dtype=np.uint32)
             x, y = (
                 sketch.unpacked(sketch.packed(sketch.sketched({"w": v}, key, 128), bits), 128, bits) for v in (a, b)
             )
-            found.append(float(x @ y))
+            products.append(float(x @ y))
         expected, deviation = float(a @ b), np.sqrt(((a @ a) * (b @ b) + (a @ b) ** 2) / 128)
-        assert abs(np.mean(found) - expected) < 4 * deviation / np.sqrt(300)  # right on average
-        assert abs(np.std(found) / deviation - 1) < most  # and as far off as the formula says
+        assert abs(np.mean(products) - expected) < 4 * deviation / np.sqrt(300)  # right on average
+        assert abs(np.std(products) / deviation - 1) < most  # and as far off as the formula says
 
 
 def test_settings_of_a_sketch_share_a_program_only_if_shapes_agree():
@@ -758,7 +758,9 @@ MISTAKES = {
     ),
     "a large sketch": (lambda: algorithms.folb(gradient="sketch", sketch=10**6), "sketch = 1000000: should be"),
     "fewer candidates than draws": (
-        lambda: folb.compose(folb.rules.Mean(), K=5, sampling=sampling(lambda known: known.size, pool=lambda self, K: 2)),
+        lambda: folb.compose(
+            folb.rules.Mean(), K=5, sampling=sampling(lambda known: known.size, pool=lambda self, K: 2)
+        ),
         "candidates = 2: should be a whole number from 5",
     ),
     "nova without a size": (lambda: algorithms.fednova(local_step="delta_sgd"), "local_step = 'delta_sgd'"),

@@ -126,8 +126,8 @@ def test_a_missing_file_is_an_input_error(data):
 
 def test_arrays_reads_what_is_named(data):
     np.savez(data / "x.npz", a=np.arange(3), b=np.eye(2))
-    found = npz.arrays(data / "x.npz", ("b", "a"), limit=10_000)
-    assert list(found) == ["b", "a"] and found["a"].tolist() == [0, 1, 2]
+    arrays = npz.arrays(data / "x.npz", ("b", "a"), limit=10_000)
+    assert list(arrays) == ["b", "a"] and arrays["a"].tolist() == [0, 1, 2]
     with pytest.raises(InputError, match=r"x.npz: c = None: is missing"):
         npz.arrays(data / "x.npz", ("a", "c"), limit=10_000)
     with pytest.raises(InputError, match=r"bytes = \d+: should be at most 100"):
@@ -572,8 +572,8 @@ def test_a_damaged_entry_is_built_again(data, source):
         damaged.append(bytes(flipped))
     for content in damaged:
         entry.write_bytes(content)
-        found = cache.cached(RECIPE, [source], build)
-        assert all(np.array_equal(found[name], values) for name, values in expected.items())
+        arrays = cache.cached(RECIPE, [source], build)
+        assert all(np.array_equal(arrays[name], values) for name, values in expected.items())
     assert build.calls > 100
     entry.write_bytes(whole[:100])
     cache.cached(RECIPE, [source], build)

@@ -168,12 +168,12 @@ def test_by_default_half_of_the_devices_must_answer_a_guarded_or_robust_rule(fed
 
 
 def test_guarded_unless_told_otherwise(federation, model):
-    default, told = quick(algorithms.folb(K=6)), plain(algorithms.folb(K=6))
+    default, unguarded = quick(algorithms.folb(K=6)), plain(algorithms.folb(K=6))
     assert default.algorithm.origin.settings["guarded"] is True
-    assert told.algorithm.origin.settings["guarded"] is False
+    assert unguarded.algorithm.origin.settings["guarded"] is False
     asked = plain(algorithms.folb(K=6, guarded=True))
     start = initial(model)
-    ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, told)]
+    ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, unguarded)]
     assert same(ends[0], ends[1])
     assert not same(ends[0], ends[2])
 
@@ -193,15 +193,15 @@ def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
     start = values(initial(model))
     turned = ArrayRecord({"weight": torch.tensor(start["weight"].T), "bias": torch.tensor(start["bias"])})
     grid = InProcessGrid(apps(federation, from_torch(module, loss)))
-    found = values(plain(algorithm).start(grid, turned, num_rounds=3).arrays)
-    assert furthest(ends[0], {"weight": found["weight"].T, "bias": found["bias"]}) <= 1e-5
+    ended = values(plain(algorithm).start(grid, turned, num_rounds=3).arrays)
+    assert furthest(ends[0], {"weight": ended["weight"].T, "bias": ended["bias"]}) <= 1e-5
 
 
 def test_a_model_without_names_is_a_list(federation, model):
     def gradient(params, x, y):
         weight, bias = params
-        found = softmax_gradient({"weight": weight, "bias": bias}, x, y)
-        return [found["weight"], found["bias"]]
+        gradient = softmax_gradient({"weight": weight, "bias": bias}, x, y)
+        return [gradient["weight"], gradient["bias"]]
 
     start = values(initial(model))
     grid = InProcessGrid(apps(federation, gradient))
@@ -357,10 +357,10 @@ def test_a_third_of_all_replies_lost_for_a_hundred_rounds(federation, model):
 
     strategy = quick(algorithms.folb(K=5), min_replies=3, deadline=0.002)
     result = strategy.start(InProcessGrid(apps(federation), tamper=lose), initial(model), num_rounds=100)
-    found = result.train_metrics_clientapp
-    assert len(found) == 100
-    assert sum(numbers["lost"] for numbers in found.values()) > 50
-    assert 0 < sum(numbers["abandoned"] for numbers in found.values()) < 100
+    rounds = result.train_metrics_clientapp
+    assert len(rounds) == 100
+    assert sum(numbers["lost"] for numbers in rounds.values()) > 50
+    assert 0 < sum(numbers["abandoned"] for numbers in rounds.values()) < 100
     assert all(np.isfinite(value).all() for value in values(result.arrays).values())
 
 
@@ -540,10 +540,10 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
 
     class Late(InProcessGrid):
         def pull_messages(self, message_ids):
-            found = super().pull_messages(message_ids)
+            replies = super().pull_messages(message_ids)
             if any(message.metadata.group_id == "2" for message in self.sent):
-                found += [held.pop() for _ in range(len(held))]
-            return found
+                replies += [held.pop() for _ in range(len(held))]
+            return replies
 
     strategy = quick(algorithms.folb(K=30))
     result = strategy.start(Late(apps(federation), tamper=tamper), initial(model), num_rounds=2)
@@ -767,9 +767,9 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
         model="logistic",
     )
     grid = InProcessGrid(apps(federation), tamper=tamper)
-    found = {"accuracy": 0.3, "loss": 1.5}
+    measured = {"accuracy": 0.3, "loss": 1.5}
     ended = strategy.start(
-        grid, initial(model), 3, evaluate_fn=lambda t, r: MetricRecord(found | {"accuracy": 0.3 * t})
+        grid, initial(model), 3, evaluate_fn=lambda t, r: MetricRecord(measured | {"accuracy": 0.3 * t})
     )
     stored = directory.read(tmp_path / "mine")
     (run,) = stored.runs()
@@ -800,11 +800,11 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
 
 @pytest.mark.drawn
 @pytest.mark.parametrize(
-    ("found", "said"), [({"accuracy": 0.7}, False), ({"accuracy": 0.7, "loss": float("nan")}, True)]
+    ("measured", "said"), [({"accuracy": 0.7}, False), ({"accuracy": 0.7, "loss": float("nan")}, True)]
 )
-def test_a_loss_that_nobody_measured_has_not_diverged(federation, model, tmp_path, capsys, found, said):
+def test_a_loss_that_nobody_measured_has_not_diverged(federation, model, tmp_path, capsys, measured, said):
     strategy = quick(algorithms.fedavg(K=3), directory=tmp_path / "mine")
-    strategy.start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=lambda t, r: MetricRecord(found))
+    strategy.start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=lambda t, r: MetricRecord(measured))
     (run,) = directory.read(tmp_path / "mine").runs()
     assert run.diverged is said and np.isnan(run.train_loss).all()
     assert main.main(["show", str(tmp_path / "mine")]) == 0

@@ -38,8 +38,8 @@ def scaled(factor, liar=4):
 
 def change(result, model):
     """How far a run moved the model."""
-    found, before = protocol.unpacked(result.arrays), protocol.unpacked(initial(model))
-    return math.sqrt(sum(float(((found[name] - before[name]) ** 2).sum()) for name in found))
+    after, before = protocol.unpacked(result.arrays), protocol.unpacked(initial(model))
+    return math.sqrt(sum(float(((after[name] - before[name]) ** 2).sum()) for name in after))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "folb", "scaffold"])
@@ -47,8 +47,8 @@ def test_no_update_is_much_longer_than_the_others(name, federation, model, tmp_p
     algorithm = getattr(algorithms, name)(K=8, replacement=False)
     honest = quick(algorithm).start(InProcessGrid(apps(federation)), initial(model), 2)
     strategy = quick(algorithm, directory=tmp_path, guarded=False)
-    found = strategy.start(InProcessGrid(apps(federation), tamper=scaled(1e14)), initial(model), 2)
-    assert change(found, model) < 200 * change(honest, model)
+    attacked = strategy.start(InProcessGrid(apps(federation), tamper=scaled(1e14)), initial(model), 2)
+    assert change(attacked, model) < 200 * change(honest, model)
     line = directory.read(tmp_path).rounds()[0][0]
     ((device, words),) = line["shortened"]
     assert device == 4 and "100 times the median" in words
@@ -130,21 +130,21 @@ def evaluated(lie, federation, model, rounds=1):
 
 @pytest.mark.parametrize(("lie", "reason"), LIES.values(), ids=LIES)
 def test_an_evaluation_is_checked(lie, reason, federation, model):
-    found, noted = evaluated(lie, federation, model)
-    assert found == MetricRecord({"accuracy": 0.5, "loss": 2.0})
+    measured, noted = evaluated(lie, federation, model)
+    assert measured == MetricRecord({"accuracy": 0.5, "loss": 2.0})
     assert len(noted) == 1 and f"its evaluation: {reason}" in noted[0]
     assert noted[0].isprintable() and len(noted[0]) < 300
 
 
 def test_an_evaluation_counts_for_no_more_samples_than_were_declared(federation, model):
-    found, _ = evaluated({"num-examples": 10**7, "accuracy": 1.0}, federation, model)
+    measured, _ = evaluated({"num-examples": 10**7, "accuracy": 1.0}, federation, model)
     size = int(federation.train.size[1])
-    assert found["accuracy"] == pytest.approx((7 * 10 * 0.5 + size * 1.0) / (7 * 10 + size))
+    assert measured["accuracy"] == pytest.approx((7 * 10 * 0.5 + size * 1.0) / (7 * 10 + size))
 
 
 def test_a_metric_that_few_devices_report_is_left_out(federation, model):
-    found, _ = evaluated({f"own{i}": 1.0 for i in range(10)}, federation, model)
-    assert sorted(found) == ["accuracy", "loss"]
+    measured, _ = evaluated({f"own{i}": 1.0 for i in range(10)}, federation, model)
+    assert sorted(measured) == ["accuracy", "loss"]
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------

@@ -78,9 +78,9 @@ def test_a_device_counts_against_the_clip_of_its_round():
     grid = grid_of()
     played(algorithms.fedavg(**OWN, clip_quantile=0.5), grid, rounds=2, replay=True)
     tasks = [message.content.config_records.get("task") for message in grid.sent]
-    told = [dict(zip(task["names"], task["values"], strict=True)) for task in tasks if task is not None]
-    assert len({numbers["privacy.clip"] for numbers in told}) == 2  # it adapts
-    assert all(numbers["within.clip"] == numbers["privacy.clip"] for numbers in told)
+    sent = [dict(zip(task["names"], task["values"], strict=True)) for task in tasks if task is not None]
+    assert len({numbers["privacy.clip"] for numbers in sent}) == 2  # it adapts
+    assert all(numbers["within.clip"] == numbers["privacy.clip"] for numbers in sent)
 
 
 def test_if_devices_do_not_answer_the_server_adds_their_share():
@@ -103,14 +103,14 @@ def test_the_noise_for_a_budget_is_told(caplog, monkeypatch):
 
 
 def test_a_device_s_share_of_the_noise_is_as_asked():
-    told = {"privacy.clip": 0.5, "privacy.delta": 0.3, "privacy.within": 0.7, "privacy.square": 0.2}
+    numbers = {"privacy.clip": 0.5, "privacy.delta": 0.3, "privacy.within": 0.7, "privacy.square": 0.2}
     delta = {"delta": {"w": np.full(WIDTH, 1.0, np.float32)}}
     for replay in (0.0, 1.0):
-        task = Task(1, ("delta",), words=(3, 4), numbers=told | {"privacy.replay": replay})
+        task = Task(1, ("delta",), words=(3, 4), numbers=numbers | {"privacy.replay": replay})
         sent, _ = device_sent.private(task, delta, {"within": 0.0, "square": 1.0})
         assert np.std(sent["delta"]["w"]) == pytest.approx(0.3, rel=0.02)
         assert np.mean(sent["delta"]["w"]) == pytest.approx(0.5 / np.sqrt(WIDTH), abs=0.015)
-    task = Task(1, ("delta",), numbers=told | {"privacy.replay": 0.0})
+    task = Task(1, ("delta",), numbers=numbers | {"privacy.replay": 0.0})
     short = {"delta": {"w": np.zeros(1, np.float32)}}
     numbers = [device_sent.private(task, short, {"within": 0.0, "square": 1.0})[1] for _ in range(20_000)]
     assert np.std([one["within"] for one in numbers]) == pytest.approx(0.7, rel=0.02)
@@ -120,8 +120,8 @@ def test_a_device_s_share_of_the_noise_is_as_asked():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38, -1e20])
 def test_a_device_clips_whatever_it_has(bad):
-    found = device_sent.clipped({"w": np.array([bad, 1.0], np.float32)}, 0.5)
-    assert np.linalg.norm(found["w"]) <= 0.5 * (1 + 1e-6)
+    clipped = device_sent.clipped({"w": np.array([bad, 1.0], np.float32)}, 0.5)
+    assert np.linalg.norm(clipped["w"]) <= 0.5 * (1 + 1e-6)
     short = device_sent.clipped({"w": np.array([0.1, 0.2], np.float32)}, 0.5)
     assert np.array_equal(short["w"], np.array([0.1, 0.2], np.float32))
     assert not device_sent.clipped({"w": np.zeros(2, np.float32)}, 0.5)["w"].any()
@@ -169,8 +169,8 @@ def test_both_carriers_agree_if_the_noise_follows_from_the_seed():
     [run] = simulate(federation, model, algorithm, rounds=3, system=work, evaluate_every=3)
     start = model.init(jax.random.key(0))
     made = strategy(algorithm, replay=True, system=work)
-    found = made.start(InProcessGrid(apps(federation)), arrays(start), num_rounds=3).arrays
-    for name, value in found.items():
+    ended = made.start(InProcessGrid(apps(federation)), arrays(start), num_rounds=3).arrays
+    for name, value in ended.items():
         np.testing.assert_allclose(value.numpy(), np.asarray(run.params[name]), atol=2e-5)
 
 
@@ -182,10 +182,10 @@ def test_what_was_asked_counts_though_the_run_is_interrupted(tmp_path):
     class Falls(InProcessGrid):
         def push_messages(self, messages):
             messages = list(messages)
-            found = super().push_messages(messages)
+            sent = super().push_messages(messages)
             if any(message.metadata.group_id == "3" for message in messages) and not hasattr(self, "up"):
                 raise ConnectionError("the server falls in round 3")
-            return found
+            return sent
 
     x, y = np.zeros((3, 1), np.float32), np.zeros(3, np.int32)
     grid = Falls([client_app(lambda context: Device(x, y, still)) for _ in range(N)])

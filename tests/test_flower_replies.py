@@ -162,17 +162,17 @@ class Spoiler:
             values = np.asarray(self.rng.normal(size=shape) * scale).astype(kind)
         if values.size and kind == "f4" and self.rng.random() < 0.2:
             values.flat[self.rng.integers(values.size)] = self.choice([np.nan, np.inf, -np.inf, 3.4e38, -0.0, 1e-45])
-        found = Array(np.asfortranarray(values) if self.rng.random() < 0.2 else values)
+        array = Array(np.asfortranarray(values) if self.rng.random() < 0.2 else values)
         if self.rng.random() < 0.2:
-            found.shape = self.choice([(4, 3), (3,), (12,), (2**31,), ()])
+            array.shape = self.choice([(4, 3), (3,), (12,), (2**31,), ()])
         if self.rng.random() < 0.1:
-            found.dtype = self.choice(["float32", "float64", "", "object"])
+            array.dtype = self.choice(["float32", "float64", "", "object"])
         if self.rng.random() < 0.2:
-            data = bytearray(found.data)
+            data = bytearray(array.data)
             for _ in range(self.rng.integers(1, 4)):
                 data[self.rng.integers(len(data))] = self.rng.integers(256)
-            found.data = bytes(data[: self.rng.integers(len(data) + 1)] if self.rng.random() < 0.3 else data)
-        return found
+            array.data = bytes(data[: self.rng.integers(len(data) + 1)] if self.rng.random() < 0.3 else data)
+        return array
 
     def content(self):
         content = RecordDict(

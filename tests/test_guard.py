@@ -460,19 +460,19 @@ def test_what_liars_lower_the_accuracy_to():
     federation = data.load("synthetic_1_1")
     model = models.logistic(federation.shape, federation.classes)
     page = " ".join((Path(__file__).parents[1] / "docs/guarded.md").read_text().split())
-    found = {}
+    accuracies = {}
     for attack, attackers in ((None, None), ("reversed", 0.1), ("adaptive", 0.1), ("adaptive", 0.2)):
         made = algorithms.folb(guarded=True, attack=attack, attackers=attackers)
         runs = simulate(federation, model, made, rounds=100, seeds=5)
-        found[attack, attackers] = 100 * np.mean([run.final for run in runs])
+        accuracies[attack, attackers] = 100 * np.mean([run.final for run in runs])
     quoted = re.search(
         r"three liars of thirty lower the accuracy from ([\d.]+) % to ([\d.]+) %, and six lower it to ([\d.]+) %", page
     )
-    wanted = [found[None, None], found["reversed", 0.1], found["adaptive", 0.2]]
+    wanted = [accuracies[None, None], accuracies["reversed", 0.1], accuracies["adaptive", 0.2]]
     assert [float(number) for number in quoted.groups()] == pytest.approx(
         wanted, abs=0.15
     )  # processors round differently
-    assert found["reversed", 0.1] < found["adaptive", 0.1]
+    assert accuracies["reversed", 0.1] < accuracies["adaptive", 0.1]
 
 
 def test_a_device_alone_in_a_round_never_vouches_for_itself():
@@ -485,8 +485,8 @@ def test_a_device_alone_in_a_round_never_vouches_for_itself():
         round = Round({"w": zero[0]}, times, jnp.ones(K), jnp.ones(K), {"w": -grad}, {"w": grad})
         return guard.Guard().update(rules.Mean(), round).weights
 
-    found = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
-    np.testing.assert_allclose(found, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)
+    weights = jax.jit(jax.vmap(weight))(np.random.default_rng(0).normal(size=(200, d)).astype(np.float32))
+    np.testing.assert_allclose(weights, np.tile([1 / K, 0.0], (200, 1)), rtol=1e-6)
 
 
 class OfGain(ServerStep):

@@ -85,8 +85,8 @@ def predicted(path, federation, tmp_path):
 
 
 def test_a_new_process_predicts_what_the_run_reported(whole, federation, tmp_path):
-    found, reported = predicted(whole, federation, tmp_path)
-    assert found == reported and len(found) == 8 and len(set(found)) > 2
+    ours, reported = predicted(whole, federation, tmp_path)
+    assert ours == reported and len(ours) == 8 and len(set(ours)) > 2
 
 
 def test_the_average_is_kept_and_not_the_server_s_model(whole):
@@ -102,8 +102,8 @@ def test_it_is_what_results_json_has_a_hash_of(whole):
 
     digests = [run["model_sha256"] for run in json.loads((whole / "results.json").read_text())["runs"]]
     runs = directory.read(whole).environment["runs"]
-    found = [folb.load_model(whole, algorithm=run["algorithm"], seed=run["seed"]).params for run in runs]
-    assert [_digest(params) for params in found] == digests
+    loaded = [folb.load_model(whole, algorithm=run["algorithm"], seed=run["seed"]).params for run in runs]
+    assert [_digest(params) for params in loaded] == digests
 
 
 def test_a_model_of_folb_s_own(federation):

@@ -10,8 +10,8 @@ import rundirectory
 
 from folb.core.algorithms import ALGORITHMS
 from folb.models import MODELS
-from folb.report import curve_panel, figures, looks, payload, words
-from folb.report.curve_panel import Curve
+from folb.report import figures, looks, payload
+from folb.report.figures import Curve
 from folb.results.run import Run
 from folb.store import directory
 
@@ -70,20 +70,20 @@ def test_a_look_does_not_depend_on_the_picture():
     alone = {name: looks.looks([name])[name] for name in ALGORITHMS}
     assert looks.looks(ALGORITHMS) == alone and looks.looks([*ALGORITHMS][::-1]) == alone
     variants = [f"{name} mu={mu}" for name in ("fedavg", "folb") for mu in (0.1, 1)]
-    found = looks.looks(["mine.py:other", *variants, "scaffold"])
-    assert found["folb mu=0.1"] == alone["folb"] and found["scaffold"] == alone["scaffold"]
-    assert found["folb mu=1"].colour == alone["folb"].colour
-    assert found["mine.py:other"] == looks.looks(["mine.py:other"])["mine.py:other"]
-    assert found["mine.py:other"].colour in looks.OTHERS
+    chosen = looks.looks(["mine.py:other", *variants, "scaffold"])
+    assert chosen["folb mu=0.1"] == alone["folb"] and chosen["scaffold"] == alone["scaffold"]
+    assert chosen["folb mu=1"].colour == alone["folb"].colour
+    assert chosen["mine.py:other"] == looks.looks(["mine.py:other"])["mine.py:other"]
+    assert chosen["mine.py:other"].colour in looks.OTHERS
 
 
 def test_no_two_curves_of_a_picture_look_alike():
     blue = [f"{name} mu={mu}" for name in ("folb", "mimelite") for mu in range(6)]  # 14 of 15 looks, with the two below
     own = [f"mine.py:{n}" for n in range(8)]
-    found = looks.looks([*own, *blue, *ALGORITHMS])
-    assert len(set(found.values())) == len(found) and list(found) == [*own, *blue, *ALGORITHMS]
+    chosen = looks.looks([*own, *blue, *ALGORITHMS])
+    assert len(set(chosen.values())) == len(chosen) and list(chosen) == [*own, *blue, *ALGORITHMS]
     others = ALGORITHMS.keys() - {"folb", "mimelite"}
-    assert all(found[name] == looks.Look(*looks.ALGORITHMS[name]) for name in others)
+    assert all(chosen[name] == looks.Look(*looks.ALGORITHMS[name]) for name in others)
     assert len(looks.looks(f"folb mu={n}" for n in range(100))) == 100  # more than there are looks
     assert looks.looks(["", "\udcff", " "])  # whatever a run is called
 
@@ -94,12 +94,12 @@ def test_a_shade_mixes_in_ink_or_paper():
 
 def test_the_page_and_the_picture_agree(tmp_path, drawn):
     stored = directory.read(rundirectory.write(tmp_path))
-    told = {one["algorithm"]: one["style"] for one in payload.described(stored)["runs"]}
+    styles = {one["algorithm"]: one["style"] for one in payload.described(stored)["runs"]}
     figure, _ = drawn(stored.runs())
     (legend,) = figure.legends
     for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True):
-        (look,) = [one for label, one in looks.looks(told).items() if label == text.get_text()]
-        assert line.get_color() == look.ink and told[text.get_text()] == look.style
+        (look,) = [one for label, one in looks.looks(styles).items() if label == text.get_text()]
+        assert line.get_color() == look.ink and styles[text.get_text()] == look.style
 
 
 # ---- panels
@@ -125,7 +125,7 @@ def test_a_tangle_is_a_running_mean_with_the_raw_curve_behind(drawn):
     tangle, _ = drawn([run("folb"), run("fedprox", noise=0.04), run("fedavg")])
     assert [len(axes.lines) for axes in (calm.axes[0], tangle.axes[0])] == [3, 6]
     assert calm.axes[0].get_ylabel() == "test accuracy (%)"
-    assert tangle.axes[0].get_ylabel() == f"test accuracy (%)\n{curve_panel.SMOOTHED}"
+    assert tangle.axes[0].get_ylabel() == f"test accuracy (%)\n{figures.SMOOTHED}"
     raw, smooth = (line for line in tangle.axes[0].lines if line.get_color() == looks.looks(THREE)["fedprox"].ink)
     assert raw.get_alpha() < 0.5 < smooth.get_linewidth() and raw.get_zorder() < smooth.get_zorder()
     values = 100 * run("fedprox", noise=0.04).test_accuracy
@@ -135,26 +135,24 @@ def test_a_tangle_is_a_running_mean_with_the_raw_curve_behind(drawn):
 
 def test_a_steep_or_a_short_curve_is_not_a_tangle():
     t = np.arange(60.0)
-    assert not curve_panel._swings(90 - 80 * np.exp(-t / 3), log=False)
-    assert not curve_panel._swings(2 * np.exp(-t / 5), log=True)
-    assert curve_panel._swings(80 + 3 * (-1) ** t, log=False) and curve_panel._swings(2 + 0.5 * (-1) ** t, log=True)
-    assert not curve_panel._swings(80 + 3 * (-1) ** t[:10], log=False)
-    assert not curve_panel._swings(np.full(60, np.nan), log=True) and not curve_panel._swings(-t, log=True)
+    assert not figures._swings(90 - 80 * np.exp(-t / 3), log=False)
+    assert not figures._swings(2 * np.exp(-t / 5), log=True)
+    assert figures._swings(80 + 3 * (-1) ** t, log=False) and figures._swings(2 + 0.5 * (-1) ** t, log=True)
+    assert not figures._swings(80 + 3 * (-1) ** t[:10], log=False)
+    assert not figures._swings(np.full(60, np.nan), log=True) and not figures._swings(-t, log=True)
 
 
 def test_a_running_mean_of_any_length():
     for n in range(8):
         values = np.arange(float(n)) ** 2
         means = [values[t - r : t + r + 1].mean() for t in range(n) for r in [min(2, t, n - 1 - t)]]
-        np.testing.assert_allclose(curve_panel.running_mean(values), means)
+        np.testing.assert_allclose(figures.running_mean(values), means)
 
 
 def test_a_curve_without_a_finite_value_is_drawn():
     figure, axes = figures.subplots(1, 1, figsize=(3, 2))
     nothing = np.full(30, np.nan)
-    curve_panel.draw(
-        axes, {"folb": Curve(range(30), nothing, nothing, nothing)}, looks.looks(["folb"]), "loss", log=True
-    )
+    figures.draw(axes, {"folb": Curve(range(30), nothing, nothing, nothing)}, looks.looks(["folb"]), "loss", log=True)
     assert figures.finished(figure, "title", "", "png").startswith(b"\x89PNG") and axes.get_yscale() == "linear"
 
 
@@ -162,6 +160,6 @@ def test_a_curve_without_a_finite_value_is_drawn():
 
 
 def test_every_model_has_a_title_in_words():
-    assert words.MODELS.keys() == MODELS.keys()
-    assert words.title("/data/mine.npz", "logistic") == "mine.npz, logistic regression"
-    assert words.title("mnist", "my/model.py:net") == "mnist, model.py:net"
+    assert looks.MODELS.keys() == MODELS.keys()
+    assert looks.title("/data/mine.npz", "logistic") == "mine.npz, logistic regression"
+    assert looks.title("mnist", "my/model.py:net") == "mnist, model.py:net"

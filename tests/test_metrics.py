@@ -5,17 +5,19 @@ import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import folb
-from folb import Federation, InputError, algorithms, data, models, simulate
+from folb import Federation, InputError, algorithms, data, measures, models, simulate
+from folb import metric_functions as metrics
 from folb.cli.main import main
 from folb.experiments.plan import plan
 from folb.measures import measure
-from folb.models import metrics
+from folb.report import export
 from folb.report.export import to_csv, to_latex, to_parquet
 from folb.report.payload import view
 from folb.results import summary
@@ -23,6 +25,7 @@ from folb.results.run import Run
 from folb.simulation.problem import sampled
 from folb.simulation.settled import evaluated_on
 from folb.store import directory
+from folb.store.reading import COLUMNS
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -67,22 +70,22 @@ def lines(stored):
 
 def areas(y, scores):
     """The share of pairs that a score puts in the right order, for each class; equal scores count half."""
-    found = []
+    shares = []
     for c in range(scores.shape[1]):
         inside, outside = scores[y == c, c], scores[y != c, c]
         if len(inside) and len(outside):
             pairs = (inside[:, None] > outside) + 0.5 * (inside[:, None] == outside)
-            found.append(pairs.mean())
-    return found
+            shares.append(pairs.mean())
+    return shares
 
 
 def f1_of(y, predicted):
-    found = []
+    scores = []
     for c in set(y.tolist()) | set(predicted.tolist()):
         tp = np.sum((y == c) & (predicted == c))
         fp, fn = np.sum((y != c) & (predicted == c)), np.sum((y == c) & (predicted != c))
-        found.append(2 * tp / (2 * tp + fp + fn))
-    return np.mean(found)
+        scores.append(2 * tp / (2 * tp + fp + fn))
+    return np.mean(scores)
 
 
 def by_formula(y, scores, start, size, k):
@@ -108,7 +111,7 @@ def by_formula(y, scores, start, size, k):
 def computed(y, scores, start, size):
     predicted = scores.argmax(axis=1)
     own = metrics.by_device(predicted == y, start, size)
-    values = metrics.fairness(own)._asdict() | {"f1": metrics.f1(y, predicted, scores.shape[1])}
+    values = metrics.fairness(own, lower=False)._asdict() | {"f1": metrics.f1(y, predicted, scores.shape[1])}
     return values | {"auc": metrics.auc(y, scores), "top3": metrics.top(y, scores, 3)}
 
 
@@ -133,8 +136,8 @@ def generated(case):
 @pytest.mark.parametrize("case", CASES)
 def test_metrics_are_their_formulas(case):
     y, scores, start, size = generated(case)
-    found = {name: float(value) for name, value in computed(y, scores, start, size).items()}
-    assert found == pytest.approx(by_formula(y, scores.astype(float), start, size, 3), abs=2e-6)
+    values = {name: float(value) for name, value in computed(y, scores, start, size).items()}
+    assert values == pytest.approx(by_formula(y, scores.astype(float), start, size, 3), abs=2e-6)
 
 
 def test_metrics_are_those_of_scikit_learn(whole, federation):
@@ -147,18 +150,18 @@ def test_metrics_are_those_of_scikit_learn(whole, federation):
         kept = folb.load_model(whole, seed=run.seed)
         final = {name: float(values[-1]) for name, values in run.metrics.items()}
         cases.append((test.y, kept.scores(test.x), test.start, test.size, final))
-    for y, scores, start, size, found in cases:
+    for y, scores, start, size, ours in cases:
         predicted, classes = scores.argmax(axis=1), range(scores.shape[1])
-        assert found["f1"] == pytest.approx(reference.f1_score(y, predicted, average="macro"), abs=1e-5)
+        assert ours["f1"] == pytest.approx(reference.f1_score(y, predicted, average="macro"), abs=1e-5)
         there = np.unique(y)  # scikit-learn refuses classes without samples
         likely = jax.nn.softmax(scores.astype(np.float64), axis=1)
         each = [reference.roc_auc_score(y == c, np.asarray(likely)[:, c]) for c in there]
-        assert found["auc"] == pytest.approx(np.mean(each), abs=1e-5)
-        assert found["top3"] == pytest.approx(reference.top_k_accuracy_score(y, scores, k=3, labels=classes), abs=1e-5)
+        assert ours["auc"] == pytest.approx(np.mean(each), abs=1e-5)
+        assert ours["top3"] == pytest.approx(reference.top_k_accuracy_score(y, scores, k=3, labels=classes), abs=1e-5)
         rows = [slice(a, a + n) for a, n in zip(start, size, strict=True) if n]
         own = sorted(reference.accuracy_score(y[own], predicted[own]) for own in rows)
         expected = np.mean(own), np.mean(own[: math.ceil(len(own) / 10)]), np.var(own)
-        assert [found[name] for name in NAMES[:3]] == pytest.approx(expected, abs=1e-5)
+        assert [ours[name] for name in NAMES[:3]] == pytest.approx(expected, abs=1e-5)
     x = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
     assert float(metrics.mse(*x)) == pytest.approx(reference.mean_squared_error(*x), rel=1e-5)
     assert float(metrics.mae(*x)) == pytest.approx(reference.mean_absolute_error(*x), rel=1e-5)
@@ -167,8 +170,8 @@ def test_metrics_are_those_of_scikit_learn(whole, federation):
 def test_what_is_not_a_number_is_not_right():
     y, scores, start, size = generated("many classes")
     scores[:] = np.nan
-    found = computed(y, scores, start, size)
-    assert float(found["top3"]) == 0 and math.isnan(found["auc"])
+    values = computed(y, scores, start, size)
+    assert float(values["top3"]) == 0 and math.isnan(values["auc"])
     errors = metrics.fairness(np.array([1.0, np.nan, 4.0, 2.0] + [1.0] * 8, np.float32), lower=True)
     assert float(errors.own_worst) == 3.0  # of eleven known ones, the two highest
 
@@ -223,7 +226,7 @@ def test_metrics_survive_an_interruption(whole, tmp_path, monkeypatch):
 def test_metrics_where_samples_stream(whole, federation, monkeypatch):
     monkeypatch.setattr("folb.simulation.problem.BLOCK", 12 * federation.test.x[0].nbytes)  # several blocks
     model = models.logistic(federation.shape, federation.classes)
-    found = simulate(
+    runs = simulate(
         federation,
         model,
         algorithms.fedavg(K=2, lr=0.1),
@@ -234,7 +237,7 @@ def test_metrics_where_samples_stream(whole, federation, monkeypatch):
         evaluate_every=2,
         stream=True,
     )
-    run, own = found[0], whole.runs()[0]
+    run, own = runs[0], whole.runs()[0]
     assert {name: values[-1] for name, values in run.metrics.items()} == pytest.approx(
         {name: values[1] for name, values in own.metrics.items()}, abs=1e-5
     )
@@ -288,9 +291,9 @@ def test_metrics_beside_a_run_without_them(whole, plain):
 
 def test_the_error_of_a_sample_is_said(federation):
     """Metrics are of the same sample as the accuracy: of few samples of a device its own accuracy is uncertain."""
-    told = evaluated_on(federation, 8, fairness=True)
+    words = evaluated_on(federation, 8, fairness=True)
     few = sampled(federation, 8).test.size
-    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in told and "so the variance is larger" in told
+    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in words and "so the variance is larger" in told
     assert "devices" not in evaluated_on(federation, 8) and evaluated_on(federation, None, fairness=True) == ""
     numbers = evaluated_on(federation, 8, "mse")
     assert numbers.startswith("mean squared error on 8 of ") and "points" not in numbers
@@ -319,8 +322,8 @@ def small(classes=2, regression=False, server=False):
     """A federation of four samples on each of two devices, and their test samples."""
     x = np.arange(16, dtype=np.float32).reshape(8, 2)
     y = np.linspace(0, 1, 8) if regression else np.arange(8) % classes
-    found = Federation.from_arrays("small", x, y, np.repeat([0, 1], 4), np.tile([0, 0, 0, 1], 2), regression=regression)
-    return found.tested_on(x[:2], y[:2]) if server else found
+    small = Federation.from_arrays("small", x, y, np.repeat([0, 1], 4), np.tile([0, 0, 0, 1], 2), regression=regression)
+    return small.tested_on(x[:2], y[:2]) if server else small
 
 
 def without_scores(shape, classes):
@@ -404,9 +407,9 @@ def test_an_error_is_better_if_it_is_lower():
     slow = [made([5, 4, 4, 4, 4, 4, 3, 3], seed=seed) for seed in (10, 11)]
     fast = [made([5, 3, 3, 3, 3, 3, 3, 3], seed=seed) for seed in (0, 1)]
     assert summary.told_apart([*slow, *fast], 3).startswith("Fewest rounds to 3: a.")
-    told = summary.told_apart([*slow, *fast], 2)
+    verdict = summary.told_apart([*slow, *fast], 2)
     assert (
-        told
+        verdict
         == "No algorithm reaches 2 with most of its seeds. The best MSE is 3: a higher target (--target) says more."
     )
     assert "No MSE is a finite number" in summary.told_apart([made([math.nan, math.nan])], 2)
@@ -457,8 +460,8 @@ def test_a_regression_from_the_command_line(houses, tmp_path, capsys):
     assert all(word in printed for word in ("MSE", "MAE", "0.5", "devices'"))  # headings are broken into lines
     federation = data.load(houses, **TABLE)
     model = models.linear(federation.shape, federation.classes)
-    found = simulate(federation, model, algorithms.fedavg(K=3, lr=0.1), rounds=12, seeds=2)
-    for run, own in zip(found, stored.runs(), strict=True):
+    runs = simulate(federation, model, algorithms.fedavg(K=3, lr=0.1), rounds=12, seeds=2)
+    for run, own in zip(runs, stored.runs(), strict=True):
         np.testing.assert_allclose(run.metrics["mse"], own.metrics["mse"], rtol=1e-5)
         assert np.isnan(own.test_accuracy).all() and own.judged_by == "mse"
         kept = folb.load_model(stored, seed=own.seed)
@@ -496,3 +499,86 @@ def test_the_command_refuses_a_metric_in_one_line(houses, capsys):
     assert said.startswith("folb: error: metrics = 'auc': is for classes, but the model predicts numbers: mse, mae")
     assert main([*given, "--metrics", "fairnes"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+# a user's own
+
+OWN_FILE = "examples/my_metric.py"
+
+
+def own_by_formula(test, predicted):
+    each = [np.mean((predicted == test.y)[a : a + n]) for a, n in zip(test.start, test.size, strict=True) if n]
+    count = np.bincount(test.y)
+    rarest = np.argmin(np.where(count > 0, count, len(test.y)))
+    return {"gap": max(each) - min(each), "rarest": np.mean(predicted[test.y == rarest] == rarest)}
+
+
+def test_metrics_of_a_user_s_file_are_as_the_others(federation, tmp_path, capsys):
+    """From the command line: computed, recorded, and shown in the table, the page and the exports, without the file."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(Path(OWN_FILE).read_text())
+    asked = f"compare synthetic_1_1 --algorithms fedavg --rounds 8 --seeds 1 --metrics f1,{mine}:gap,{mine}:rarest"
+    sizes = ["--set", "K=2", "--set", f"sizes={','.join(map(str, SIZES))}", "--out", str(tmp_path / "run")]
+    assert main([*asked.split(), *sizes]) == 0
+    assert "rarest" in capsys.readouterr().out
+    mine.unlink()
+    stored = folb.read(tmp_path / "run")
+    (run,) = stored.runs()
+    final = {name: float(values[-1]) for name, values in run.metrics.items()}
+    predicted = folb.load_model(stored).predict(federation.test.x)
+    assert final == pytest.approx(own_by_formula(federation.test, predicted) | {"f1": final["f1"]}, abs=1e-6)
+    headings, rows = summary.table([run], 0.7)
+    assert {"gap", "rarest"} < set(headings) and rows[0][headings.index("rarest")] == f"{100 * final['rarest']:.1f} %"
+    shown = {one["name"]: one for one in view([stored])["experiments"][0]["measures"]}
+    assert shown["rarest"]["title"] == "Recall of the rarest class (%)" and shown["rarest"]["factor"] == 100
+    assert shown["gap"]["title"] == "The accuracy of the best device less that of the worst"
+    assert {"gap", "rarest"} < set(to_csv(stored).decode().splitlines()[0].split(","))
+    assert "gap" in to_latex(stored).decode() and {"gap", "rarest"} < set(stored.to_frame().columns)
+
+
+def test_metrics_of_one_s_own_in_python(federation):
+    model = models.logistic(federation.shape, federation.classes)
+
+    def wrong(y, scores):
+        return jax.numpy.mean(scores.argmax(axis=1) != y)
+
+    errors = folb.Metric("errors", wrong, unit="%", lower=True)
+    given = {"rounds": 3, "metrics": ["f1", errors, wrong]}
+    (run,) = simulate(federation, model, algorithms.fedavg(K=2), **given)
+    np.testing.assert_allclose(run.metrics["errors"], 1 - run.test_accuracy, atol=1e-6)
+    np.testing.assert_array_equal(run.metrics["errors"], run.metrics["wrong"])
+    (streamed,) = simulate(federation, model, algorithms.fedavg(K=2), **given, stream=True)
+    np.testing.assert_allclose(streamed.metrics["errors"], run.metrics["errors"], atol=1e-6)
+    assert "errors" in summary.table([run], 0.5)[0]
+
+
+BAD = {
+    "def odd(y, colour): return 0.0": "metrics: odd: argument = 'colour'",
+    "def odd(y): return y": "should return one real number",
+    "def odd(y): return 'high'": "should return one real number",
+    "def odd(y): raise ValueError('no')": "fails: ValueError: no",
+    "def f1(y): return 0.0\nodd = f1": "should have another name",
+    "def loss(y): return 0.0\nodd = loss": "should have another name",
+    "odd = lambda y: 0.0": "should have a name of",
+    "import folb\nodd = folb.Metric('odd', 'of')": "should be computed by a function",
+    "import folb\nodd = folb.Metric('odd', len, task='words')": "should be classes or numbers",
+    "import folb\nodd = folb.Metric('odd', lambda y: 0.0, task='numbers')": "is for numbers, but the model tells",
+    "odd = 3": "has no function 'odd'",
+}
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_a_bad_metric_is_refused_in_one_line(code, tmp_path, capsys):
+    (tmp_path / "bad.py").write_text(code)
+    asked = f"compare synthetic_1_1 --algorithms fedavg --rounds 1 --seeds 1 --metrics {tmp_path}/bad.py:odd"
+    assert main([*asked.split(), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("folb: error: ") and BAD[code] in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_s_record_is_checked(tmp_path):
+    fine = {"name": "odd", "words": "odd", "short": "odd", "unit": "", "lower": False, "factor": 1.0}
+    assert measures.are_facts([fine]) and not measures.are_facts([fine | {"factor": 0.0}])
+    assert not measures.are_facts([fine | {"name": "<b>"}]) and not measures.are_facts({"odd": fine})
+    assert {*export.COLUMNS, *export.SPENT, *export.OF_DEVICES, *COLUMNS} < {*measures.TAKEN}

@@ -108,13 +108,13 @@ def test_the_derivative_of_a_product_is_the_plain_one():
             jax.vmap(jax.grad(own, argnums=1), in_axes=(0, None))(jnp.stack([x, dx]), weight),
         ]
 
-    first, found = (derivatives(of, x, weight, dx, dweight) for of in (dense.multiply, jnp.matmul))
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(found), strict=True):
+    first, second = (derivatives(of, x, weight, dx, dweight) for of in (dense.multiply, jnp.matmul))
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.slow
-def test_heavy_models_learn_the_same_abreast_and_in_turn():
+def test_heavy_models_learn_the_same_side_by_side_and_in_turn():
     """Also of two runs at once, which are stacked or take turns."""
     name = "char_lstm"
     x, y = samples(name, 40)
@@ -139,7 +139,7 @@ def test_heavy_models_learn_the_same_abreast_and_in_turn():
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_abreast():
+def test_heavy_models_run_in_turn_on_a_cpu_and_light_ones_do_not():
     x, y = samples("cnn", 12)
     federation = Federation.from_arrays("tiny", x, y, np.arange(12) % 3, classes=3)
     cpu = jax.default_backend() == "cpu"

@@ -1,4 +1,4 @@
-"""What people call runs, and what programs are told: --name, --tags, `folb tag`, and --json."""
+"""What people call runs, and what programs are given: --name, --tags, `folb tag`, and --json."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_in_a_narrow_terminal_names_and_tags_stand_below_their_run(capsys, monke
     assert below[0].startswith("    “the long one” (paper, final) ")
 
 
-# what programs are told
+# what programs are given
 
 
 def test_runs_and_show_as_json(capsys, tmp_path):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from luck import words
+from random_numbers import words
 from scipy.stats import norm
 
 from folb import InputError, algorithms, simulate, system
@@ -38,8 +38,8 @@ run = partial(simulate, FEDERATION, MODEL, seeds=[SEED])
 
 
 @functools.cache
-def everyone_s_luck():
-    """For all devices, what they keep [N, 4], and their luck in each round [ROUNDS, N, 2], in float64."""
+def everyone_s_draws():
+    """For all devices, what they keep [N, 4], and their draws in each round [ROUNDS, N, 2], in float64."""
 
     @jax.jit
     def drawn():
@@ -50,23 +50,23 @@ def everyone_s_luck():
     return tuple(np.asarray(numbers, float) for numbers in drawn())
 
 
-def device_luck(t, k):
-    """(home, luck, more) of a device."""
-    kept, luck = everyone_s_luck()
-    return kept[k, :2], luck[t - 1, k], kept[k, 2:]
+def device_draws(t, k):
+    """(home, draws, more) of a device."""
+    kept, draws = everyone_s_draws()
+    return kept[k, :2], draws[t - 1, k], kept[k, 2:]
 
 
 def literal(t, k, down, up, works=True, tau=None, **settings):
     """(seconds, lost, work) of device k in round t, from the formula."""
     s = SETTINGS | settings
-    home, luck, more = device_luck(t, k)
+    home, draws, more = device_draws(t, k)
     speed = s["speed"] * np.exp(s["speed_spread"] * norm.ppf(home[0]))
     latency = s["latency"] * np.exp(s["latency_spread"] * norm.ppf(home[1]))
     up_rate = s["up_mbit"] * np.exp(s["up_spread"] * norm.ppf(more[0]))
     down_rate = s["down_mbit"] * np.exp(s["down_spread"] * norm.ppf(more[1]))
     messages = latency + down * 8 / (down_rate * 1e6) + up * 8 / (up_rate * 1e6)
-    work = min(s["low"] + int(luck[0] * (s["high"] - s["low"] + 1)), s["high"])
-    lost = luck[1] < s["dropout"]
+    work = min(s["low"] + int(draws[0] * (s["high"] - s["low"] + 1)), s["high"])
+    lost = draws[1] < s["dropout"]
     if tau is not None:
         fits = int((tau - messages) * speed) if works else work
         lost = lost or messages > tau or fits < 1
@@ -80,14 +80,14 @@ def asked(devices):
     return {int(k): int(np.sum(devices == k)) for k in devices}
 
 
-def first_of(found, drawn, wanted):
+def first_of(efforts, drawn, wanted):
     """The devices whose replies count: the first, until `wanted` have come; and when the last of them came."""
     count, used = 0, []
-    for k in sorted((k for k in found if not found[k][1]), key=lambda k: found[k][0]):
+    for k in sorted((k for k in efforts if not efforts[k][1]), key=lambda k: efforts[k][0]):
         if count < wanted:
             count += drawn[k]
             used.append(k)
-    end = max(found[k][0] for k in used) if count >= wanted else max(seconds for seconds, *_ in found.values())
+    end = max(efforts[k][0] for k in used) if count >= wanted else max(seconds for seconds, *_ in efforts.values())
     return used, end
 
 
@@ -109,22 +109,22 @@ def test_a_round_is_the_literal_loop_s(name):
     for t in range(1, ROUNDS + 1):
         row, slots = played.devices[t - 1], played.times[t - 1]
         drawn = asked(row)
-        found = {k: literal(t, k, down, up) for k in drawn}
-        used, end = first_of(found, drawn, wanted)
+        efforts = {k: literal(t, k, down, up) for k in drawn}
+        used, end = first_of(efforts, drawn, wanted)
         if algorithm.selection.wanted is None:
-            used, end = [k for k in found if not found[k][1]], max(seconds for seconds, *_ in found.values())
+            used, end = [k for k in efforts if not efforts[k][1]], max(seconds for seconds, *_ in efforts.values())
         assert played.seconds[t - 1] == pytest.approx(end, rel=1e-5)
         assert {int(k): int(m) for k, m in zip(row, slots, strict=True) if m} == {k: drawn[k] for k in sorted(used)}
         assert sorted(row[played.lost[t - 1]]) == sorted(set(drawn) - set(used))
         working = zip(row, slots, played.records["work"][t - 1], strict=True)
-        assert all(work == (found[int(k)][2] if m else 0) for k, m, work in working)
+        assert all(work == (efforts[int(k)][2] if m else 0) for k, m, work in working)
         assert played.bytes_up[t - 1] == len(used) * up  # late replies are not used, and not counted
         assert played.bytes_down[t - 1] == len(drawn) * down
 
 
 def test_there_are_lost_and_late_replies_in_the_loops():
     played = run(CASES["over"][0], rounds=ROUNDS, system=system.network(**SETTINGS))[0]
-    dropped = [device_luck(t, k)[1][1] < 0.2 for t in range(1, ROUNDS + 1) for k in asked(played.devices[t - 1])]
+    dropped = [device_draws(t, k)[1][1] < 0.2 for t in range(1, ROUNDS + 1) for k in asked(played.devices[t - 1])]
     assert 0 < sum(dropped) < played.lost.sum()
 
 
@@ -133,11 +133,11 @@ def test_with_a_deadline_a_device_does_what_it_can_send_in_time():
     played = run(CASES["folb"][0], rounds=ROUNDS, system=system.network(tau=tau, **SETTINGS), record=["work"])[0]
     full = 0
     for t in range(1, ROUNDS + 1):
-        found = {k: literal(t, k, MODEL_BYTES, 2 * MODEL_BYTES, tau=tau) for k in asked(played.devices[t - 1])}
+        efforts = {k: literal(t, k, MODEL_BYTES, 2 * MODEL_BYTES, tau=tau) for k in asked(played.devices[t - 1])}
         for k, m, work in zip(played.devices[t - 1], played.times[t - 1], played.records["work"][t - 1], strict=True):
-            assert work == (found[int(k)][2] if m else 0)
+            assert work == (efforts[int(k)][2] if m else 0)
             full += work == literal(t, int(k), MODEL_BYTES, 2 * MODEL_BYTES)[2]
-        assert played.seconds[t - 1] == pytest.approx(max(seconds for seconds, *_ in found.values()), rel=1e-5)
+        assert played.seconds[t - 1] == pytest.approx(max(seconds for seconds, *_ in efforts.values()), rel=1e-5)
     assert np.all(played.seconds <= tau)
     assert played.lost.any()
     assert 0 < full < np.sum(played.times > 0)  # some had time for all of their work, and some had not
@@ -214,13 +214,13 @@ def test_a_round_with_too_few_replies_waits_for_all():
     drawn = Multiset(np.arange(4), np.float32([1.0, 2.0, 1.0, 0.0]))
     effort = Effort(np.full(4, 3), np.float32([5.0, 1.0, 9.0, 0.5]), np.array([False, False, True, False]))
     replies = jax.jit(first_replies)
-    found, end = replies(drawn, effort, 4, jnp.arange(4))
+    used, end = replies(drawn, effort, 4, jnp.arange(4))
     assert np.isinf(end)
-    jax.tree.map(np.testing.assert_array_equal, found, effort)
-    found, end = replies(drawn, effort, 2, jnp.arange(4))
+    jax.tree.map(np.testing.assert_array_equal, used, effort)
+    used, end = replies(drawn, effort, 2, jnp.arange(4))
     assert end == 1  # device 1 counts twice
-    assert found.lost.tolist() == [True, False, True, True]
-    assert found.seconds.max() == 1
+    assert used.lost.tolist() == [True, False, True, True]
+    assert used.seconds.max() == 1
 
 
 def test_over_selection_works_with_a_three_argument_system_and_two_sets():
@@ -253,23 +253,23 @@ def test_over_selection_of_more_than_all_devices():
 
 
 def test_a_system_of_three_arguments_is_asked_for_no_more():
-    def plain(home, luck, cost):
-        return Effort(jnp.int32(1), cost * 1.0, luck[1] < 0)
+    def plain(home, draws, cost):
+        return Effort(jnp.int32(1), cost * 1.0, draws[1] < 0)
 
-    def with_numbers(home, luck, cost, device=3, *rest, now=0):
-        return plain(home, luck, cost)
+    def with_numbers(home, draws, cost, device=3, *rest, now=0):
+        return plain(home, draws, cost)
 
     for one in (plain, with_numbers, *(make() for name, make in system.SYSTEMS.items() if name != "network")):
         assert system.asked_for(one) == ()
-    assert system.asked_for(jax.tree_util.Partial(with_numbers, luck=1)) == ()
+    assert system.asked_for(jax.tree_util.Partial(with_numbers, draws=1)) == ()
     assert system.asked_for(system.network()) == ("down", "up", "more")
     with pytest.raises(InputError, match="what a system model needs = 'speed': choose one of device, down"):
-        system.asked_for(lambda home, luck, cost, speed: None)
+        system.asked_for(lambda home, draws, cost, speed: None)
 
 
-def growing(home, luck, cost, now, device):
+def growing(home, draws, cost, now, device):
     """A system model of one's own: rounds get longer as time passes."""
-    return Effort(jnp.int32(1), 1.0 + 0.1 * now + device, luck[1] < 0.1)
+    return Effort(jnp.int32(1), 1.0 + 0.1 * now + device, draws[1] < 0.1)
 
 
 def test_a_system_of_one_s_own_sees_the_clock_and_the_device():
@@ -285,9 +285,9 @@ def test_a_run_with_a_clock_resumes_bit_for_bit(tmp_path):
     play = partial(run, algorithms.scaffold(K=3), system=jax.tree_util.Partial(growing))
     whole = play(rounds=9)[0]
     first = play(rounds=4, checkpoints=tmp_path)[0]
-    found = []
-    rest = play(rounds=9, checkpoints=tmp_path, observe=lambda i, first, part: found.append(first))[0]
-    assert found[:2] == [1, 5]  # the rounds of before come as one part; then it goes on
+    observed = []
+    rest = play(rounds=9, checkpoints=tmp_path, observe=lambda i, first, part: observed.append(first))[0]
+    assert observed[:2] == [1, 5]  # the rounds of before come as one part; then it goes on
     np.testing.assert_array_equal(first.seconds, whole.seconds[:4])
     np.testing.assert_array_equal(rest.seconds, whole.seconds)
     jax.tree.map(np.testing.assert_array_equal, rest.params, whole.params)
@@ -341,7 +341,7 @@ def test_nothing_takes_longer_than_the_clock_can_say():
 def test_a_round_of_no_length_is_refused(seconds):
     """Otherwise the run would be written as lines that cannot be read again."""
 
-    def odd(home, luck, cost):
+    def odd(home, draws, cost):
         return Effort(jnp.int32(1), jnp.float32(seconds), jnp.bool_(False))
 
     with pytest.raises(InputError, match=r"system: seconds of a round = .*: should be from 0 to 1e\+18"):

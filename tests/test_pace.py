@@ -18,12 +18,12 @@ def clock(monkeypatch):
 
 
 def test_lines_come_now_and_then_and_estimate_the_rest_without_the_compilation(clock):
-    told = []
-    lines = pace.Lines(100, told.append, every=10)
+    shown = []
+    lines = pace.Lines(100, shown.append, every=10)
     for at, rounds in ((30, 10), (31, 10), (35, 10), (41, 10), (90, 60)):
         clock[0] = at
         lines.advance(rounds)
-    assert told == [
+    assert shown == [
         "compiling the program of 100 rounds",
         "10 of 100 rounds",  # 30 seconds, mostly of the compiler
         "40 of 100 rounds, about 22 seconds left",
@@ -32,12 +32,12 @@ def test_lines_come_now_and_then_and_estimate_the_rest_without_the_compilation(c
 
 
 def test_a_long_run_is_announced_once_also_beside_a_bar(clock):
-    told = []
-    lines = pace.Lines(1000, told.append, every=math.inf)
+    shown = []
+    lines = pace.Lines(1000, shown.append, every=math.inf)
     for at in range(10):
         clock[0] = 4.0 * at
         lines.advance(1)
-    assert told == ["1000 rounds take about 67 minutes"]
+    assert shown == ["1000 rounds take about 67 minutes"]
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_simulate_tells_it_and_still_calls_observe(capfd):
 
 
 def test_the_estimate_knows_what_a_round_of_each_run_costs(clock):
-    told = []
-    lines = pace.Lines(200, told.append, every=math.inf, costs=(10.0, 1.0))  # 100 rounds of each
+    shown = []
+    lines = pace.Lines(200, shown.append, every=math.inf, costs=(10.0, 1.0))  # 100 rounds of each
     for at in range(4):
         clock[0] = float(at)
         lines.advance(1, run=1)  # a second each: then those of the other take ten
-    assert told == ["200 rounds take about 18 minutes"]
+    assert shown == ["200 rounds take about 18 minutes"]

@@ -25,7 +25,7 @@ solve.UNROLL, shuffle.UNROLL = 2, 1  # less to compile, as in conftest.py
 federation = data.load("synthetic_1_1", sizes=[20, 50, 200, 30, 90])
 model = models.logistic(federation.shape, federation.classes)
 tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.fednu_direct(K=3)]
-found = {}
+runs = {}
 cases = {"one": (1, False), "two": (2, False), "eight": (8, False), "two, streamed": (2, True)}
 for case in sys.argv[1:]:
     count, stream = cases[case]
@@ -40,7 +40,7 @@ for case in sys.argv[1:]:
         stream=stream,
         record=["gamma"],
     )
-    found[case] = [
+    runs[case] = [
         {
             "model": [float(v) for leaf in jax.tree.leaves(run.params) for v in leaf.reshape(-1)],
             "train_loss": run.train_loss.tolist(),
@@ -50,7 +50,7 @@ for case in sys.argv[1:]:
         }
         for run in runs
     ]
-print(json.dumps(found))
+print(json.dumps(runs))
 """
 EXPERIMENT = """
 dataset = "synthetic_1_1"
@@ -92,10 +92,10 @@ def test_several_accelerators_give_the_result_of_one(others):
     command = [sys.executable, "-c", SCRIPT, "one", *others]
     done = subprocess.run(command, env=environment(8), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert [len(runs) for runs in found.values()] == [6] + [6 if other == "two" else 4 for other in others]
-    for runs in found.values():
-        for alone, together in zip(found["one"], runs, strict=False):  # some belong to the first only
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert [len(runs) for runs in document.values()] == [6] + [6 if other == "two" else 4 for other in others]
+    for runs in document.values():
+        for alone, together in zip(document["one"], runs, strict=False):  # some belong to the first only
             assert together["devices"] == alone["devices"]
             for key in ("model", "train_loss", "test_accuracy"):
                 np.testing.assert_allclose(together[key], alone[key], rtol=0, atol=TOLERANCE)

@@ -26,7 +26,6 @@ from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness, samplings
 from folb.core import step_size as step_sizes
 from folb.core.accountant import Rounds, noise_for
-from folb.core.gradient import source
 from folb.core.round import begin, close, with_step_size
 from folb.core.rules import Round
 from folb.core.selection import Known, drawing, room
@@ -59,8 +58,8 @@ POISSON = NUMBERS | {"sampling": "poisson"}
     ],
 )
 def test_epsilon_is_as_published(N, batch, noise, epochs, delta, epsilon):
-    found = Rounds("poisson", batch, N, noise).epsilon(epochs * N // batch, delta)
-    assert found == pytest.approx(epsilon, rel=0.01)
+    spent = Rounds("poisson", batch, N, noise).epsilon(epochs * N // batch, delta)
+    assert spent == pytest.approx(epsilon, rel=0.01)
 
 
 def test_the_noise_is_as_published():
@@ -103,8 +102,8 @@ def test_the_documented_price_of_fixed_draws_is_the_accountant_s():
 
 
 def test_epsilon_grows_with_rounds_and_shrinks_with_noise():
-    found = [Rounds("poisson", 10, 100, noise).epsilon(rounds, 1e-4) for noise in (1, 2) for rounds in (1, 10, 100)]
-    assert found[:3] == sorted(found[:3]) and all(a > b for a, b in zip(found[:3], found[3:], strict=True))
+    epsilons = [Rounds("poisson", 10, 100, noise).epsilon(rounds, 1e-4) for noise in (1, 2) for rounds in (1, 10, 100)]
+    assert epsilons[:3] == sorted(epsilons[:3]) and all(a > b for a, b in zip(epsilons[:3], epsilons[3:], strict=True))
     assert Rounds("poisson", 10, 100, 1.0).epsilon(0, 1e-4) == 0
 
 
@@ -176,8 +175,8 @@ def test_what_is_not_shown_to_be_private_is_refused_in_a_line(says):
 )
 def test_a_budget_that_cannot_be_kept_is_refused(numbers, N, says):
     with pytest.raises(InputError, match=says):
-        found = privacy.calibrated(algorithms.fedavg(privacy="central", sampling="poisson", **numbers), N, 10)
-        privacy.affordable(found, N, 10)
+        calibrated = privacy.calibrated(algorithms.fedavg(privacy="central", sampling="poisson", **numbers), N, 10)
+        privacy.affordable(calibrated, N, 10)
 
 
 # the sums before their noise -----------------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ def a_round(algorithm, delta, grad, numbers, slots=K):
 def all_sums(name):
     """A compiled function of what devices sent, and of a released gradient: all sums before their noise."""
     algorithm = SUPPORTED[name]
-    found = algorithm.privacy
+    private = algorithm.privacy
 
     def sums(delta, grad, numbers, g, times):
         round = a_round(algorithm, delta, grad, numbers)._replace(times=times)
@@ -228,7 +227,7 @@ def all_sums(name):
             return privacy.sums(algorithm, round, None)
         seen = algorithm.gradient.view(round)
         released = g[:m] if name == "sketch" else {"w": g}
-        return privacy.sums(algorithm, seen, released) | {"gradient": privacy.gradient_sum(found, seen)}
+        return privacy.sums(algorithm, seen, released) | {"gradient": privacy.gradient_sum(private, seen)}
 
     return jax.jit(sums)
 
@@ -248,8 +247,8 @@ def stacks(width):
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_one_device_changes_the_sums_by_no_more_than_was_accounted_for(name):
     """One device replaced: each part by two bounds. One that says nothing: by one bound. All parts together alike."""
-    sums, found = all_sums(name), SUPPORTED[name].privacy
-    assert sum(map(found.share, found.parts)) == pytest.approx(1)
+    sums, private = all_sums(name), SUPPORTED[name].privacy
+    assert sum(map(private.share, private.parts)) == pytest.approx(1)
 
     @settings(max_examples=30, deadline=None, derandomize=True)
     @given(stacks(d), stacks(d), stacks(4), stacks(d), stacks(4), st.integers(0, K - 1))
@@ -264,14 +263,14 @@ def test_one_device_changes_the_sums_by_no_more_than_was_accounted_for(name):
         replaced = sums(changed[0], changed[1], changed[2].T, g, all_there)
         for there, most in ((replaced, 2.0), (sums(delta, grad, numbers.T, g, silent), 1.0)):
             total = 0.0
-            for part in found.parts:
+            for part in private.parts:
                 assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(here[part]))
                 difference = jax.tree.map(lambda a, b: np.subtract(a, b, dtype=float), here[part], there[part])
                 length = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(difference)))
-                bound = float(found.bound(part, found.clip))
+                bound = float(private.bound(part, private.clip))
                 assert length <= most * bound * (1 + 1e-5)
-                total += found.share(part) * (length / bound) ** 2
-            # in standard deviations of the noise: what the accountant is told
+                total += private.share(part) * (length / bound) ** 2
+            # in standard deviations of the noise: what the accountant counts
             assert total <= most**2 * (1 + 1e-4)
 
     check()
@@ -293,7 +292,7 @@ DRAWS = 10_000
 
 def measured(algorithm, count):
     """The standard deviation of each sum's noise over 10,000 rounds to which `count` devices reply with nothing."""
-    found = algorithm.privacy
+    private = algorithm.privacy
     slots = max(K, count)
     zeros = jnp.zeros((slots, d)), jnp.zeros((slots, d)), jnp.zeros((4, slots))
     times = (jnp.arange(slots) < count).astype(jnp.float32)
@@ -302,7 +301,7 @@ def measured(algorithm, count):
         round = a_round(algorithm, *zeros, slots)._replace(t=t, times=times, device=jnp.arange(slots))
         round = privacy.with_noise(algorithm, round, 7)
         nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape), privacy.shapes(algorithm, round))
-        return {part: privacy._noisy(found, part, nothing[part], round) for part in found.parts}
+        return {part: privacy._noisy(private, part, nothing[part], round) for part in private.parts}
 
     drawn = jax.jit(jax.vmap(noises))(jnp.arange(1, DRAWS + 1))
     return {part: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(own)]) for part, own in drawn.items()}
@@ -384,13 +383,13 @@ def test_private_folb_without_noise_weighs_by_its_inner_products():
     grad = (rng.normal(size=(K, d)) + 2).astype(np.float32)
     delta = (-0.1 * grad + 0.01 * rng.normal(size=(K, d))).astype(np.float32)
     round = a_round(silent, delta, grad, np.zeros((4, K), np.float32))
-    found = privacy.release(silent, privacy.with_noise(silent, round, 0))
+    released = privacy.release(silent, privacy.with_noise(silent, round, 0))
     g = grad.mean(axis=0)
     weights = np.clip(grad @ g / (g @ g), -1, 1)
-    np.testing.assert_allclose(found.update.delta["w"], weights @ delta / np.abs(weights).sum(), rtol=1e-4)
+    np.testing.assert_allclose(released.update.delta["w"], weights @ delta / np.abs(weights).sum(), rtol=1e-4)
     as_published = rules.Folb().update(round).delta["w"]  # there, no weight is clipped
-    assert np.dot(as_published, found.update.delta["w"]) > 0.99 * np.linalg.norm(as_published) * np.linalg.norm(
-        found.update.delta["w"]
+    assert np.dot(as_published, released.update.delta["w"]) > 0.99 * np.linalg.norm(as_published) * np.linalg.norm(
+        released.update.delta["w"]
     )
 
 
@@ -427,13 +426,13 @@ def test_the_noise_of_a_private_round_does_not_hide_that_devices_disagree():
     deviation = np.sqrt(1.5 / width)  # 1.5 in squared length, as for epsilon 8 on MNIST
     mean = np.zeros(width, np.float32)
     mean[:K] = 1 / K  # of orthogonal updates of length 1
-    found = []
+    values = []
     for noise in (0.0, deviation):
         noisy = {"w": jnp.asarray(mean + noise * rng.normal(size=width).astype(np.float32))}
         square = None if noise == 0 else jnp.float32(width * noise**2)
         seen = Round(None, None, None, None, None, mean_square=jnp.float32(1), noise_square=square)
-        found.append(float(disagreement(seen, rules.Update(noisy, jnp.full(K, 1 / K)))))
-    assert found[0] == pytest.approx(1.0, abs=1e-4) and found[1] > 0.5
+        values.append(float(disagreement(seen, rules.Update(noisy, jnp.full(K, 1 / K)))))
+    assert values[0] == pytest.approx(1.0, abs=1e-4) and values[1] > 0.5
 
 
 def test_a_codec_goes_with_noise_of_the_server():
@@ -531,13 +530,13 @@ def test_who_knows_the_seed_can_subtract_the_noise_unless_it_is_the_system_s(fed
 def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
     model = models.logistic(federation.shape, federation.classes)
     made = algorithms.fedavg(**RUN, noise=1.0, replay=False)
-    found, programs = [], []
+    runs, programs = [], []
     for _ in range(2):
-        found += simulate(federation, model, made, rounds=3, seeds=[7, 7])
+        runs += simulate(federation, model, made, rounds=3, seeds=[7, 7])
         programs.append(program.advance._cache_size())
     assert programs[0] == programs[1]
-    assert len({run.params["weight"].tobytes() for run in found}) == 4
-    assert len({run.devices.tobytes() for run in found}) > 1  # the draws, too
+    assert len({run.params["weight"].tobytes() for run in runs}) == 4
+    assert len({run.devices.tobytes() for run in runs}) > 1  # the draws, too
 
 
 def test_a_secret_run_without_a_key_is_an_error(federation):
@@ -567,13 +566,13 @@ def test_a_run_that_cannot_be_replayed_says_so_and_goes_on_with_other_noise(tmp_
     with pytest.raises(RuntimeError, match="stopped"):
         execute(secret, directory=tmp_path / "run", observe=stop)
     before = (tmp_path / "run" / "rounds.jsonl").read_text()
-    told = []
-    stored = execute(secret, directory=tmp_path / "run", on_start=told.append)
+    started = []
+    stored = execute(secret, directory=tmp_path / "run", on_start=started.append)
     assert len(keys) == 2 and not np.array_equal(*keys)
     assert (tmp_path / "run" / "rounds.jsonl").read_text().startswith(before)
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or not any(key.tobytes() in path.read_bytes() for key in keys)
-    assert summary.SECRET in tables.summary(told[0].plan)
+    assert summary.SECRET in tables.summary(started[0].plan)
     assert ["privacy", f"central, delta 1e-05; {summary.SECRET}"] in described(stored)["facts"]
     assert "with other draws and noise" in described(stored)["again"][0][0]
     assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["replay"] is False
@@ -612,8 +611,8 @@ def test_a_run_directory_has_what_was_spent_and_an_interrupted_run_goes_on_with_
 
 def test_the_command_tells_noise_and_epsilon(capsys):
     assert main(["privacy", "--devices", "1000", "--K", "50", "--noise", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["epsilon"] == pytest.approx(Rounds("poisson", 50, 1000, 1.0).epsilon(100, 1e-5), abs=1e-4)
+    document = json.loads(capsys.readouterr().out)
+    assert document["epsilon"] == pytest.approx(Rounds("poisson", 50, 1000, 1.0).epsilon(100, 1e-5), abs=1e-4)
     assert main(["privacy", "--devices", "1000", "--K", "50", "--epsilon", "8"]) == 0
     assert "noise 0.74:" in capsys.readouterr().out
     for wrong, says in (

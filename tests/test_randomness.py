@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import luck
 import numpy as np
+import random_numbers
 from scipy.stats import chi2
 
 from folb.core.randomness import HOME, SERVER, below, uniform, words
@@ -21,7 +21,7 @@ def test_a_device_s_words_do_not_depend_on_who_else_is_asked():
 def test_seeds_rounds_and_devices_all_differ():
     """Of 39,600 words, two or three may agree by chance (0.18 pairs are to be expected), and no more."""
     who = np.array([*range(49), SERVER], np.uint32)
-    drawn = [luck.words(seed, t, who, 4) for seed in (0, 1, 2**32 - 1) for t in (HOME, *range(1, 66))]
+    drawn = [random_numbers.words(seed, t, who, 4) for seed in (0, 1, 2**32 - 1) for t in (HOME, *range(1, 66))]
     assert len(np.unique(drawn)) >= np.size(drawn) - 2
 
 
@@ -33,7 +33,7 @@ def test_uniform_numbers_lie_strictly_between_0_and_1():
 
 def test_uniform_numbers_are_uniform_and_unrelated():
     """Over devices, over rounds and over the words of one device; chi-square under its 1 - 1e-4 quantile."""
-    devices = luck.uniform(1, 1, np.arange(5000), 2)
+    devices = random_numbers.uniform(1, 1, np.arange(5000), 2)
     rounds = np.asarray(jax.jit(jax.vmap(lambda t: uniform(words(1, t, 0, 2))))(jnp.arange(1, 5001)))
     for u in (devices, rounds):
         for sample in (u[:, 0], u[:, 1]):
@@ -45,7 +45,7 @@ def test_uniform_numbers_are_uniform_and_unrelated():
 
 
 def test_whole_numbers_below_n_use_all_bits_of_a_word():
-    drawn = np.concatenate([luck.words(3, 1, np.arange(2000), 2).ravel(), [0, 1, 2**31, 2**32 - 1]])
+    drawn = np.concatenate([random_numbers.words(3, 1, np.arange(2000), 2).ravel(), [0, 1, 2**31, 2**32 - 1]])
     for n in (1, 2, 30, 65535, 65536, 65537, 20_000_001, 2**31 - 1):
         exact = [int(word) * n >> 32 for word in drawn]
         assert np.asarray(jax.jit(below)(np.uint32(n), drawn.astype(np.uint32))).tolist() == exact

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from luck import uniform
+from random_numbers import uniform
 
 import folb
 from folb import algorithms, rules, simulate
@@ -50,7 +50,9 @@ def a_round(seed, times=None):
 
 @partial(jax.jit, static_argnums=0)
 def ruled(name, round, liars=0.2, bucket=1):
-    return robust.recentred(rules.Mean().update(robust.finite(round)), ROBUST.parts[name](liars=liars, bucket=bucket), round)
+    return robust.recentred(
+        rules.Mean().update(robust.finite(round)), ROBUST.parts[name](liars=liars, bucket=bucket), round
+    )
 
 
 # The centres, literally
@@ -116,8 +118,8 @@ def test_a_centre_is_its_formula(name):
 @every_centre
 def test_buckets_are_means_of_replies_at_random(name):
     round = a_round(4, times=np.ones(K))
-    luck = uniform(*round.key, np.arange(K), 1)[:, 0]
-    order = np.argsort(luck)
+    chances = uniform(*round.key, np.arange(K), 1)[:, 0]
+    order = np.argsort(chances)
     parts = np.stack([flat(round.delta)[order[i : i + 2]].mean(axis=0) for i in range(0, K, 2)])
     expected = literal(name, parts, 1, flat(round.trusted))
     np.testing.assert_allclose(flat(ruled(name, round, 0.1, 2).delta), expected, rtol=2e-3, atol=2e-5)

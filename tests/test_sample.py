@@ -122,8 +122,8 @@ def test_the_error_is_that_of_a_share_near_one_half():
     assert f"training loss on 100 of {n:,} training samples" in said and evaluation.evaluated_on(FEDERATION, None) == ""
     draws = np.random.default_rng(1)
     truth = np.arange(n) < n // 2
-    found = [100 * abs(draws.choice(truth, 100, replace=False).mean() - truth.mean()) for _ in range(2000)]
-    assert 0.9 < np.mean(np.array(found) <= error) < 0.99
+    errors = [100 * abs(draws.choice(truth, 100, replace=False).mean() - truth.mean()) for _ in range(2000)]
+    assert 0.9 < np.mean(np.array(errors) <= error) < 0.99
 
 
 @pytest.mark.parametrize("bad", [0, -3, "some", 1.5, True, "0", [5], float("inf")])
@@ -244,9 +244,9 @@ def test_a_quick_try_has_one_seed_and_few_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "LONG", 0)
     monkeypatch.setattr(evaluation, "SAMPLE", 500)
     mine = Experiment(str(tmp_path / "mine.npz"), model="cnn", set={"K": 2})
-    found = quick_try.quick(mine, ())
-    assert (found.device_samples, found.evaluate) == (quick_try.SAMPLES, quick_try.EVALUATED)
-    assert found.rounds == quick_try.MOST
+    smaller = quick_try.quick(mine, ())
+    assert (smaller.device_samples, smaller.evaluate) == (quick_try.SAMPLES, quick_try.EVALUATED)
+    assert smaller.rounds == quick_try.MOST
     monkeypatch.setattr(quick_try, "BUDGET", 1.0)
     assert quick_try.quick(mine, ()).rounds == quick_try.LEAST
     assert quick_try.quick(mine, ("device_samples",)).device_samples is None

@@ -215,7 +215,7 @@ def test_a_survey_does_not_hold_N_gradients(survey):
 
 @pytest.mark.parametrize("sampling", ["uniform", "samples", "direct", "norm"])
 def test_a_round_corrects_for_its_selection(sampling):
-    """What the rule is told is p_k / P_k, for both objectives and every distribution."""
+    """What the rule gets is p_k / P_k, for both objectives and every distribution."""
 
     class Tell(Rule):
         def update(self, round):

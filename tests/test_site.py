@@ -35,8 +35,8 @@ def site(tmp_path_factory):
 def test_nothing_comes_from_another_host(site):
     pages = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(pages) > 60
-    found = {path.name: LOADED.findall(path.read_text()) for path in pages}
-    assert not {name: addresses for name, addresses in found.items() if addresses}
+    loaded = {path.name: LOADED.findall(path.read_text()) for path in pages}
+    assert not {name: addresses for name, addresses in loaded.items() if addresses}
 
 
 def test_what_would_come_from_another_host_is_found():

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'folb[flower]'")
 
 from inprocess import InProcessGrid
-from luck import uniform, words
 from own import sampling
+from random_numbers import uniform, words
 from test_flower import softmax_gradient as gradient
 
 import folb
@@ -24,7 +24,7 @@ from folb.cli.main import main
 from folb.core import memory as memories
 from folb.core.average import LastTwo
 from folb.core.local_step import Adam, Momentum
-from folb.core.own_code import own_code
+from folb.core.user_code import user_code
 from folb.experiments.plan import plan
 from folb.experiments.settings import from_file
 from folb.flower import Device, FederatedStrategy, arrays, client_app
@@ -213,8 +213,8 @@ def test_only_devices_that_were_met_take_memory():
     assert int(rows.met) == 2
     rows = scattered(rows, np.array([999_999, 12]), np.array([True, True]), np.stack([first - 1, first - 2]))
     assert int(rows.met) == 3
-    found = jax.jit(memories.gathered)(rows, np.array([3, 7, 12, 999_999]))
-    np.testing.assert_array_equal(found, np.stack([first, first + 1, first - 2, first - 1]))
+    gathered = jax.jit(memories.gathered)(rows, np.array([3, 7, 12, 999_999]))
+    np.testing.assert_array_equal(gathered, np.stack([first, first + 1, first - 2, first - 1]))
     few = simulated(algorithm, rounds=2)  # at most 4 of 5 devices are met: an index to rows
     many = simulated(algorithm, rounds=6)  # a row for each
     assert few.train_loss.tolist() == pytest.approx(many.train_loss[:2].tolist(), rel=1e-6)
@@ -401,7 +401,7 @@ def test_code_that_a_part_of_one_s_own_uses_tells_it_from_an_edited_one(change, 
     def code(source):
         (tmp_path / "mine.py").write_text(f"{source}\ndef mine():\n    def rule(round): return X\n    return rule\n")
         linecache.checkcache()
-        return own_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine")())
+        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine")())
 
     one, other = CHANGES[change]
     assert code(one) == code(f"# a comment\n\n{one}") != code(other)
@@ -415,7 +415,7 @@ def test_an_edited_upload_that_a_class_asks_for_is_another_code(tmp_path):
             "    def weigh(self, known):\n        return known.survey\n"
         )
         linecache.checkcache()
-        return own_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:Mine")())
+        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:Mine")())
 
     assert code(1.0) == code(1.0) != code(2.0)
 
@@ -1012,11 +1012,11 @@ def test_a_memory_with_streamed_samples_is_that_without():
     np.testing.assert_array_equal(here.params["weight"], there.params["weight"])
 
 
-def test_luck_is_what_the_literal_loop_takes_it_for():
+def test_the_draws_are_what_the_literal_loop_takes_it_for():
     """The work that the record has is the system's, of (seed, round, device)."""
     run = simulated(algorithms.fedavg(K=K, batch=BATCH))
-    luck = uniform(SEED, 1, run.devices[0], 4)[:, 2:]
-    work = np.where(run.times[0] > 0, 1 + np.floor(luck[:, 0] * 4), 0)
+    draws = uniform(SEED, 1, run.devices[0], 4)[:, 2:]
+    work = np.where(run.times[0] > 0, 1 + np.floor(draws[:, 0] * 4), 0)
     np.testing.assert_array_equal(run.records["work"][0], work)
 
 
@@ -1058,8 +1058,8 @@ def test_neighbours_of_one_name_are_those_of_each_file(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "helpers.py").write_text(f"SCALE = {scale}\n")
         (tmp_path / name / f"of_{name}.py").write_text("from helpers import SCALE\ndef mine(**c): return SCALE\n")
-    found = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine")() for name in "aba"]
-    assert found == [1, 2, 1]
+    made = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine")() for name in "aba"]
+    assert made == [1, 2, 1]
     assert "helpers" not in sys.modules or sys.modules["helpers"].SCALE == 1
 
 

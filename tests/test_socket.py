@@ -61,7 +61,7 @@ def answers(port):
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    """A SuperLink without TLS, so that calls can be told apart, and two SuperNodes that reach it through the proxy."""
+    """A SuperLink without TLS, so that calls can be seen apart, and two SuperNodes that reach it through the proxy."""
     home = tmp_path_factory.mktemp("deployed")
     deployment = Deployment(home, free_port())
     proxy = Proxy(deployment.port)
@@ -116,8 +116,8 @@ def test_the_bytes_counted_are_those_that_cross_the_sockets(deployed, tmp_path):
         ("int4", "int4", "int4"),
         ("top_k", "top_k", ""),
     ):
-        found = measured(deployed, tmp_path / name, inputs=INPUTS, up=up, down=down)
-        for way, (counted, calls) in found.items():
+        counts = measured(deployed, tmp_path / name, inputs=INPUTS, up=up, down=down)
+        for way, (counted, calls) in counts.items():
             (little, framing), idle = bare[way], sum(calls.get(call, 0) for call in IDLE)
             crossed = sum(calls.values()) - idle
             besides = sum(n for call, n in framing.items() if call not in IDLE) - little

@@ -86,9 +86,9 @@ def test_directories_that_cannot_be(home, capsys, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def scripts():
-    found = completion.table(parser(tuning=True), completion._names())
+    commands = completion.table(parser(tuning=True), completion._names())
     made = {"bash": completion.bash, "zsh": completion.zsh, "fish": completion.fish}
-    return {shell: "\n".join(make(found)) for shell, make in made.items()}
+    return {shell: "\n".join(make(commands)) for shell, make in made.items()}
 
 
 def completed(script, *words, **env):

@@ -70,7 +70,7 @@ def test_accord_converges_on_quadratics_from_any_first_step(first, spread, K, ru
     assert lr != pytest.approx(first)
 
 
-def told(rule, updates, **numbers):
+def factor(rule, updates, **numbers):
     """The factor after rounds with these updates of the devices."""
     size, memory = step_sizes.STEP_SIZES.parts[rule](**numbers), None
     for delta in np.asarray(updates, np.float32):
@@ -88,29 +88,30 @@ ALIKE, APART = [[1, 0], [1, 0]], [[1, 1], [1, -1]]  # both have the mean (1, 0)
 def test_rounds_that_undo_each_other_shorten_steps_only_if_they_grow():
     """With momentum they do so along steep directions, whatever the step. `agreement` does not know it."""
     back, larger = np.negative(ALIKE), -1.5 * np.array(ALIKE)
-    assert told("consensus", [ALIKE, back, ALIKE, back]) == 1.0
-    assert told("consensus", [ALIKE, larger], gain=1.2) == pytest.approx(np.exp(-1.2 / 1.2 * 0.5))
-    assert told("consensus", [ALIKE, -3 * np.array(ALIKE)], gain=1.2) == pytest.approx(np.exp(-1.0))
-    assert told("agreement", [ALIKE, back]) == pytest.approx(np.exp(-1.25 * 1.2))
+    assert factor("consensus", [ALIKE, back, ALIKE, back]) == 1.0
+    assert factor("consensus", [ALIKE, larger], gain=1.2) == pytest.approx(np.exp(-1.2 / 1.2 * 0.5))
+    assert factor("consensus", [ALIKE, -3 * np.array(ALIKE)], gain=1.2) == pytest.approx(np.exp(-1.0))
+    assert factor("agreement", [ALIKE, back]) == pytest.approx(np.exp(-1.25 * 1.2))
 
 
 def test_devices_that_disagree_shorten_steps_and_rounds_that_agree_lengthen_them():
     across = [[0, 1], [0, 1]]
-    assert told("consensus", [ALIKE, ALIKE], gain=1.2) == pytest.approx(np.exp(1.0))
-    assert told("consensus", [ALIKE, APART], gain=1.2) == pytest.approx(np.exp(1.0 - 0.2))
-    assert told("consensus", [across, APART], gain=1.2, goal=0.3) == pytest.approx(np.exp(-0.3))
-    assert told("consensus", [across, ALIKE], gain=1.2) == 1.0
-    assert told("consensus", [ALIKE, [[1, 0], [-1, 0]]], gain=1.2) == pytest.approx(np.exp(-0.2))  # they cancel
-    assert told("consensus", [[[0, 1]], [[1, 0]]], gain=1.2) == pytest.approx(np.exp(-0.2))  # one device says nothing
+    assert factor("consensus", [ALIKE, ALIKE], gain=1.2) == pytest.approx(np.exp(1.0))
+    assert factor("consensus", [ALIKE, APART], gain=1.2) == pytest.approx(np.exp(1.0 - 0.2))
+    assert factor("consensus", [across, APART], gain=1.2, goal=0.3) == pytest.approx(np.exp(-0.3))
+    assert factor("consensus", [across, ALIKE], gain=1.2) == 1.0
+    assert factor("consensus", [ALIKE, [[1, 0], [-1, 0]]], gain=1.2) == pytest.approx(np.exp(-0.2))  # they cancel
+    assert factor("consensus", [[[0, 1]], [[1, 0]]], gain=1.2) == pytest.approx(np.exp(-0.2))  # one device says nothing
 
 
 def test_no_update_makes_the_factor_anything_but_a_number_within_its_bounds():
     for length in (0.0, 1e-38, 1e30, 3e38, np.inf, np.nan):
         for rule in ("consensus", "agreement"):
-            found = [
-                told(rule, [ALIKE, np.where(np.array(ALIKE), length, 0.0), sign * np.array(ALIKE)]) for sign in (-1, 1)
+            factors = [
+                factor(rule, [ALIKE, np.where(np.array(ALIKE), length, 0.0), sign * np.array(ALIKE)])
+                for sign in (-1, 1)
             ]
-            assert all(0.01 <= one <= 100 for one in found), (rule, length, found)
+            assert all(0.01 <= one <= 100 for one in factors), (rule, length, factors)
 
 
 def test_with_one_step_size_these_quadratics_need_tuning():
@@ -184,10 +185,10 @@ def test_a_schedule_is_its_formula(name, usual, numbers, T):
     )
     algorithm = over_rounds(algorithms.fedavg(step_size=name, lr=0.5, **given), 30)
     state, _ = begin(algorithm, {"w": jnp.zeros(2)})
-    found = jax.jit(jax.vmap(lambda t: with_step_size(algorithm, state, t).solver.lr))(jnp.arange(1, 41))
+    rates = jax.jit(jax.vmap(lambda t: with_step_size(algorithm, state, t).solver.lr))(jnp.arange(1, 41))
     length = T or usual * (30 - numbers.get("warmup", 0))
-    np.testing.assert_allclose(found, [0.5 * literal(name, t, length, **numbers) for t in range(1, 41)], atol=1e-6)
-    assert found[29] > 0
+    np.testing.assert_allclose(rates, [0.5 * literal(name, t, length, **numbers) for t in range(1, 41)], atol=1e-6)
+    assert rates[29] > 0
 
 
 def test_a_schedule_in_both_carriers_and_swept_in_one_program():

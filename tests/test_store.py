@@ -130,8 +130,8 @@ SYSTEM = """
 from folb.core.system import Effort
 
 def own(*, work=2):
-    def effort(home, luck, cost):
-        return Effort(work + {more}, 1.0 * cost, luck[1] < 0)
+    def effort(home, draws, cost):
+        return Effort(work + {more}, 1.0 * cost, draws[1] < 0)
     return effort
 
 def failing(*, work=2):
@@ -162,7 +162,7 @@ def test_a_failing_system_of_one_s_own_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(SYSTEM.format(more=0))
     for name, said in (
         ("failing", "fails: ZeroDivisionError"),
-        ("empty", r"should make a function \(home, luck, cost"),
+        ("empty", r"should make a function \(home, draws, cost"),
     ):
         with pytest.raises(InputError, match=f"^{name} = .*{said}"):
             plan(Experiment("synthetic_1_1", system=f"{tmp_path / 'mine.py'}:{name}", rounds=2, seeds=1))

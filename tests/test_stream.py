@@ -311,8 +311,8 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
             if isinstance(piece, program.Window):
                 windows += len(piece.problem.train.y)
             else:  # the rows of a block that are new
-                found, seen = piece
-                rows += max(len(found.train.y), len(found.test.y)) - seen
+                block, seen = piece
+                rows += max(len(block.train.y), len(block.test.y)) - seen
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

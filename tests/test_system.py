@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from luck import uniform
+from random_numbers import uniform
 from scipy.stats import norm
 
 from folb import algorithms, system
@@ -20,19 +20,19 @@ LOG100 = np.log(100)
 
 
 NUMBER = 20000
-HOME, LUCK = (uniform(5, t, np.arange(NUMBER), 2) for t in (randomness.HOME, 1))
+HOME, DRAWS = (uniform(5, t, np.arange(NUMBER), 2) for t in (randomness.HOME, 1))
 
 
 @jax.jit
-def efforts(model, home, luck, cost):
+def efforts(model, home, draws, cost):
     more = [{"down": 0.0, "up": 0.0, "more": home[0]}[name] for name in system.asked_for(model)]
-    return jax.vmap(lambda home, luck: model(home, luck, cost, *more))(home, luck)
+    return jax.vmap(lambda home, draws: model(home, draws, cost, *more))(home, draws)
 
 
 def many(model, cost=1, same_device=False):
     """The efforts of 20,000 devices in one round, or of one device in as many rounds."""
     home = np.broadcast_to(HOME[0], HOME.shape) if same_device else HOME
-    return jax.tree.map(np.asarray, efforts(model, home, LUCK, np.int32(cost)))
+    return jax.tree.map(np.asarray, efforts(model, home, DRAWS, np.int32(cost)))
 
 
 def within(observed, chance, number=NUMBER):

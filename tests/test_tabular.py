@@ -30,11 +30,11 @@ def write(tmp_path, content, name="table.csv"):
 
 def rows(federation):
     """Every (device, x, y), sorted."""
-    found = []
+    rows = []
     for split in (federation.train, federation.test):
         device = np.repeat(np.arange(federation.N), split.size)
-        found += [(int(k), *x.tolist(), int(y)) for k, x, y in zip(device, split.x, split.y, strict=True)]
-    return sorted(found)
+        rows += [(int(k), *x.tolist(), int(y)) for k, x, y in zip(device, split.x, split.y, strict=True)]
+    return sorted(rows)
 
 
 EXPECTED = [(0, 1.5, 2.0, 0), (0, 3.0, 1000.0, 1), (1, 0.0, 0.0, 0), (1, 0.25, -1.0, 1)]

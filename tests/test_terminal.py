@@ -75,10 +75,10 @@ def unequal():
 def standings():
     datasets = [SimpleNamespace(name=name) for name in ("synthetic-plain", "mnist-shards", "femnist", "shakespeare")]
     contenders = [SimpleNamespace(name=name) for name in ("fedavg", "folb_hetero", "fedavg + momentum, tuned by hand")]
-    found = SimpleNamespace(
+    ranks = SimpleNamespace(
         datasets=datasets, contenders=contenders, held=lambda dataset, one: f"{len(one.name)} (9 to never)"
     )
-    tables.show_in_parts(arena_command._rounds_to_target(found))
+    tables.show_in_parts(arena_command._rounds_to_target(ranks))
 
 
 def verdicts():
@@ -135,11 +135,11 @@ def printed(what, width, monkeypatch, capsys):
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def assert_golden(name, found):
+def assert_golden(name, shown):
     path = GOLDEN / name
     if os.environ.get("FOLB_GOLDEN") == "write":
-        path.write_text(found, encoding="utf-8")
-    assert found == path.read_text(encoding="utf-8"), f"{path} differs; FOLB_GOLDEN=write writes it again"
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8"), f"{path} differs; FOLB_GOLDEN=write writes it again"
 
 
 def in_sections(parts):
@@ -177,9 +177,13 @@ def test_help_breaks_no_word(width, monkeypatch, capsys):
     for name, parser in known.items():
         words = set(re.sub(r"[\[\]|]", " ", parts[f"{name} --help"]).split())
         for action in parser._actions:
+            if action.help == argparse.SUPPRESS:  # the settings, which are options of `folb tune`
+                continue
             expected = {word for word in (action.help or "").replace("%%", "%").split() if "%(" not in word}
             assert expected <= set(parts[f"{name} --help"].split()), name
             assert set(action.option_strings) <= {word.rstrip(",") for word in words}, name
+    for name in ("compare", "run", "tune"):
+        assert 24 <= len(parts[f"folb {name} --help"].splitlines()) <= 50
     if sys.version_info < (3, 13):  # which lays out options otherwise
         assert_golden(f"help-{width}.txt", in_sections(parts))
 

@@ -16,8 +16,8 @@ THREE = [algorithms.fedavg(K=2, lr=0.05), algorithms.folb(K=2), algorithms.fedav
 
 
 def ready(together, rounds=6):
-    found = simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2))
-    return replace(found, together=together)
+    ready = simulator.simulation(settled(FEDERATION, MODEL, THREE, rounds=rounds, seeds=2))
+    return replace(ready, together=together)
 
 
 def test_programs_play_at_the_same_time_with_the_same_results():

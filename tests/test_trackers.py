@@ -41,7 +41,7 @@ def alone(monkeypatch, tmp_path):
 def read_tensorboard(path):
     from tensorboardX.proto.event_pb2 import Event
 
-    found = {}
+    logged = {}
     for home in path.iterdir():
         values, parameters = {}, None
         for file in sorted(home.iterdir()):
@@ -55,28 +55,28 @@ def read_tensorboard(path):
                         parameters = json.loads(value.tensor.string_val[0].decode().strip("`"))
                     else:
                         values.setdefault(value.tag, []).append((event.step, value.simple_value))
-        found[home.name.replace("-", " ")] = parameters, values
-    return found
+        logged[home.name.replace("-", " ")] = parameters, values
+    return logged
 
 
 def read_mlflow(path):
     from mlflow import MlflowClient
 
     client = MlflowClient(path.as_uri())
-    (experiment,) = (found for found in client.search_experiments() if found.name != "Default")
-    found = {}
+    (experiment,) = (one for one in client.search_experiments() if one.name != "Default")
+    logged = {}
     for run in client.search_runs([experiment.experiment_id]):
         histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
         values = {name: [(metric.step, metric.value) for metric in history] for name, history in histories.items()}
-        found[run.info.run_name] = run.data.params, values
-    return found
+        logged[run.info.run_name] = run.data.params, values
+    return logged
 
 
 def read_wandb(path):
     import wandb
 
     wandb.teardown()  # its own process may still be writing; it ends with ours, or here
-    found = {}
+    logged = {}
     for file in path.glob("wandb/offline-run-*/*.wandb"):
         name, parameters, values = None, {}, {}
         for record in wandb_records(file.read_bytes()):
@@ -87,8 +87,8 @@ def read_wandb(path):
                 items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
                 for key in set(items) & set(MEASURES):
                     values.setdefault(key, []).append((items["_step"], float(items[key])))
-        found[name] = parameters, values
-    return found
+        logged[name] = parameters, values
+    return logged
 
 
 def wandb_records(content):
@@ -118,10 +118,10 @@ def test_every_round_of_every_run_arrives(name, tmp_path, capsys):
     assert main(["compare", *TINY, *options]) == 0
     (path,) = directory.listed()
     stored = directory.read(path)
-    found = READERS[name](path / "tracking" / name)
-    assert set(found) == {"0 folb mu=0.01 seed 0", "1 folb mu=1 seed 0"}
-    for i, (title, mu) in enumerate(zip(sorted(found), (0.01, 1), strict=True)):
-        parameters, values = found[title]
+    logged = READERS[name](path / "tracking" / name)
+    assert set(logged) == {"0 folb mu=0.01 seed 0", "1 folb mu=1 seed 0"}
+    for i, (title, mu) in enumerate(zip(sorted(logged), (0.01, 1), strict=True)):
+        parameters, values = logged[title]
         assert (parameters["algorithm"], float(parameters["mu"]), int(parameters["seed"])) == ("folb", mu, 0)
         for measure in MEASURES:
             lines = [line for line in stored.rounds()[0] if line["run"] == i and measure in line]

@@ -124,8 +124,8 @@ def test_a_point_that_only_touches_the_target_loses_by_the_sustained_one():
     assert [list(point.held) for point in points] == [3 * [3], 3 * [4], 3 * [None]]
     cells = [list(column.cells) for column in tables.points(points, 0.7).columns]
     assert list(zip(*cells, strict=True))[2][2:4] == ("1", "never")
-    found = tune.document(planned_with_rounds(planned), points, [3], None, "sustained")
-    assert (found["by"], found["points"][0]["median_held_from"], found["points"][2]["held_from"]) == (
+    document = tune.document(planned_with_rounds(planned), points, [3], None, "sustained")
+    assert (document["by"], document["points"][0]["median_held_from"], document["points"][2]["held_from"]) == (
         "sustained",
         3,
         3 * [None],
@@ -256,7 +256,7 @@ def test_an_experiment_keeps_its_box_and_draws_the_same_points_again(tmp_path):
     (tmp_path / "e.toml").write_text(to_toml(whole))
     again = plan(from_toml(tmp_path / "e.toml"))
     assert again.identity == planned.identity
-    settings = [[one.origin.settings for one in found.algorithms] for found in (planned, again)]
+    settings = [[one.origin.settings for one in planned_one.algorithms] for planned_one in (planned, again)]
     assert settings[0] == settings[1] and len({(one["lr"], one["server_lr"]) for one in settings[0]}) == 4
     for other in ({"points": 5, "box_seed": 7}, {"points": 4, "box_seed": 8}):
         assert plan(Experiment("synthetic_1_1", box=BOX, **other, **CHOICES)).identity != planned.identity
@@ -323,7 +323,7 @@ def test_mistakes_in_a_box_are_named(options, message, capsys):
 def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys, monkeypatch):
     command = ["tune", "synthetic_1_1", "--algorithm", "folb", "--box", "lr=log:0.001..1", "--box", "server_lr=none,2"]
     command += ["--points", "4", "--box-seed", "3", "--by", "sustained", "--target", "0.2", *TINY]
-    first = found(capsys, *command)
+    first = document_of(capsys, *command)
     assert (first["by"], first["budget"], first["box_seed"]) == ("sustained", 4, 3)
     assert first["box"] == {"folb": {"lr": "log:0.001..1", "server_lr": ["none", 2.0]}}
     points = [(point["parameters"]["lr"], point["parameters"]["server_lr"]) for point in first["points"]]
@@ -345,18 +345,18 @@ def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys,
     assert main(["show", str(grid)]) == 0 and "[box.folb]" in capsys.readouterr().out
 
     monkeypatch.setattr(execute, "ready", None)  # nothing is run again
-    assert found(capsys, *command) == first
+    assert document_of(capsys, *command) == first
     assert main(command) == 0
     assert "4 points drawn from lr=log:0.001..1 server_lr=none,2 by the seed 3" in capsys.readouterr().out
 
 
 def test_python_takes_the_same():
     experiment = Experiment("synthetic_1_1", box=BOX, points=3, target=0.2, **CHOICES)
-    found = tune.search(experiment, by="sustained")
-    assert len(found.points) == 3 and found.planned.experiment.points == 3
-    best = [point.merit("sustained") for point in found.points]
-    assert best == sorted(best) and [run.seed for run in found.winner.runs()] == [2, 3]
-    assert (found.winner.path / directory.MODEL).exists() and not (found.grid.path / directory.MODEL).exists()
+    search = tune.search(experiment, by="sustained")
+    assert len(search.points) == 3 and search.planned.experiment.points == 3
+    best = [point.merit("sustained") for point in search.points]
+    assert best == sorted(best) and [run.seed for run in search.winner.runs()] == [2, 3]
+    assert (search.winner.path / directory.MODEL).exists() and not (search.grid.path / directory.MODEL).exists()
     with pytest.raises(InputError, match="by = 'last'"):
         tune.search(experiment, by="last")
     with pytest.raises(InputError, match="should be one: the algorithm to tune"):
@@ -366,7 +366,7 @@ def test_python_takes_the_same():
 # from end to end
 
 
-def found(capsys, *arguments):
+def document_of(capsys, *arguments):
     """The JSON document that a command prints."""
     assert main([*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -394,7 +394,7 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
     monkeypatch.setenv("FOLB_RUNS", str(home))
     assert len(directory.listed()) == 2
     monkeypatch.setattr(execute, "ready", None)
-    assert found(capsys, *SEARCH) == document
+    assert document_of(capsys, *SEARCH) == document
     assert main(SEARCH) == 0
     out = capsys.readouterr().out
     assert "folb lr=0.1: chosen on seeds 0, 1; results on seeds 2, 3:" in out and "diverged" in out
@@ -404,7 +404,7 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
     home, document = whole
     (file,) = home.glob(f"*/{directory.WINNER}")
     assert from_toml(file).seeds == (2, 3)
-    assert found(capsys, "run", file) == document["winner"]  # in a home of its own: it is run
+    assert document_of(capsys, "run", file) == document["winner"]  # in a home of its own: it is run
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
@@ -447,9 +447,9 @@ def test_a_grid_cut_to_fit_gives_the_bits_of_its_parts(monkeypatch, tmp_path):
 
     whole = simulated(grid)
     monkeypatch.setattr(simulator, "fitting", lambda *args: 2)
-    told = []
-    parts = simulated(grid, observe=lambda i, first, part: told.append(i), checkpoints=tmp_path)
-    assert sorted(set(told)) == list(range(6))
+    observed = []
+    parts = simulated(grid, observe=lambda i, first, part: observed.append(i), checkpoints=tmp_path)
+    assert sorted(set(observed)) == list(range(6))
     assert {path.name[0] for path in tmp_path.iterdir()} == {"0", "1", "2"}
     for ours, alone in zip(leaves(parts), leaves([run for one in grid for run in simulated(one)]), strict=True):
         np.testing.assert_array_equal(ours, alone)

@@ -237,8 +237,8 @@ def test_a_line_that_is_not_finite_is_left_out(home, served):
         for name, value in line.items():
             for odd in (float("nan"), float("inf")):
                 file.write(json.dumps(line | {name: [odd] if isinstance(value, list) else odd}) + "\n")
-    found = news(served(), "a-1", records="0")
-    assert found["columns"][0]["judged"] == whole["columns"][0]["judged"]
+    sent = news(served(), "a-1", records="0")
+    assert sent["columns"][0]["judged"] == whole["columns"][0]["judged"]
 
 
 def test_another_server_goes_on_from_the_same_cursor(home, served):
@@ -280,10 +280,10 @@ def test_a_file_cut_back_while_it_is_read_is_sent_again(home, monkeypatch):
     following, read = live.Following(path), directory.RunDirectory.rounds
 
     def cut(stored, offset=0, size=-1):
-        found = read(stored, offset, size)
+        content = read(stored, offset, size)
         rows = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
         (path / "rounds.jsonl").write_text("".join(row for row in rows if json.loads(row)["round"] <= 3))
-        return found
+        return content
 
     with monkeypatch.context() as patched:
         patched.setattr(directory.RunDirectory, "rounds", cut)

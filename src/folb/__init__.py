@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from folb.experiments.execute import resume as resume
     from folb.experiments.experiment import Experiment as Experiment
     from folb.experiments.kept_model import load_model as load_model
+    from folb.measures import Metric as Metric
     from folb.models import Model as Model
     from folb.report.figures import plot as plot
     from folb.results.run import Run as Run
@@ -68,6 +69,7 @@ _NAMES = {
     "GradientSource": "core.gradient",
     "Known": "core.selection",
     "LocalStep": "core.local_step",
+    "Metric": "measures",
     "Model": "models",
     "Round": "core.rule",
     "Rule": "core.rule",

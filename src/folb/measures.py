@@ -1,29 +1,89 @@
-"""What a model is measured by: the names in records, the words in tables and pictures, and which way is better."""
+"""Metrics, each a value: how it is computed, for which models, its words in tables and pictures, which way is better.
+
+All metrics of folb are listed here. Users add one of their own: a function, or a `Metric`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any
 
 from folb.errors import InputError, choose
 
 ACCURACY, FAIRNESS = "accuracy", "fairness"
-OF_CLASSES = ("f1", "auc")
-OF_NUMBERS = ("mse", "mae")
-OWN = ("own_mean", "own_worst", "own_variance")  # what `fairness` measures
+CLASSES, NUMBERS = "classes", "numbers"
 TOP = re.compile("top([1-9][0-9]{0,4})")
+PLAIN = re.compile("[A-Za-z][A-Za-z0-9_]{0,39}")
+GIVEN = {
+    "y": "the labels of the test samples",
+    "predicted": "what the model predicts for them",
+    "scores": "a score for each sample and class",
+    "classes": "the number of classes",
+    "own": "each device's own accuracy, or mean squared error; NaN for a device without test samples",
+}
+TAKEN = (  # names that records, tables and exports have for something else
+    *("run", "algorithm", "seed", "round", "rounds_to_target", "held_from", "note", "test_accuracy", "train_loss"),
+    *("loss", "judged", "bytes_up", "bytes_down", "seconds", "updated", "target", "epsilon", "devices", "times"),
+    *("weights", "inner", "gamma", "work", "lr", "attack", "own", "lost", "lost_devices", "rejected_devices", "length"),
+)
 
 
-class Measure(NamedTuple):
-    """A figure of an evaluated round. `unit` and `factor` are for people: 0.7 is shown as 70 %."""
+@dataclass(frozen=True)
+class Metric:
+    """A figure of the model on all test samples, computed by jax within the program of the run.
+
+    `compute` takes some of these arguments, by name: y, predicted, scores, classes, own (`folb.measures.GIVEN` says
+    what they are). It returns one number. `words` are for pictures, `short` is the heading of a column. `unit="%"` is
+    for a share from 0 to 1, which is shown in per cent. `lower`: lower is better. `task` is "classes" or "numbers" if
+    the metric is for such models only.
+    """
 
     name: str
-    words: str
-    short: str  # the heading of a column
-    factor: float = 1.0
+    compute: Callable[..., Any] | str  # the name of a function of folb.metric_functions: that module needs jax
+    words: str = ""
+    short: str = ""
     unit: str = ""
-    lower: bool = False  # lower is better
+    lower: bool = False
+    task: str = ""
+    factor: float = 1.0  # for people: values are shown times this
+    says: str = ""  # for `folb list parts`
+    parts: tuple[str, ...] = ()  # if it has several numbers, their names
+    fixed: tuple[tuple[str, Any], ...] = ()  # further arguments of `compute`
+
+    def __post_init__(self) -> None:
+        if self.unit == "%":
+            object.__setattr__(self, "factor", 100.0)
+        for field in ("words", "short"):
+            object.__setattr__(self, field, getattr(self, field) or str(self.name).replace("_", " "))
+
+    @property
+    def own(self) -> bool:
+        """Whether a user wrote it."""
+        return not isinstance(self.compute, str)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What computes it."""
+        if callable(self.compute):
+            return self.compute
+        from folb import metric_functions
+
+        return getattr(metric_functions, self.compute)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The arguments that it is given: all that have no value yet."""
+        known = inspect.signature(self.function).parameters.values()
+        return tuple(p.name for p in known if p.default is p.empty and p.name not in dict(self.fixed))
+
+    def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Its numbers, by name."""
+        value = self.function(**{name: given[name] for name in self.needs}, **dict(self.fixed))
+        return dict(value._asdict()) if self.parts else {self.name: value}
 
     def text(self, value: float, digits: int = 1) -> str:
         """The value as people read it: a share with so many decimals, any other with four significant digits."""
@@ -50,71 +110,159 @@ class Measure(NamedTuple):
         return "rises > 5 %" if self.lower else "drops > 5 points"
 
 
-def _share(name: str, words: str, short: str) -> Measure:
-    return Measure(name, words, short, 100.0, "%")
+OWN = ("own_mean", "own_worst", "own_variance")  # what `fairness` measures
+_SPREAD = "the mean, the worst decile and the variance of the devices' own accuracies (or squared errors)"
+_AREA = "the area under the ROC curve; of more than two classes, the mean of one against the rest"
+_ALL = (
+    Metric(ACCURACY, "accuracy", "test accuracy", unit="%", task=CLASSES),
+    Metric(FAIRNESS, "fairness", says=_SPREAD, parts=OWN),
+    Metric("f1", "f1", "macro F1", "F1", "%", task=CLASSES, says="macro F1: the mean over the classes"),
+    Metric("auc", "auc", "AUC", "AUC", "%", task=CLASSES, says=_AREA),
+    Metric(
+        *("mse", "mse", "mean squared error", "MSE"),
+        lower=True,
+        task=NUMBERS,
+        says="the mean squared error of a regression; it is always measured",
+    ),
+    Metric(
+        *("mae", "mae", "mean absolute error", "MAE"),
+        lower=True,
+        task=NUMBERS,
+        says="the mean absolute error of a regression",
+    ),
+)
+REGISTRY = {one.name: one for one in _ALL}
+KNOWN = {name: one for name, one in REGISTRY.items() if not one.parts}  # those that a model may be judged by
 
 
-KNOWN = {
-    ACCURACY: _share(ACCURACY, "test accuracy", "accuracy"),
-    "f1": _share("f1", "macro F1", "F1"),
-    "auc": _share("auc", "AUC", "AUC"),
-    "mse": Measure("mse", "mean squared error", "MSE", lower=True),
-    "mae": Measure("mae", "mean absolute error", "MAE", lower=True),
-}
+def top(k: int) -> Metric:
+    """How often the label is among the k highest scores."""
+    says = "how often the label is among the five highest scores, or as many as the number says"
+    words = f"top-{k} accuracy", f"top {k}"
+    return Metric(f"top{k}", "top", *words, "%", task=CLASSES, says=says, fixed=(("k", k),))
 
 
-SAYS = {
-    FAIRNESS: "the mean, the worst decile and the variance of the devices' own accuracies (or squared errors)",
-    "f1": "macro F1: the mean over the classes",
-    "auc": "the area under the ROC curve; of more than two classes, the mean of one against the rest",
-    "top5": "how often the label is among the five highest scores, or as many as the number says",
-    "mse": "the mean squared error of a regression; it is always measured",
-    "mae": "the mean absolute error of a regression",
-}
+def listed() -> dict[str, str]:
+    """What users may ask for besides the accuracy, and what it is."""
+    some = {name: one.says for name, one in REGISTRY.items() if one.says}
+    return {**{name: some[name] for name in (FAIRNESS, "f1", "auc")}, "top5": top(5).says, **some}
+
+
+def of_task(task: str) -> list[str]:
+    """The metrics of folb for models that tell classes apart, or predict numbers, without the accuracy."""
+    return [name for name, one in KNOWN.items() if one.task == task and name != ACCURACY]
 
 
 def is_regression(judged_by: str) -> bool:
     """Whether a model that is judged by this predicts numbers, and not classes."""
-    return judged_by in OF_NUMBERS
+    return judged_by in KNOWN and KNOWN[judged_by].task == NUMBERS
 
 
 @cache
-def measure(name: str, judged_by: str = ACCURACY) -> Measure:
-    """What is known of a measure, in runs whose models are judged by `judged_by`."""
-    if found := TOP.fullmatch(name):
-        return _share(name, f"top-{found[1]} accuracy", f"top {found[1]}")
+def measure(name: str, judged_by: str = ACCURACY) -> Metric:
+    """What is known of a figure in records of runs whose models are judged by `judged_by`."""
+    if number := TOP.fullmatch(name):
+        return top(int(number[1]))
     if name not in OWN:
         return KNOWN[choose("metrics", name, [*KNOWN, *OWN])]
     numbers = is_regression(judged_by)
-    of = measure("mse") if numbers else measure(ACCURACY)
+    of = KNOWN["mse"] if numbers else KNOWN[ACCURACY]
     what = "error" if numbers else "accuracy"
     if name == "own_mean":
-        return of._replace(name=name, words=f"mean {what} of the devices", short="devices' mean")
+        return replace(of, name=name, words=f"mean {what} of the devices", short="devices' mean")
     if name == "own_worst":
-        return of._replace(name=name, words=f"{what} of the worst decile of devices", short="worst decile")
+        return replace(of, name=name, words=f"{what} of the worst decile of devices", short="worst decile")
     words, short = f"variance of the devices' {what}", "devices' variance"
-    if numbers:
-        return Measure(name, words, short, lower=True)
-    return Measure(name, words, short, 1e4, "points²", lower=True)
-
-
-def measured(metrics: tuple[str, ...]) -> tuple[str, ...]:
-    """The measures that these metrics have: `fairness` has three."""
-    return tuple(name for metric in metrics for name in (OWN if metric == FAIRNESS else (metric,)))
+    shown: dict[str, Any] = {} if numbers else {"unit": "points²", "factor": 1e4}
+    return Metric(name, FAIRNESS, words, short, lower=True, **shown)
 
 
 def is_measure(name: object) -> bool:
-    """Whether records may have it besides the accuracy."""
-    return isinstance(name, str) and (name in (*OF_CLASSES, *OF_NUMBERS, *OWN) or TOP.fullmatch(name) is not None)
+    """Whether records may have it besides the accuracy, as a figure that folb knows."""
+    return isinstance(name, str) and ((name in KNOWN and name != ACCURACY) or name in OWN or bool(TOP.fullmatch(name)))
+
+
+def measured(metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """The names of the numbers that these metrics have: `fairness` has three."""
+    return tuple(name for metric in metrics for name in metric.parts or (metric.name,))
 
 
 def checked(metrics: object) -> tuple[str, ...]:
-    """The metrics that were asked for, if all are known and different."""
+    """The names that were asked for, if all are known, or of a user's file, and different."""
     if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
         raise InputError("metrics", metrics, "should be a list of names, such as fairness, f1, auc or top5")
     for name in metrics:
-        if not (isinstance(name, str) and TOP.fullmatch(name)):
+        if not (isinstance(name, str) and (TOP.fullmatch(name) or ".py:" in name)):
             choose("metrics", name, [FAIRNESS, *KNOWN, "top5"])
-    if len(set(metrics)) < len(metrics):
-        raise InputError("metrics", list(metrics), "should be different")
+    _different(metrics)
     return tuple(metrics)
+
+
+def chosen(metrics: Sequence[str | Metric | Callable[..., Any]]) -> tuple[Metric, ...]:
+    """The metrics that were asked for: by name, or a user's own function or `Metric`."""
+    if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
+        checked(metrics)
+    checked([one for one in metrics if not callable(one)])
+    wanted = tuple(_own(one) if callable(one) else REGISTRY.get(one) or measure(one) for one in metrics)
+    _different([one.name for one in wanted])
+    return wanted
+
+
+def _different(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise InputError("metrics", list(names), "should be different")
+
+
+def _own(given: Metric | Callable[..., Any]) -> Metric:
+    """A user's own metric, checked; a function is called by its name, and its docstring says what it is."""
+    if not isinstance(given, Metric):
+        name = getattr(given, "__name__", type(given).__name__)
+        given = Metric(name, given, words=(inspect.getdoc(given) or "").partition("\n")[0].rstrip("."))
+    if not given.own and (given in REGISTRY.values() or TOP.fullmatch(given.name)):
+        return given
+    what = f"metrics: {given.name}"
+    if not PLAIN.fullmatch(given.name):
+        raise InputError(what, given.name, "should have a name of at most 40 letters, digits and _")
+    if given.name in (*REGISTRY, *OWN, *TAKEN) or TOP.fullmatch(given.name):
+        raise InputError(what, given.name, "should have another name: folb has something of this name")
+    if not callable(given.compute) or given.parts:
+        raise InputError(what, given.compute, f"should be computed by a function of {', '.join(GIVEN)}")
+    if given.task not in ("", CLASSES, NUMBERS):
+        raise InputError(f"{what}: task", given.task, "should be classes or numbers, or empty for both")
+    try:
+        needs = given.needs
+    except (TypeError, ValueError) as error:
+        raise InputError(what, given.compute, f"should be a function with named arguments: {error}") from error
+    for name in needs:
+        choose(f"{what}: argument", name, GIVEN)
+    return given
+
+
+FACTS = ("name", "words", "short", "unit", "lower", "factor")
+
+
+def facts(metrics: Iterable[Metric]) -> list[dict[str, Any]]:
+    """How the users' own among these metrics are shown, for the record of a run."""
+    return [{field: getattr(one, field) for field in FACTS} for one in metrics if one.own]
+
+
+def are_facts(value: object) -> bool:
+    """Whether a record may say this of users' own metrics."""
+    kinds = {"name": str, "words": str, "short": str, "unit": str, "lower": bool, "factor": float}
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and one.keys() == kinds.keys()
+        and all(isinstance(one[field], kind) for field, kind in kinds.items())
+        and PLAIN.fullmatch(one["name"]) is not None
+        and 0 < one["factor"] < 1e30
+        for one in value
+    )
+
+
+def as_shown(known: Iterable[Mapping[str, Any]]) -> dict[str, Metric]:
+    """Users' own metrics from the record of a run, by name. They cannot be computed: their file may be gone."""
+    return {one["name"]: Metric(compute=_gone, **one) for one in known}
+
+
+def _gone() -> None:
+    """In place of the function of a recorded metric."""

@@ -20,11 +20,11 @@ def room(path: Path) -> int:
     return max(UNPACKED, TIMES * path.stat().st_size)
 
 
-def check_room(path: Path, found: int, limit: int | None = None) -> None:
+def check_room(path: Path, size: int, limit: int | None = None) -> None:
     """Raise an `InputError` if a file unpacks to more bytes than it may."""
     most = room(path) if limit is None else limit
-    if found > most:
-        raise InputError(f"{path}: bytes", found, f"should be at most {most} when unpacked")
+    if size > most:
+        raise InputError(f"{path}: bytes", size, f"should be at most {most} when unpacked")
 
 
 def arrays(
@@ -32,7 +32,7 @@ def arrays(
 ) -> dict[str, NDArray]:
     """Arrays of an npz file of at most `limit` bytes, by default those of `room`. Python objects are not read."""
     part = str(path)
-    found: dict[str, NDArray] = {}
+    arrays: dict[str, NDArray] = {}
     # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.
     try:
         with open(regular(path), "rb") as file:
@@ -43,7 +43,7 @@ def arrays(
             for name in (*names, *optional):
                 part = f"{path}: {name}"
                 if name in archive.files:
-                    found[name] = archive[name]
+                    arrays[name] = archive[name]
                 elif name in names:
                     raise InputError(part, None, f"is missing; the file should hold arrays {', '.join(names)}")
     except InputError:
@@ -52,4 +52,4 @@ def arrays(
         raise InputError(part, error.strerror or str(error), "should be a readable .npz file") from None
     except Exception as error:
         raise InputError(part, str(error), "should be an undamaged .npz, its arrays without Python objects") from None
-    return found
+    return arrays

@@ -29,7 +29,7 @@ class Lines:
         self.total, self.tell, self.every, self.about, self.costs = total, tell, every, about, costs
         self.done = 0
         self.spent = self.first = 0.0  # the cost of the rounds that are done, and of the first ones
-        self.began = self.told = time.monotonic()
+        self.began = self.last = time.monotonic()
         self.played: float | None = None  # when the first rounds were done
         self.announced = False
         self.whole = "1 round" if (total, about) == (1, "rounds") else f"{total} {about}"
@@ -48,9 +48,9 @@ class Lines:
             self.announced = True
             if left > LONG:
                 self.tell(f"{self.whole} take about {clock(now - self.began + left)}")
-                self.told = now
-        if now - self.told >= self.every and self.done < self.total:
-            self.told = now
+                self.last = now
+        if now - self.last >= self.every and self.done < self.total:
+            self.last = now
             rest = "" if left is None else f", about {clock(left)} left"
             self.tell(f"{self.done} of {self.total} {self.about}{words}{rest}")
         elif self.done >= self.total and now - self.began >= self.every:

@@ -43,11 +43,11 @@ def complete(planned, about):
 done: list[str] = []
 
 
-def carry_out(home, datasets=(A, B), contenders=(FEDPROX, DEFAULT, FEDAVG), points=2, **options):
+def execute_plan(home, datasets=(A, B), contenders=(FEDPROX, DEFAULT, FEDAVG), points=2, **options):
     """Run the arena; what was run, and what was told."""
     done.clear()
     told: list[str] = []
-    arena.carry_out(datasets, contenders, home, complete, told.append, points, **options)
+    arena.execute_plan(datasets, contenders, home, complete, told.append, points, **options)
     return list(done), told
 
 
@@ -65,7 +65,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FOLB_RUNS", str(tmp_path_factory.mktemp("runs")))
         home = Results(tmp_path_factory.mktemp("arena") / FILE)
-        carry_out(home)
+        execute_plan(home)
         yield home
 
 
@@ -106,7 +106,7 @@ def test_the_target_is_a_share_of_what_tuned_fedavg_ends_with(home):
 def test_fewer_training_samples_for_the_loss_change_no_accuracy(home, results, tmp_path):
     """So results with and without them count alike. Fewer samples than are tested on would change it."""
     fewer = replace(A, loss_samples=40)
-    carry_out(results, datasets=[fewer], contenders=[FEDAVG])
+    execute_plan(results, datasets=[fewer], contenders=[FEDAVG])
     found, known = (stored(where, "tiny-a", "fedavg") for where in (results, home))
     assert found["note"] == "training loss on 40 of 81 training samples" and known["note"] == ""
     assert found["identity"] == known["identity"] and found["runs"] == known["runs"]
@@ -114,7 +114,7 @@ def test_fewer_training_samples_for_the_loss_change_no_accuracy(home, results, t
     with pytest.raises(
         InputError, match=r"tiny-a: loss_samples = 5: should be at least \d+, the number of test samples"
     ):
-        carry_out(Results(tmp_path / "other" / FILE), datasets=[replace(A, loss_samples=5)], contenders=[FEDAVG])
+        execute_plan(Results(tmp_path / "other" / FILE), datasets=[replace(A, loss_samples=5)], contenders=[FEDAVG])
     with pytest.raises(InputError, match="tiny-a: loss_samples = 0: should be at least 1"):
         replace(A, loss_samples=0)
 
@@ -172,7 +172,7 @@ def test_a_winner_by_an_earlier_measure_is_named_and_run_again(home, results):
         "2 of 2 combinations have been run, and 1 of them are to be run again." in front and "earlier measure" in front
     )
     assert "4, 6; but 5, 1 with lr = " in "\n".join(arena_pages._settings(found))
-    ran, _ = carry_out(results, [A], [FEDAVG, FEDPROX])
+    ran, _ = execute_plan(results, [A], [FEDAVG, FEDPROX])
     assert ran and all("fedprox" in about for about in ran)
     assert stored(results, "tiny-a", "fedprox")["runs"] == cell["runs"]
     front = "\n".join(arena_pages._front(Standings([A], [FEDAVG, FEDPROX], results, 2)))
@@ -180,21 +180,21 @@ def test_a_winner_by_an_earlier_measure_is_named_and_run_again(home, results):
 
 
 def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):
-    ran, told = carry_out(home)
+    ran, told = execute_plan(home)
     assert ran == [] and told[0] == "tiny-a, fedavg is done already (1 of 6)"
     wider = replace(FEDPROX, box={"lr": "log:0.0001..1", "mu": [0.1, 1.0]})
-    ran, _ = carry_out(home, contenders=[FEDAVG, wider], datasets=[A])
+    ran, _ = execute_plan(home, contenders=[FEDAVG, wider], datasets=[A])
     assert ran and all("fedprox" in about for about in ran)
     found = Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 2)
     assert found.stale == [("tiny-a", "fedprox")] and found.held(A, FEDPROX) == "not run"
-    carry_out(home, contenders=[FEDPROX], datasets=[A])  # its runs are in the run store: nothing is computed
+    execute_plan(home, contenders=[FEDPROX], datasets=[A])  # its runs are in the run store: nothing is computed
     assert not Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 2).stale
     assert Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 3).stale  # another budget
     assert not Standings([A, replace(B, title="another")], [FEDAVG, FEDPROX, DEFAULT], home, 2).stale
 
 
 def test_a_contender_alone_searches_the_reference_for_the_target(home, results):
-    ran, _ = carry_out(results, datasets=[A], contenders=[DEFAULT], reference=FEDAVG)
+    ran, _ = execute_plan(results, datasets=[A], contenders=[DEFAULT], reference=FEDAVG)
     assert {"tiny-a, fedavg, draw 100, search", "tiny-a, fedavg, draw 101, search"} < set(ran)
     assert stored(results, "tiny-a", "plain") == stored(home, "tiny-a", "plain")
     assert stored(results, "tiny-a", "fedavg") is None
@@ -203,7 +203,7 @@ def test_a_contender_alone_searches_the_reference_for_the_target(home, results):
 def test_a_mistake_in_one_s_own_contender_comes_before_anyone_is_run(results):
     for mine in (entries.own("nosuch", {}), entries.own("fedavg", {"mu": [0.1, 1.0]})):
         with pytest.raises(InputError):
-            carry_out(results, [A], entries.with_own([FEDAVG], mine))
+            execute_plan(results, [A], entries.with_own([FEDAVG], mine))
         assert done == []
 
 
@@ -213,7 +213,7 @@ def test_every_device_takes_part_in_the_limit(home):
     one = contest.Contest(dataset, FEDAVG, home, complete, 2)
     _, planned, _ = next(one._planned(limit, dataset.report, {"lr": 0.1}))
     assert (planned.algorithms[0].selection.K, planned.federation.N, planned.experiment.rounds) == (3, 3, 5)
-    told = carry_out(home, [replace(A, without={"limit": "it costs too much"})], [FEDAVG, limit])[1]
+    told = execute_plan(home, [replace(A, without={"limit": "it costs too much"})], [FEDAVG, limit])[1]
     assert told[1] == "tiny-a, limit is left out (2 of 2): it costs too much"
 
 

@@ -34,28 +34,28 @@ TRUSTED = Rule("fltrust", "fedavg", "FLTrust", set={"robust": "fltrust"}, own_sa
 KRUM = Rule("krum", "fedavg", "Krum", set={"robust": "krum"}, informed=True, attacks=["gamma"])
 
 
-def carry_out(home, wanted):
+def execute_plan(home, wanted):
     done, told = [], []
 
     def complete(planned, about):
         done.append(about)
         return execute.run_plan(planned)
 
-    defence.carry_out(wanted, home, complete, told.append)
+    defence.execute_plan(wanted, home, complete, told.append)
     return done, told
 
 
 def test_a_battle_is_run_once_and_again_if_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path / "runs"))
     home, wanted = Results(tmp_path / FILE), opponents.battles([TINY], [MEAN])
-    done, told = carry_out(home, wanted)
+    done, told = execute_plan(home, wanted)
     assert done == ["tiny-mean-0", "tiny-mean-20"] and told[0].startswith("tiny-mean-0 (1 of 2) is done")
     pace, found = (battles.stored(home, battle) for battle in wanted)
     assert np.shape(pace["accuracy"]) == (2, 6) and list(pace["attacks"]) == ["honest"]
     assert list(found["attacks"]) == ["honest", "flipped_x1000"] and found["devices"] == 5
     honest, attacked = (np.mean(one["settled"]) for one in found["attacks"].values())
     assert honest > attacked + 0.1 and 0 < found["attacks"]["flipped_x1000"]["weight"] < 1
-    assert carry_out(home, wanted) == (
+    assert execute_plan(home, wanted) == (
         [],
         ["tiny-mean-0 (1 of 2) is done already", "tiny-mean-20 (2 of 2) is done already"],
     )

@@ -492,7 +492,7 @@ def test_nothing_is_searched_on_what_is_reported(draws, given, search):
     made = figure_files.Search("folb", {"mu": [0.1]}, **search)
     arm = Arm("f", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 3} | given, draws, [made])
     with pytest.raises(InputError, match="that are reported"):
-        arms.carry_out(arm, lambda planned, about: pytest.fail("it was run"))
+        arms.execute_plan(arm, lambda planned, about: pytest.fail("it was run"))
 
 
 def test_two_files_of_one_name_and_a_name_of_ours_are_refused(tmp_path):

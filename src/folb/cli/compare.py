@@ -1,4 +1,4 @@
-"""`folb compare`, `folb run` and `folb resume`: an experiment, run and shown."""
+"""`folb compare`, `run`, `attack` and `resume`: an experiment, run and shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """`folb compare` and `folb run`."""
+    """`folb compare`, `folb run` and `folb attack`."""
     compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     compare.add_argument(
@@ -29,31 +29,48 @@ def add(commands: Any) -> None:
     compare.add_argument(
         "--quick",
         action="store_true",
-        help="a minute or two on two cores: one seed, few rounds, and with a costly model few samples of each device",
+        help="a minute or two: one seed, few rounds and samples",
     )
     compare.set_defaults(handle=_compare)
     run = commands.add_parser("run", help="run an experiment from a TOML file")
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
     run.set_defaults(handle=_run)
     for command in (compare, run):
-        command.add_argument(
-            "--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)"
-        )
+        command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME)")
         command.add_argument(
             "--records",
             action="store_true",
-            help="also keep every device's weight and gamma, and with --metrics fairness its own accuracy",
+            help="keep each device's weight and gamma; with fairness, its accuracy",
         )
-        common.add_running(command)
+        common.add_running(command, "DATASET" if command is compare else "EXPERIMENT.toml")
         common.add_naming(command)
         common.add_processes(command)
+    _add_attack(commands)
+
+
+def _add_attack(commands: Any) -> None:
+    attack = commands.add_parser("attack", help="measure what lying devices gain, rule by rule")
+    attack.add_argument(
+        "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{common.DATASET} (synthetic_1_1)"
+    )
+    attack.add_argument("--algorithms", metavar="A,B", help="names of `folb list` (fedavg,folb,accord)")
+    attack.add_argument(
+        "--rules", metavar="A,B", help="values of robust (for fedavg all; FOLB is plain and guarded, if not given)"
+    )
+    attack.add_argument("--attacks", metavar="A,B", help="attacks of `folb list parts` (most of them)")
+    attack.add_argument("--attackers", metavar="A,B", default="0.2", help="shares of the devices that lie (0.2)")
+    common.add_experiment(attack, every="only in the end")
+    attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
+    common.add_running(attack, "[DATASET]")
+    common.add_naming(attack)
+    attack.set_defaults(handle=_attack)
 
 
 def add_resume(commands: Any) -> None:
     """`folb resume`."""
     resume = commands.add_parser("resume", help="resume an interrupted run")
     resume.add_argument("run", metavar="RUN", help=common.RUN)
-    common.add_running(resume)
+    common.add_running(resume, "RUN")
     common.add_processes(resume)
     resume.set_defaults(handle=_resume)
 
@@ -125,4 +142,35 @@ def _show(stored: RunDirectory, start: Any, as_json: bool) -> None:
     tables.show_in_parts(tables.results(runs, target))
     if apart := told_apart(runs, target):
         tables.say(f"\n{apart}")
+    tables.say(f"\nin {stored.path}: {tables.files(stored)}")
+
+
+def _attack(options: argparse.Namespace) -> None:
+    from folb.cli import tables
+    from folb.cli.running import executed, same_command
+    from folb.experiments import attack
+    from folb.experiments.experiment import Experiment
+    from folb.results.outcomes import outcomes, plain
+
+    def listed(text: str | None) -> list[str] | None:
+        return None if text is None else [name for name in text.split(",") if name]
+
+    algorithms = listed(options.algorithms) or list(attack.ALGORITHMS)
+    attacks = listed(options.attacks) or list(attack.ATTACKS)
+    given = common.settings(options.set)
+    chosen = attack.settings(algorithms, listed(options.rules), attacks, listed(options.attackers) or [], given)
+    if options.evaluate_every is None:
+        options.evaluate_every = options.rounds or Experiment.rounds
+    experiment = common.experiment(options, algorithms=algorithms, set=chosen)
+    stored, start = executed(options, experiment, same_command())
+    ends = outcomes(stored.runs())
+    if options.json:
+        about = {"dataset": experiment.dataset, "rounds": experiment.rounds, "seeds": list(experiment.seeds)}
+        print(json.dumps(about | {"directory": str(stored.path), "outcomes": list(map(plain, ends))}))
+        return
+    if start is not None:
+        tables.say(tables.summary(start.plan))
+    for title, table in tables.outcomes(ends):
+        tables.say(f"\n{title}")
+        tables.show_in_parts(table)
     tables.say(f"\nin {stored.path}: {tables.files(stored)}")

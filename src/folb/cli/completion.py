@@ -49,21 +49,21 @@ def _names() -> dict[str, tuple[str, ...]]:
         "model": MODELS,
         "system": SYSTEMS,
     }
-    found = {kind: tuple(things) for kind, things in kinds.items()}
+    words = {kind: tuple(things) for kind, things in kinds.items()}
     everything = (
         "algorithms",
         "datasets",
         "models",
         "parts",
         "systems",
-        *(name for own in found.values() for name in own),
+        *(name for own in words.values() for name in own),
     )
-    return found | {"algorithm": found["algorithms"], "run": (RUNS,), "what": everything}
+    return words | {"algorithm": words["algorithms"], "run": (RUNS,), "what": everything}
 
 
 def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]]) -> dict[str, Command]:
     """Every command, such as "data info", and what can follow it; "" is before any command."""
-    found: dict[str, Command] = {}
+    commands: dict[str, Command] = {}
 
     def visit(parser: argparse.ArgumentParser, path: str, says: str) -> None:
         options: dict[str, tuple[str, ...] | None] = {}
@@ -78,10 +78,10 @@ def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]])
                 options |= dict.fromkeys(action.option_strings, None if action.nargs == 0 else words)
             else:
                 operands += words
-        found[path] = Command(options, operands, says)
+        commands[path] = Command(options, operands, says)
 
     visit(parser, "", "")
-    return found
+    return commands
 
 
 def bash(commands: Mapping[str, Command]) -> Iterator[str]:
@@ -127,12 +127,12 @@ BASH_END = """  case "$words" in "(runs)") words=$(_folb_runs) ;; esac
 
 def _by_words(commands: Mapping[str, Command]) -> dict[tuple[str, ...], list[str]]:
     """The words that can follow options, and after which command and option they do."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    options: dict[tuple[str, ...], list[str]] = {}
     for path, command in commands.items():
         for option, words in command.options.items():
             if words is not None:
-                found.setdefault(words, []).append(f'"{path} {option}"')
-    return found
+                options.setdefault(words, []).append(f'"{path} {option}"')
+    return options
 
 
 def _quoted(words: tuple[str, ...]) -> str:

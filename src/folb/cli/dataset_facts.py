@@ -32,8 +32,8 @@ def show() -> None:
 
 def known() -> dict[str, Any]:
     """The same, for a program."""
-    found = [{"name": name, "state": _state(name), "says": first_line(make)} for name, make in data.DATASETS.items()]
-    return {"datasets": found, "directory": str(source_files.directory())}
+    datasets = [{"name": name, "state": _state(name), "says": first_line(make)} for name, make in data.DATASETS.items()]
+    return {"datasets": datasets, "directory": str(source_files.directory())}
 
 
 def _state(name: str) -> str:

@@ -69,15 +69,15 @@ def _document(sections: Mapping[str, Section], wanted: str | None) -> dict[str, 
 
     if wanted == "parts":
         return {"parts": {title.partition(":")[0]: parts for title, parts in _kinds_of_parts().items()}}
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for place, section in sections.items():
         kind, _, group = place.partition(":")
         for name, constructor in section.things.items():
             if wanted in (None, kind, name):
-                found.setdefault(kind, []).append(_thing(name, constructor, group, section.more(name)))
-    if "algorithms" in found:
-        found["common_settings"] = _settings(common_settings())
-    return found
+                document.setdefault(kind, []).append(_thing(name, constructor, group, section.more(name)))
+    if "algorithms" in document:
+        document["common_settings"] = _settings(common_settings())
+    return document
 
 
 def _thing(name: str, constructor: Callable[..., Any], group: str, more: str) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def _sections() -> dict[str, Section]:
     from folb.experiments.systems import SYSTEMS
     from folb.models import MODELS
 
-    found = {
+    facts = {
         f"algorithms:{title}": Section(f"Algorithms: {title}", {name: ALGORITHMS[name] for name in names}, _costs)
         for title, names in GROUPS.items()
     }
-    return found | {
+    return facts | {
         "datasets": Section("Datasets", DATASETS, _usual),
         "models": Section("Models", MODELS, lambda name: ""),
         "systems": Section("System models", SYSTEMS, lambda name: ""),
@@ -121,10 +121,10 @@ def _costs(name: str) -> str:
     from folb.core.algorithms import ALGORITHMS
     from folb.core.costs import costs
 
-    found = costs(ALGORITHMS[name]())
-    kept = [(found.server, ""), (found.device, " for each device")]
+    spent = costs(ALGORITHMS[name]())
+    kept = [(spent.server, ""), (spent.device, " for each device")]
     words = " and ".join(size + whose for size, whose in kept if size != "nothing")
-    return f"up {found.up}; down {found.down}; the server keeps {words or 'nothing'}"
+    return f"up {spent.up}; down {spent.down}; the server keeps {words or 'nothing'}"
 
 
 def _usual(dataset: str) -> str:
@@ -187,7 +187,6 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
     from folb.core.staleness import STALENESS
     from folb.core.step_size import STEP_SIZES
     from folb.experiments.settings import first_line
-    from folb.measures import SAYS as METRICS
 
     return {
         "local_step: a device's step": {name: first_line(one) for name, one in LOCAL_STEPS.parts.items()},
@@ -210,7 +209,7 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": {
             name: first_line(one) for name, one in UP.parts.items()
         },
-        "metrics: what --metrics measures besides the accuracy": dict(METRICS),
+        "metrics: what --metrics measures besides the accuracy": measures.listed(),
     }
 
 

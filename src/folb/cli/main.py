@@ -17,9 +17,8 @@ from folb.cli.signals import how_to_resume, interruptible, leave
 from folb.errors import InputError, hint
 
 OWN = {  # the commands of each module here, in the order of --help
-    "compare": ("compare", "run"),
+    "compare": ("compare", "run", "attack"),
     "search": ("tune",),
-    "attacks": ("attack",),
     "private": ("privacy",),
     "runs": ("runs", "show", "tag", "export", "report", "watch", "resume", "rm"),
     "deployment": ("deploy",),

@@ -20,44 +20,26 @@ WARNING = re.compile("Error reading persistent compilation cache entry for '([^'
 DATASET = "a dataset of `folb list`, a LEAF directory, a directory of .npy files, or an .npz, .csv or .parquet file"
 RUN = "a run's name, the beginning of it, its directory, or 'last' for the newest"
 JSON = "print one JSON document, and nothing else"
-DISK = """
-On disk, each round of a run takes at most 250 bytes and the algorithm's label.
-With --records it takes 100 bytes more, and 60 for each chosen device (75 with
---metrics fairness); each metric takes 30 bytes, and fairness 90. Settings,
-results and the picture take 1 MB, and results.json 50 bytes more for each
-evaluation. While it runs there are three checkpoints. Each holds, for each run,
-the model, the server's memory, the memory of devices if the algorithm has one
-(a row for each device that can be met), and for each round so far 50 bytes, and
-9 for each chosen device (17 with --records). At the end model.npz has the model
-of every run, 4 bytes for each parameter; --no-model leaves it out. The files of
---track come on top. Run directories are in FOLB_RUNS, else in ./runs.
-"""
+RUNS = """Run directories are in FOLB_RUNS, else in ./runs. What they take on disk:
+docs/guides/runs.md."""
 
 
 def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     """The experiment's choices, except the algorithms. `every` is the default of --evaluate-every, in words."""
-    command.add_argument("--model", help="a model of `folb list`, or my_file.py:function (by dataset)")
-    command.add_argument("--system", help="a system model of `folb list`, or my_file.py:function (uniform)")
-    command.add_argument("--objective", help="the weights in (1): 'uniform' (1/N) or 'samples' (n_k/n) (uniform)")
-    command.add_argument("--rounds", type=int, help="communication rounds (100)")
-    command.add_argument("--seeds", help="how many seeds (5), or a list such as 4,5,6")
-    command.add_argument(
-        "--target", type=float, help="accuracy (of a regression: error) for 'rounds to' and 'held from' (by dataset)"
-    )
-    command.add_argument(
-        "--metrics",
-        metavar="A,B",
-        help="measure these, too: fairness (the devices' own accuracies), f1, auc, top5; for a regression mse, mae",
-    )
-    command.add_argument("--evaluate-every", type=int, metavar="N", help=f"evaluate every N rounds ({every})")
-    command.add_argument(
-        "--evaluate",
-        metavar="all|N",
-        help="evaluate on all samples, or on N of each side (a costly model on 1000, all others on all)",
-    )
-    command.add_argument(
-        "--device-samples", type=int, metavar="N", help="at most N training samples of each device (all)"
-    )
+    known = "of `folb list`, or my_file.py:function"
+    for name, kind, metavar, says in (
+        ("model", str, "NAME", f"{known} (by dataset)"),
+        ("system", str, "NAME", f"{known} (uniform)"),
+        ("objective", str, "WORD", "weights in (1): uniform, 1/N; samples, n_k/n (uniform)"),
+        ("rounds", int, "N", "communication rounds (100)"),
+        ("seeds", str, "N", "how many seeds (5), or a list such as 4,5,6"),
+        ("target", float, "X", "the accuracy or error to reach (by dataset)"),
+        ("metrics", str, "A,B", "also fairness, f1, auc, top5, mse, mae, my_file.py:function"),
+        ("evaluate-every", int, "N", f"evaluate every N rounds ({every})"),
+        ("evaluate", str, "all|N", "on N samples of each side (a costly model: on 1000)"),
+        ("device-samples", int, "N", "at most N training samples of each device (all)"),
+    ):
+        command.add_argument(f"--{name}", type=kind, metavar=metavar, help=says)
     command.add_argument(
         "--set",
         action="append",
@@ -67,48 +49,48 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
     )
 
 
-def add_box(command: argparse.ArgumentParser, what: str, more: str) -> None:
-    """The option for a box of settings: what it does, and more about it."""
+def add_box(command: argparse.ArgumentParser, of: str = "") -> None:
+    """The option for a box of settings, all of them or those `of` something."""
     command.add_argument(
         "--box",
         action="append",
         default=[],
         metavar="KEY=RANGE",
-        help=f"{what}: KEY=0.1..3 from a range, KEY=log:0.001..1 from a range of logarithms, KEY=V1,V2 from values "
-        f"(may be repeated; {more})",
+        help=f"draw this setting{of} from a range (KEY=0.1..3), a range of logarithms (KEY=log:0.001..1) or values "
+        "(KEY=V1,V2)",
     )
 
 
-def add_running(command: argparse.ArgumentParser) -> None:
-    """The options of every command that runs an experiment."""
+def add_running(command: argparse.ArgumentParser, operand: str) -> None:
+    """The options of every command that runs an experiment; `operand` is what it is given without an option."""
     command.add_argument("--json", action="store_true", help=JSON)
-    command.add_argument("--again", action="store_true", help="run it again from the start, even if it is finished")
+    command.add_argument("--again", action="store_true", help="run it again, even if it is finished")
     command.add_argument(
         "--track",
         choices=("tensorboard", "mlflow", "wandb"),
-        help="also log each round for this tool, in the run directory",
+        metavar="TOOL",
+        help="also log each round for tensorboard, mlflow or wandb",
     )
     command.add_argument(
         "--no-model",
         dest="keep_model",
         action="store_const",
         const=False,
-        help="do not keep the models that the runs end with (model.npz, for folb.load_model)",
+        help="do not keep the models that the runs end with",
     )
     add_devices(command)
     command.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
-        help="keep the samples on the host; each round copies those of its devices to the accelerator "
-        "(by default if all samples take half of its memory)",
+        help="keep the samples on the host (if they take half of the memory)",
     )
-    command.epilog = DISK
+    command.usage, command.epilog = f"%(prog)s [options] {operand}", RUNS
 
 
 def add_naming(command: argparse.ArgumentParser) -> None:
     """The options for what people call a run."""
-    command.add_argument("--name", metavar="TEXT", help="what you call the run, for `folb runs` (it changes no path)")
-    command.add_argument("--tags", metavar="A,B", help="words to find the run by, for `folb runs`")
+    command.add_argument("--name", metavar="TEXT", help="what you call the run; its path stays")
+    command.add_argument("--tags", metavar="A,B", help="words to find the run by")
 
 
 def tags(options: argparse.Namespace) -> list[str] | None:
@@ -121,7 +103,7 @@ def add_devices(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--devices",
         metavar="auto|N",
-        help="how many accelerators share a round; auto: all (1; a resumed run keeps its number)",
+        help="accelerators that share a round (1; resumed: as before)",
     )
 
 
@@ -130,7 +112,7 @@ def add_processes(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--process",
         metavar="I/N",
-        help="this is process I (from 0) of N processes that run the same command; process 0 writes the run directory",
+        help="this is process I, from 0, of N that run the same command",
     )
     command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
 
@@ -160,20 +142,20 @@ def seeds(text: str, field: str = "seeds") -> int | list[int]:
 
 def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
     """The values of --set, or of another such option: KEY=VALUE, KEY=V1,V2 or NAME.KEY=VALUE."""
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not (key and equals and text):
             raise InputError(field, pair, "should be KEY=VALUE")
         part, dot, name = key.rpartition(".")
         values = text.split(",") if "," in text else text
-        home = found.setdefault(part, {}) if dot else found
+        home = given.setdefault(part, {}) if dot else given
         if not isinstance(home, dict):
             raise InputError(field, key, f"{part} is set to a value already")
         if name in home:
             raise InputError(field, pair, f"{key} is given already; put commas between several values")
         home[name] = values
-    return found
+    return given
 
 
 def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:

@@ -48,7 +48,7 @@ def _privacy(options: argparse.Namespace) -> None:
     rounds = options.rounds
     if options.epsilon is not None:
         rounds = how.within(options.epsilon, options.delta, options.rounds)
-    found = {
+    loss = {
         "devices": options.devices,
         "K": options.K,
         "sampling": options.sampling,
@@ -58,9 +58,9 @@ def _privacy(options: argparse.Namespace) -> None:
         "epsilon": round(how.epsilon(rounds, options.delta), 4),
     }
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(loss))
         return
     tables.say(f"noise {noise:g}: the sum of a round has noise of standard deviation {noise:g} times the clip")
     ended = "" if rounds == options.rounds else f", and one more round would exceed {options.epsilon:g}"
     count = f"{rounds} round{'s' * (rounds != 1)}"
-    tables.say(f"epsilon {found['epsilon']:g} after {count}, with delta {options.delta:g}{ended}")
+    tables.say(f"epsilon {loss['epsilon']:g} after {count}, with delta {options.delta:g}{ended}")

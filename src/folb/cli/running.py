@@ -84,8 +84,8 @@ def _announce(start: Start, announced: set[str]) -> None:
 
 def _look(start: Start) -> None:
     """Say what can be said if the first round takes long."""
-    if found := start.first_look():
-        tell(str(found))
+    if look := start.first_look():
+        tell(str(look))
 
 
 def executed(

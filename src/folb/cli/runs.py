@@ -64,14 +64,14 @@ def _runs(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.store import directory
 
-    found = directory.listed()
+    paths = directory.listed()
     if options.json:
-        print(json.dumps({"runs": list(map(_about, found))}))
-    elif found:
-        rows = list(map(_row, found))
-        told = [i for i, name in enumerate(COLUMNS) if name not in ("name", "tags") or any(row[i] for row in rows)]
-        shown = [[row[i] for i in told] for row in (COLUMNS, *rows)]
-        if len(told) > len(COLUMNS) - 2 and not tables.fit(shown):  # names and tags go below, before the last column
+        print(json.dumps({"runs": list(map(_about, paths))}))
+    elif paths:
+        rows = list(map(_row, paths))
+        columns = [i for i, name in enumerate(COLUMNS) if name not in ("name", "tags") or any(row[i] for row in rows)]
+        shown = [[row[i] for i in columns] for row in (COLUMNS, *rows)]
+        if len(columns) > len(COLUMNS) - 2 and not tables.fit(shown):  # names and tags go below, before the last column
             heading = ["run", *COLUMNS[3:-1], "name, tags, differs in"]
             called = [" ".join(filter(None, (_called(name, tags), last))) for _, name, tags, *_, last in rows]
             shown = [heading, *([row[0], *row[3:-1], last] for row, last in zip(rows, called, strict=True))]
@@ -274,20 +274,20 @@ def _watch(options: argparse.Namespace) -> None:
 def _remove(options: argparse.Namespace) -> None:
     from folb.store import directory
 
-    found = list(dict.fromkeys(directory.find(name) for name in options.run))
+    paths = list(dict.fromkeys(directory.find(name) for name in options.run))
     if options.dry_run:
-        print("\n".join(f"would remove {path}" for path in found))
+        print("\n".join(f"would remove {path}" for path in paths))
         return
     if not options.yes:
-        _ask(found)
-    for path in found:
+        _ask(paths)
+    for path in paths:
         directory.remove(path)
         print(f"removed {path}")
 
 
-def _ask(found: list[Path]) -> None:
+def _ask(paths: list[Path]) -> None:
     """Ask before runs are removed: the beginning of a name may match another run than the user thinks."""
-    names = ", ".join(map(str, found))
+    names = ", ".join(map(str, paths))
     if sys.stdin is None or not sys.stdin.isatty():
         raise InputError("rm", names, "should be given with --yes: there is no terminal to ask on")
     print(f"remove {names}? [y/N] ", end="", file=sys.stderr, flush=True)

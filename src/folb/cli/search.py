@@ -15,34 +15,40 @@ if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
 
+SETTINGS = """Every setting of the algorithm is an option, too, which takes the values to try:
+--K 10,20 --mu 0.01,0.1,1. `folb list NAME` shows the settings of an algorithm."""
+
+
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
     tune = commands.add_parser("tune", help="the line search: find an algorithm's best settings in a grid or a box")
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
-    tune.add_argument("--algorithm", required=True, help="a name of `folb list`, or my_file.py:function")
+    tune.add_argument("--algorithm", required=True, metavar="NAME", help="of `folb list`, or my_file.py:function")
     if whole:
         from folb.experiments.tune import sweepable
 
-        for name, meaning in sweepable().items():
+        for name in sweepable():
             spelt = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-            tune.add_argument(*spelt, dest=f"sweep_{name}", metavar="V1,V2", help=meaning.replace("%", "%%"))
+            tune.add_argument(*spelt, dest=f"sweep_{name}", metavar="V1,V2", help=argparse.SUPPRESS)
     common.add_experiment(tune)
-    common.add_box(tune, "draw this setting", "each point is run with every combination of the swept settings")
+    common.add_box(tune)
     tune.add_argument("--points", type=int, metavar="N", help="how many points to draw from the box (12)")
     tune.add_argument("--box-seed", type=int, metavar="S", help="the seed of this draw (0)")
     tune.add_argument(
         "--by",
         choices=("first", "sustained", "seconds", "bytes"),
         default="first",
-        help="rank by the first round that reaches the target (first), by the seconds or bytes until then (seconds, "
-        "bytes), or by the first round from which five evaluations in a row have a mean of at least the target "
-        "(sustained); then by seeds that never do, then by loss",
+        metavar="WORD",
+        help="rank by the first round at the target (first), the first round from which five evaluations have a mean "
+        "of it (sustained), the seconds or the bytes until the target",
     )
     tune.add_argument(
         "--report-seeds",
-        help="the seeds that the winner is reported on: how many (after the last of --seeds), or a list of other seeds",
+        metavar="N",
+        help="of the winner: how many seeds after the others, or a list",
     )
-    common.add_running(tune)
+    common.add_running(tune, "--algorithm NAME DATASET")
+    tune.epilog = f"{SETTINGS}\n\n{common.RUNS}"
     common.add_naming(tune)
     tune.set_defaults(handle=_tune)
 
@@ -88,11 +94,11 @@ def _tune(options: argparse.Namespace) -> None:
                 tables.say(f"{drawn}\n")
             tables.show_in_parts(tables.points(points, planned.experiment.target), keys=2)
 
-    found = tune.search(experiment, seeds, options.stream, complete, show, options.by)
+    search = tune.search(experiment, seeds, options.stream, complete, show, options.by)
     if options.json:
-        reported = json.loads((found.winner.path / directory.RESULTS).read_bytes())
-        print(json.dumps(tune.document(found.planned, found.points, seeds, reported, options.by)))
+        reported = json.loads((search.winner.path / directory.RESULTS).read_bytes())
+        print(json.dumps(tune.document(search.planned, search.points, seeds, reported, options.by)))
         return
-    tables.say("\n" + tune.verdict(found.planned, found.points, seeds, options.by) + "\n")
-    tables.show_in_parts(tables.results(found.winner.runs(), experiment.target))
-    tables.say(f"\nin {found.grid.path}: the grid, and winner.toml; in {found.winner.path}: the winner")
+    tables.say("\n" + tune.verdict(search.planned, search.points, seeds, options.by) + "\n")
+    tables.show_in_parts(tables.results(search.winner.runs(), experiment.target))
+    tables.say(f"\nin {search.grid.path}: the grid, and winner.toml; in {search.winner.path}: the winner")

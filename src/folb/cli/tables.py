@@ -160,14 +160,14 @@ def summary(planned: Plan) -> str:
 def _private(planned: Plan) -> Iterator[str]:
     """What the private algorithms promise, a line for each kind."""
     for algorithm, rounds in zip(planned.algorithms, planned.rounds, strict=True):
-        if (found := algorithm.privacy) is not None:
-            epsilon = found.rounds(planned.federation.N).epsilon(rounds, found.delta)
+        if (privacy := algorithm.privacy) is not None:
+            epsilon = privacy.rounds(planned.federation.N).epsilon(rounds, privacy.delta)
             early = rounds < planned.experiment.rounds
             yield (
-                f"private ({found.name}, {found.scheme} draws), noise {found.noise:g}: epsilon {epsilon:.3g} after "
-                f"{rounds} round{'s' * (rounds != 1)}, with delta {found.delta:g}"
-                + (f", and one more round would exceed {found.epsilon:g}" if early else "")
-                + (f"; {results_of.SECRET}" if not found.replay else "")
+                f"private ({privacy.name}, {privacy.scheme} draws), noise {privacy.noise:g}: epsilon {epsilon:.3g} after "
+                f"{rounds} round{'s' * (rounds != 1)}, with delta {privacy.delta:g}"
+                + (f", and one more round would exceed {privacy.epsilon:g}" if early else "")
+                + (f"; {results_of.SECRET}" if not privacy.replay else "")
             )
 
 
@@ -196,14 +196,14 @@ def points(points: Sequence[Point], target: float) -> Table:
     table = plain("rank", "algorithm", *measured, "final training loss", f"final {known.short}", left=["algorithm"])
     for point in points:
         megabytes = [None if sent is None else sent / 1e6 for sent in point.sent]
-        found = (
+        numbers = (
             *map(results_of.arrival, (point.reached, point.held)),
             results_of.arrival(megabytes, ".2f"),
             results_of.arrival(point.seconds, ".0f"),
             f"{point.loss:.4g}",
             known.text(point.accuracy),
         )
-        cells = ("diverged", *[""] * (len(found) - 1)) if point.diverged else found
+        cells = ("diverged", *[""] * (len(numbers) - 1)) if point.diverged else numbers
         table.add_row(str(point.rank), escape(point.label), *cells)
     return table
 
@@ -225,8 +225,8 @@ def _by_attack(those: Mapping[tuple[str, str], Outcome], number: Callable[[Outco
     attacks = list(dict.fromkeys(attack for _, attack in those))
     table = plain("rule", *attacks, left=["rule"])
     for rule in dict.fromkeys(rule for rule, _ in those):
-        found = [number(those[rule, attack]) for attack in attacks]
-        table.add_row(escape(rule), *(f"{100 * value:.1f}" if math.isfinite(value) else "-" for value in found))
+        values = [number(those[rule, attack]) for attack in attacks]
+        table.add_row(escape(rule), *(f"{100 * value:.1f}" if math.isfinite(value) else "-" for value in values))
     return table
 
 

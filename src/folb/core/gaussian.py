@@ -17,11 +17,11 @@ def like(tree: Params, words: Sequence[int] | None = None) -> Params:
 
     They come from the operating system or, if `words` are given, from these alone.
     """
-    luck = None if words is None else np.random.Generator(np.random.Philox(np.random.SeedSequence(list(words))))
+    generator = None if words is None else np.random.Generator(np.random.Philox(np.random.SeedSequence(list(words))))
 
     def drawn(leaf: Any) -> NDArray:
         size = int(np.prod(leaf.shape, dtype=np.int64))
-        found = _from_system(size) if luck is None else luck.standard_normal(size)
+        found = _from_system(size) if generator is None else generator.standard_normal(size)
         return found.astype(np.float32).reshape(leaf.shape)
 
     return each(drawn, tree)

@@ -140,7 +140,7 @@ def _sides(attack: Lies, round: Round, device: Array | None, times: Array) -> tu
     return liars, (times > 0) & ~liars
 
 
-def told(attack: Lies, round: Round) -> Round:
+def with_lies(attack: Lies, round: Round) -> Round:
     """The round with the liars' updates, gammas and losses."""
     liars, honest = _sides(attack, round, round.device, round.times)
     delta = _mixed(liars, _updates(attack, round, honest), round.delta)
@@ -151,15 +151,15 @@ def told(attack: Lies, round: Round) -> Round:
     return round._replace(delta=delta, gamma=gamma, sent=sent)
 
 
-def told_gradients(attack: Lies, round: Round) -> Round:
+def with_false_gradients(attack: Lies, round: Round) -> Round:
     """The round with the liars' gradients, in the form in which the rule sees them, and updates that graze them."""
     if round.grad is None:
         return round
     liars, honest = _sides(attack, round, round.device, round.times)
-    told = _gradients(attack, round.grad, honest)
+    lies = _gradients(attack, round.grad, honest)
     moved = round.delta if round.compared is None else round.compared
-    told = _mixed(jnp.full_like(liars, attack.vouch > 0), _vouching(round, moved, _even(honest, round.grad)), told)
-    grad = _mixed(liars, told, round.grad)
+    lies = _mixed(jnp.full_like(liars, attack.vouch > 0), _vouching(round, moved, _even(honest, round.grad)), lies)
+    grad = _mixed(liars, lies, round.grad)
     second = round.second
     if second is not None:
         theirs, others = _sides(attack, round, second.device, second.times)
@@ -233,12 +233,12 @@ def _vouching(round: Round, moved: Params, together: Params) -> Params:
     """1e6 (q - 0.02 u): q is random, the same for all liars, and orthogonal to u and to the honest mean gradient."""
     assert round.key is not None
     key = jax.random.wrap_key_data(round.key)
-    luck = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), together)
+    noise = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), together)
 
     def lie(update: Params) -> Params:
         u = _unit(update)
         rest = tree.add(together, u, -tree.dot(together, u))
-        q = tree.add(luck, u, -tree.dot(luck, u))
+        q = tree.add(noise, u, -tree.dot(noise, u))
         q = _unit(tree.add(q, _unit(rest), -tree.dot(q, _unit(rest))))
         return jax.tree.map(lambda q, u: 1e6 * (q - 0.02 * u), q, u)
 

@@ -228,8 +228,8 @@ def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
     if algorithm.privacy is None:
         return algorithm
     now = algorithm.privacy.clip if isinstance(clip, tuple) else clip
-    told = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
-    return algorithm.but(privacy=replace(algorithm.privacy, clip=now), uploads=tuple(told))
+    bounded = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
+    return algorithm.but(privacy=replace(algorithm.privacy, clip=now), uploads=tuple(bounded))
 
 
 def first_clip(algorithm: Algorithm) -> Any:
@@ -252,7 +252,7 @@ def without_key(algorithm: Algorithm) -> Algorithm:
     return algorithm if found is None else algorithm.but(privacy=replace(found, key=None))
 
 
-def luck(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
+def draw_words(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
     """The two words that the draws and the noise of round t follow from: the seed and t, or else words of the key."""
     if algorithm.privacy is None or algorithm.privacy.replay:
         return seed, t
@@ -288,12 +288,12 @@ def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
 
 
 def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
-    """The round with its noise, by its `luck` and device; with the noise of its devices, too, if it names them."""
+    """The round with its noise, by `draw_words` and by device; with the noise of its devices, too, if it names them."""
     found = algorithm.privacy
     if found is None:
         return round
     assert round.t is not None
-    wanted, own = shapes(algorithm, round), luck(algorithm, seed, round.t)
+    wanted, own = shapes(algorithm, round), draw_words(algorithm, seed, round.t)
     server = normals(wanted, randomness.words(*own, randomness.NOISE, 2))
     if not found.by_devices or round.device is None:
         return round._replace(noise=Noise(server))

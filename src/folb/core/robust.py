@@ -328,8 +328,8 @@ def _buckets(round: Round, counted: Array, size: Any) -> tuple[Array, Array]:
     The second result says which buckets exist. With size 1 each reply is alone.
     """
     key = jnp.zeros(2, jnp.uint32) if round.key is None else round.key
-    luck = randomness.uniform(randomness.words(key[0], key[1], jnp.arange(len(counted)), 1))[:, 0]
-    place = jnp.argsort(jnp.argsort(jnp.where(counted, luck, 2.0)))
+    chances = randomness.uniform(randomness.words(key[0], key[1], jnp.arange(len(counted)), 1))[:, 0]
+    place = jnp.argsort(jnp.argsort(jnp.where(counted, chances, 2.0)))
     inside = counted & (place // size == jnp.arange(len(counted))[:, None])
     count = jnp.sum(inside, axis=1)
     return fraction(inside.astype(jnp.float32), count[:, None].astype(jnp.float32)), count > 0

@@ -17,7 +17,7 @@ from jax import Array
 from folb.core import privacy, randomness, robust, tree
 from folb.core.algorithm import Algorithm
 from folb.core.event_queue import empty_queue
-from folb.core.liars import told, told_gradients
+from folb.core.liars import with_false_gradients, with_lies
 from folb.core.memory import Sent, started, updated
 from folb.core.randomness import Multiset
 from folb.core.rules import Round, Update
@@ -129,10 +129,10 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     if remembers is not None and remembers.shifts and algorithm.sees_gradients:
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
-        round = told(algorithm.attack, round)
+        round = with_lies(algorithm.attack, round)
     round = algorithm.gradient.view(round)
     if algorithm.attack is not None and algorithm.gradient.upload is not None:
-        round = told_gradients(algorithm.attack, round)
+        round = with_false_gradients(algorithm.attack, round)
     if algorithm.asynchrony is not None:
         round = algorithm.asynchrony.seen(round, math.inf if algorithm.guard is None else 1.0)
     seen = round if remembers is None else remembers.seen(round)
@@ -187,9 +187,9 @@ Chosen = tuple[Multiset, Multiset | None]  # S_1, and S_2 of Algorithm 2
 
 def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) -> Chosen:
     """The devices of round t."""
-    luck = randomness.words(seed, t, randomness.SERVER, 2 * draw.words)
-    second = draw.devices(luck[draw.words :]) if selection.second else None
-    return draw.devices(luck[: draw.words]), second
+    words = randomness.words(seed, t, randomness.SERVER, 2 * draw.words)
+    second = draw.devices(words[draw.words :]) if selection.second else None
+    return draw.devices(words[: draw.words]), second
 
 
 def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Params | None:
@@ -257,10 +257,10 @@ def managed(
     """For devices `who` with `size` samples: random words for their batches, and their effort in round t."""
     home = randomness.uniform(randomness.words(seed, randomness.HOME, who, 2))
     words = randomness.words(seed, t, who, 4)
-    batches, luck, cost = words[:, :2], randomness.uniform(words[:, 2:]), unit_cost(solver, size)
+    batches, draws, cost = words[:, :2], randomness.uniform(words[:, 2:]), unit_cost(solver, size)
     more = asked_for(system)
     if not more:
-        return batches, jax.vmap(system)(home, luck, cost)
+        return batches, jax.vmap(system)(home, draws, cost)
     exchange = Exchange() if exchange is None else exchange
     each = {name: jnp.broadcast_to(jnp.float32(getattr(exchange, name)), who.shape) for name in ("down", "up")}
     # the first two of four words are those of `home`
@@ -268,17 +268,17 @@ def managed(
     known = {**each, "now": jnp.float32(exchange.now), "device": who, "more": kept}
     axes = (0, 0, 0, *(None if name == "now" else 0 for name in more))
     cost = jnp.where(exchange.works, cost, 0)
-    return batches, jax.vmap(system, in_axes=axes)(home, luck, cost, *(known[name] for name in more))
+    return batches, jax.vmap(system, in_axes=axes)(home, draws, cost, *(known[name] for name in more))
 
 
-def first_replies(drawn: Multiset, effort: Effort, wanted: int, luck: Array) -> tuple[Effort, Array]:
+def first_replies(drawn: Multiset, effort: Effort, wanted: int, ties: Array) -> tuple[Effort, Array]:
     """Over-selection: the round ends with the first `wanted` usable replies, each counted as often as it was drawn.
 
-    Later replies are lost. Replies that come at the same moment are in the order of `luck`. The second result is the
+    Later replies are lost. Replies that come at the same moment are in the order of `ties`. The second result is the
     moment of the last reply that counts; if fewer than `wanted` come, there is none.
     """
     usable = (drawn.times > 0) & ~effort.lost
-    order = jnp.lexsort((luck, jnp.where(usable, effort.seconds, jnp.inf)))
+    order = jnp.lexsort((ties, jnp.where(usable, effort.seconds, jnp.inf)))
     counted = jnp.cumsum(jnp.where(usable, drawn.times, 0.0)[order])
     late = jnp.zeros_like(usable).at[order].set(jnp.concatenate([jnp.zeros(1), counted[:-1]]) >= wanted)
     last = jnp.max(jnp.where(usable & ~late, effort.seconds, 0.0))

@@ -290,11 +290,11 @@ class Clusters(Sampling):
         label = jnp.where(known.memory < 0, jnp.arange(N) % K, known.memory)
 
         def devices(words: Array) -> Multiset:
-            luck = randomness.uniform(words)
-            order = jnp.lexsort((luck, label))
+            chance = randomness.uniform(words)
+            order = jnp.lexsort((chance, label))
             first = jnp.searchsorted(label[order], label[order], side="left")
             rank = jnp.zeros(N, jnp.int32).at[order].set(jnp.arange(N, dtype=jnp.int32) - first)  # in its cluster
-            return multiset(jnp.lexsort((luck, rank))[:K])
+            return multiset(jnp.lexsort((chance, rank))[:K])
 
         return Draw(N, devices, lambda device: jnp.ones(jnp.shape(device)))
 

@@ -286,7 +286,7 @@ def candidates(how: Selection, N: int, seed: Array | int, t: Array | int, online
     if wanted is None:
         return None
     if online is not None:
-        luck = randomness.uniform(randomness.words(seed, t, randomness.CANDIDATES, N))
-        return draw(luck, proportional(online.astype(jnp.float32)), min(wanted, N), replacement=False).device
+        order = randomness.uniform(randomness.words(seed, t, randomness.CANDIDATES, N))
+        return draw(order, proportional(online.astype(jnp.float32)), min(wanted, N), replacement=False).device
     words = randomness.words(seed, t, randomness.CANDIDATES, 2)
     return draw_uniform(words, N, min(wanted, N), replacement=False).device

@@ -64,13 +64,13 @@ def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Ar
     """The cosine between two mean updates without their noise, and how far it can be trusted: from 0 to 1.
 
     `noise` is the squared length of the noise in each, on average. It makes updates longer, and adds nothing to their
-    product but luck, whose standard deviation is noise / sqrt(d).
+    product but chance, whose standard deviation is noise / sqrt(d).
     """
-    luck = noise / math.sqrt(tree.size(now))
+    chance = noise / math.sqrt(tree.size(now))
     # a product of roots: that of the squares would overflow
     product = jnp.sqrt(_length_square(before, noise)) * jnp.sqrt(_length_square(now, noise))
     cosine = jnp.clip(fraction(tree.dot(before, now), product), -1.0, 1.0)
-    return cosine, jnp.clip(fraction(product - luck, product + luck), 0.0, 1.0)
+    return cosine, jnp.clip(fraction(product - chance, product + chance), 0.0, 1.0)
 
 
 def _length_square(a: Params, noise: Array) -> Array:

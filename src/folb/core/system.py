@@ -1,9 +1,9 @@
 """How much work a device manages in a round, when its reply arrives, and whether it does.
 
-A system model is a function (home, luck, cost) -> Effort for one device in one round. `home` and `luck` are two random
-numbers each, between 0 and 1. `home` depends on (seed, device) and is for a device's lasting properties, such as its
-speed; `luck` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm gets the same
-draws. `cost` is the number of mini-batch steps in one unit of work.
+A system model is a function (home, draws, cost) -> Effort for one device in one round. `home` and `draws` are two
+random numbers each, between 0 and 1. `home` depends on (seed, device) and is for a device's lasting properties, such as
+its speed; `draws` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm meets the same
+devices. `cost` is the number of mini-batch steps in one unit of work.
 
 The function may have further arguments, by name (KNOWN): the bytes of the device's messages, the clock, its number. A
 model that asks for bytes is also asked about exchanges without work: a survey, and the gradients of S_2. `cost` is then
@@ -46,7 +46,7 @@ KNOWN = {
 
 
 def asked_for(system: System) -> tuple[str, ...]:
-    """What a system model needs besides (home, luck, cost): its further arguments that have no value yet."""
+    """What a system model needs besides (home, draws, cost): its further arguments that have no value yet."""
     try:
         parameters = list(inspect.signature(system).parameters.values())[3:]
     except ValueError:  # a function without a signature
@@ -76,8 +76,8 @@ def fixed(*, work: Annotated[int, "units of work per device and round"] = 20, dr
     return Partial(_fixed, work=work, dropout=dropout)
 
 
-def _fixed(home: Array, luck: Array, cost: Array, *, work: Array, dropout: Array) -> Effort:
-    return _uniform(home, luck, cost, low=work, high=work, dropout=dropout)
+def _fixed(home: Array, draws: Array, cost: Array, *, work: Array, dropout: Array) -> Effort:
+    return _uniform(home, draws, cost, low=work, high=work, dropout=dropout)
 
 
 def uniform(
@@ -93,13 +93,13 @@ def uniform(
     return Partial(_uniform, low=low, high=high, dropout=dropout)
 
 
-def _uniform(home: Array, luck: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
-    work = _work(luck, low, high)
-    return Effort(work, (work * cost).astype(jnp.float32), luck[1] < dropout)
+def _uniform(home: Array, draws: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
+    work = _work(draws, low, high)
+    return Effort(work, (work * cost).astype(jnp.float32), draws[1] < dropout)
 
 
-def _work(luck: Array, low: Array, high: Array) -> Array:
-    return jnp.minimum(low + jnp.floor(luck[0] * (high - low + 1)).astype(jnp.int32), high)
+def _work(draws: Array, low: Array, high: Array) -> Array:
+    return jnp.minimum(low + jnp.floor(draws[0] * (high - low + 1)).astype(jnp.int32), high)
 
 
 def deadline(
@@ -132,7 +132,7 @@ def deadline(
 
 def _deadline(
     home: Array,
-    luck: Array,
+    draws: Array,
     cost: Array,
     *,
     tau: Array,
@@ -147,8 +147,8 @@ def _deadline(
     mean_delay = delay * jnp.exp(delay_spread * spread[1])
     T_c = mean_delay * jnp.log(100.0)  # the 99th percentile of an exponential of that mean
     work = jnp.minimum(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost, MOST).astype(jnp.int32)
-    arrival = work * cost / steps_per_second - mean_delay * jnp.log(luck[0])
-    lost = (arrival > tau) | (work < 1) | (luck[1] < dropout)
+    arrival = work * cost / steps_per_second - mean_delay * jnp.log(draws[0])
+    lost = (arrival > tau) | (work < 1) | (draws[1] < dropout)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
 
 
@@ -205,7 +205,7 @@ def network(
 
 def _network(
     home: Array,
-    luck: Array,
+    draws: Array,
     cost: Array,
     down: Array,
     up: Array,
@@ -228,7 +228,7 @@ def _network(
         down_mbit * jnp.exp(down_spread * messages[1]),
         latency * jnp.exp(latency_spread * own[1]),
     )
-    return exchanged(link, luck, cost, down, up, **round)
+    return exchanged(link, draws, cost, down, up, **round)
 
 
 def rounds(low: int, high: int, tau: float | None, dropout: float) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def rounds(low: int, high: int, tau: float | None, dropout: float) -> dict[str, 
 
 def exchanged(
     link: Link,
-    luck: Array,
+    draws: Array,
     cost: Array,
     down: Array,
     up: Array,
@@ -261,9 +261,9 @@ def exchanged(
     unit = jnp.minimum(cost / link.speed, LONGEST)
     late = messages + unit > tau
     fitting = jnp.where(unit > 0, (tau - messages) / jnp.where(unit > 0, unit, 1.0), MOST)
-    work = jnp.clip(jnp.minimum(fitting, MOST).astype(jnp.int32), 1, _work(luck, low, high))
+    work = jnp.clip(jnp.minimum(fitting, MOST).astype(jnp.int32), 1, _work(draws, low, high))
     arrival = jnp.minimum(messages + work * unit, jnp.minimum(tau, LONGEST))
-    lost = late | (luck[1] < dropout)
+    lost = late | (draws[1] < dropout)
     waiting = jnp.where(jnp.isfinite(tau), tau, arrival)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, waiting, arrival), lost)
 

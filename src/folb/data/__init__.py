@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, get_type_hints
 
-from folb.data import arrays, cifar, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
+from folb.data import cifar, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
 from folb.data.federation import Federation
 from folb.errors import InputError, choose
 
@@ -114,7 +114,7 @@ def _from_path(path: str) -> Callable[..., Federation]:
     elif os.path.isdir(path) or path.lower().endswith(leaf.SUFFIXES):
         read = leaf.load
     elif path.lower().endswith(".npz"):
-        read = arrays.load
+        read = tabular.load_arrays
     elif path.lower().endswith(tabular.SUFFIXES):
         read = tabular.load
     else:

@@ -191,8 +191,8 @@ def _read(path: Path, form: Form) -> NDArray:
     with source_files.opened(path) as stream:
         body = stream.read(MOST * record + 1)
     if not body or len(body) % record or len(body) > MOST * record:
-        found = "more" if len(body) > MOST * record else f"{len(body):,}"
-        raise InputError(str(path), f"{found} bytes", f"should be 1 to {MOST:,} records of {record:,} bytes")
+        size = "more" if len(body) > MOST * record else f"{len(body):,}"
+        raise InputError(str(path), f"{size} bytes", f"should be 1 to {MOST:,} records of {record:,} bytes")
     records = np.frombuffer(body, np.uint8).reshape(-1, record)
     for at, most in ((0, COARSE.classes), (1, FINE.classes)) if form.labels == 2 else ((0, form.classes),):
         if records[:, at].max() >= most:

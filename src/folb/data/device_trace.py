@@ -74,11 +74,11 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read(path: Path) -> Table:
-    found = _parquet(path) if _is_parquet(path) else _csv(path)
-    count = len(found["device"])
+    columns = _parquet(path) if _is_parquet(path) else _csv(path)
+    count = len(columns["device"])
     if not 0 < count <= LINES:
         raise InputError(f"{path}: lines", count, f"should be from 1 to {LINES}, besides the header")
-    return Table(path, found)
+    return Table(path, columns)
 
 
 def _check_header(path: Path, names: list[str]) -> None:

@@ -131,10 +131,10 @@ def fetch(
     """Download the files that the dataset needs and does not have, and return where all its files are."""
     choose("dataset", dataset, sources)
     root = source_files.directory()
-    found: list[Path] = []
+    files: list[Path] = []
     for source in sources[dataset]:
-        found += _get(source, root / source.path, progress or (lambda name, done, total: None))
-    return found
+        files += _get(source, root / source.path, progress or (lambda name, done, total: None))
+    return files
 
 
 def _get(source: Source, path: Path, progress: Progress) -> list[Path]:
@@ -191,9 +191,9 @@ def download(
     try:
         if begun == 0 or begun != size:
             _receive(url, part, begun, size, progress or (lambda name, done, total: None))
-        if sha256 is not None and (found := _sha256(part)) != sha256:
+        if sha256 is not None and (actual := _sha256(part)) != sha256:
             part.unlink()
-            raise InputError(url, found, f"sha256: should be {sha256}, as published")
+            raise InputError(url, actual, f"sha256: should be {sha256}, as published")
         os.replace(part, path)
     except (OSError, HTTPException) as error:
         reason = str(error).removeprefix("<urlopen error ").removesuffix(">")
@@ -236,9 +236,9 @@ def _receive(url: str, part: Path, begun: int, size: int | None, progress: Progr
         raise InputError(url, done, f"bytes received: should be {total}")
 
 
-def _check_most(url: str, found: int) -> None:
-    if found > MOST:
-        raise InputError(url, found, f"bytes: should be at most {MOST}")
+def _check_most(url: str, size: int) -> None:
+    if size > MOST:
+        raise InputError(url, size, f"bytes: should be at most {MOST}")
 
 
 def _sha256(path: Path) -> str:

@@ -71,12 +71,12 @@ def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):
         return [path]
     try:
-        found = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith(".")]
+        files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith(".")]
     except OSError as error:
         raise InputError(str(path), error.strerror, "should be a readable directory") from None
-    if not found:
+    if not files:
         raise InputError(f"{path}: json files", 0, "should be at least one .json or .json.gz")
-    return sorted(found)
+    return sorted(files)
 
 
 def users(paths: Iterable[Path]) -> Iterator[tuple[str, User]]:

@@ -104,9 +104,9 @@ def _read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> NDArray:
     """The bytes of an idx file as an array: a magic number and the sizes, big-endian, then the bytes."""
     with source_files.opened(path) as stream:
         header = stream.read(8 + 4 * len(shape))
-        found = int.from_bytes(header[:4], "big")
-        if found != magic:
-            raise InputError(str(path), found, f"magic number: should be {magic}")
+        number = int.from_bytes(header[:4], "big")
+        if number != magic:
+            raise InputError(str(path), number, f"magic number: should be {magic}")
         sizes = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
         if len(sizes) != 1 + len(shape) or sizes[1:] != shape or not 1 <= sizes[0] <= MOST:
             raise InputError(str(path), sizes, f"sizes: should be (n, {', '.join(map(str, shape))}), n up to {MOST}")

@@ -115,7 +115,7 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
     The first line sets the length of a vector. The vector of any other word is counted, but not parsed: the file may
     have a hundred times as many words as the tweets.
     """
-    found: dict[int, NDArray] = {}
+    vectors: dict[int, NDArray] = {}
     length = 0
     with source_files.opened(path) as file:
         for line_number, line in enumerate(file, 1):
@@ -132,10 +132,10 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
             except UnicodeDecodeError as error:
                 raise _wrong(path, line_number, "word", word, "should be utf-8 text") from error
             if number is not None:
-                found[number] = _vector(path, line_number, values)
-    if not found:
+                vectors[number] = _vector(path, line_number, values)
+    if not vectors:
         raise InputError(f"{path}: words of the tweets", 0, "should be at least 1")
-    return np.array(list(found)), np.stack(list(found.values()))
+    return np.array(list(vectors)), np.stack(list(vectors.values()))
 
 
 def _vector(path: Path, line_number: int, values: bytes) -> NDArray:

@@ -111,11 +111,11 @@ def _speeches(lines: Sequence[str], flush: bool) -> dict[str, list[str]]:
     said: dict[str, list[str]] = {}
     speech: list[str] | None = None
     for line in lines:
-        if found := opening.match(line):
-            name = found[1].upper()
+        if match := opening.match(line):
+            name = match[1].upper()
             speech = None if flush and name.startswith("ACT ") else said.setdefault(name, [])
             if speech is not None:
-                speech.append(found[2])
+                speech.append(match[2])
         elif flush and line.startswith("<"):
             speech = None
         elif speech is not None and line.startswith(2 * indent):

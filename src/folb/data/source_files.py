@@ -111,20 +111,20 @@ class Bounded(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """The next bytes, until there are too many."""
-        found = self.stream.readinto(buffer)  # type: ignore[attr-defined]
-        self.done += found
+        count = self.stream.readinto(buffer)  # type: ignore[attr-defined]
+        self.done += count
         check_room(self.path, self.done)
-        return int(found)
+        return int(count)
 
 
 def content(path: Path, *, limit: int) -> bytearray:
     """All bytes of a file, unpacked; an `InputError` if they are more than `limit`."""
-    found = bytearray()
+    content = bytearray()
     with opened(path) as stream:
         while block := stream.read(1 << 20):
-            found += block
-            check_room(path, len(found), limit)
-    return found
+            content += block
+            check_room(path, len(content), limit)
+    return content
 
 
 def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] | None = None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A table with a column that names each sample's device: csv (gz or plain) or parquet."""
+"""A user's own samples: a csv or parquet table with a column that names each sample's device, or an .npz of arrays."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from folb import npz
 from folb.atomic import regular
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed, Regression
 from folb.errors import InputError
-from folb.npz import check_room
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -84,7 +84,7 @@ def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str
             if column.null_count:
                 raise InputError(f"{path}: {name}", None, "should have a value in every row")
         done += batch.nbytes
-        check_room(path, done)
+        npz.check_room(path, done)
         batches.append(batch)
     if not batches:
         raise InputError(str(path), 0, "rows: should be at least 1")
@@ -188,3 +188,14 @@ def _marks(path: Path, name: str, values: NDArray) -> NDArray:
     if len(odd):
         raise InputError(f"{path}: {name}[{odd[0]}]", values[odd[0]], "should be train or test")
     return test
+
+
+def load_arrays(
+    path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None, regression: Regression = None
+) -> Federation:
+    """An .npz with arrays x, y, device and optionally split, as Federation.from_arrays takes them."""
+    arrays = npz.arrays(Path(path), ("x", "y", "device"), optional=("split",))
+    x, y, device, split = arrays["x"], arrays["y"], arrays["device"], arrays.get("split")
+    return Federation.from_arrays(
+        os.fspath(path), x, y, device, split, holdout_seed=holdout_seed, regression=regression
+    )

@@ -292,9 +292,9 @@ def program(name: str) -> str:
 
 def free_port() -> int:
     """A free port of this machine."""
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def check_free(port: int) -> None:
@@ -319,13 +319,13 @@ def descendants(pid: int) -> list[Known]:
         with contextlib.suppress(OSError):
             fields = (path / "stat").read_text().rpartition(")")[2].split()
             parents[int(path.name), fields[19]] = int(fields[1])
-    found: list[Known] = []
+    descendants: list[Known] = []
     generation = {pid}
     while generation:
         born = [child for child, parent in parents.items() if parent in generation]
-        found += born
+        descendants += born
         generation = {child for child, _ in born}
-    return found
+    return descendants
 
 
 def alive(child: Known) -> bool:
@@ -338,12 +338,12 @@ def alive(child: Known) -> bool:
 
 def with_environment(beginning: str) -> list[Known]:
     """The processes with an environment variable that begins so."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if any(value.startswith(os.fsencode(beginning)) for value in (path / "environ").read_bytes().split(b"\0")):
-                found.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()[19]))
-    return found
+                processes.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()[19]))
+    return processes
 
 
 def kill_all(children: Sequence[Known]) -> list[Known]:

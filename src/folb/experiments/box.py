@@ -166,7 +166,7 @@ def _orders(names: Sequence[str], n: int, key: str) -> list[list[int]]:
     Without this, the high values of one setting would often meet only the low values of another.
     """
     tries = [
-        [sorted(range(n), key=lambda i: _luck(f"{key} {k} {name} {i}")) for name in names]
+        [sorted(range(n), key=lambda i: _chance(f"{key} {k} {name} {i}")) for name in names]
         for k in range(max(1, TRIED // n))
     ]
     return min(tries, key=_correlation)
@@ -185,7 +185,7 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
 def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
     """The values of one setting at the points."""
     n = len(order)
-    offsets = [_luck(f"{key} within {name} {i}") for i in range(n)]
+    offsets = [_chance(f"{key} within {name} {i}") for i in range(n)]
     if isinstance(of_setting, Range):
         return [of_setting.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
     return [
@@ -193,6 +193,6 @@ def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> li
     ]
 
 
-def _luck(key: str) -> float:
+def _chance(key: str) -> float:
     """A number from 0 to 1. It comes from a hash: a library's random numbers may change with its version."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6]) / 2**48

@@ -278,7 +278,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
 
 
 def _naming_own_files(experiment: Experiment) -> contextlib.AbstractContextManager[None]:
-    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms])
+    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics])
 
 
 def _of_devices(experiment: Experiment) -> tuple[str, ...]:
@@ -389,13 +389,13 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, A
 
 
 def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
-    from folb.report import words
     from folb.report.figures import attacks, curves
+    from folb.report.looks import title
 
-    title = words.title(experiment.dataset, experiment.model)
+    about = {"title": title(experiment.dataset, experiment.model), "note": note}
     if all(run.parameters.get("attack") for run in runs):
-        return attacks(runs, title=title, note=note)
-    return curves(runs, target=experiment.target, title=title, note=note)
+        return attacks(runs, **about)
+    return curves(runs, target=experiment.target, **about)
 
 
 def _complete(path: Path, planned: Plan) -> None:

@@ -105,7 +105,7 @@ class Plan(Settled):
     @cached_property
     def runs(self) -> list[dict[str, Any]]:
         """What each run is, as environment.json has it."""
-        return about_runs(self.algorithms, self.experiment.seeds, self.model.judged_by)
+        return about_runs(self.algorithms, self.experiment.seeds, self.model.judged_by, self.metrics)
 
     @property
     def sampling(self) -> str:
@@ -169,7 +169,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     if experiment.device_samples is not None:
         federation = federation.smaller(experiment.device_samples)
     built_model = model.make(Model, federation.shape, federation.classes, **model.given)
-    with naming_own_files([experiment.model]):
+    with naming_own_files([experiment.model, *experiment.metrics]):
         whole = settled(
             federation,
             built_model,
@@ -178,7 +178,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             seeds=experiment.seeds,
             evaluate_every=experiment.evaluate_every,
             evaluate=experiment.evaluate,
-            metrics=experiment.metrics,
+            metrics=[from_file("metrics", name) if ".py:" in name else name for name in experiment.metrics],
             stream=stream,
         )
         known = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
@@ -254,12 +254,13 @@ def _anywhere(experiment: Experiment) -> Experiment:
         model=absolute(experiment.model),
         system=absolute(experiment.system),
         algorithms=tuple(map(absolute, experiment.algorithms)),
+        metrics=tuple(map(absolute, experiment.metrics)),
     )
 
 
 def _identity(experiment: Experiment, federation: Federation, system: Any) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    for name in (experiment.model, experiment.system, *experiment.algorithms):
+    for name in (experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
     if isinstance(system, Trace):

@@ -199,7 +199,7 @@ class Chosen:
                 raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
             raise
         if not isinstance(made, kind):
-            what = "function (home, luck, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
+            what = "function (home, draws, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
             raise InputError(self.name, made, f"should make a {what}")
         return made
 

@@ -100,9 +100,9 @@ def search(
     return Search(planned, points, grid, complete(chosen))
 
 
-def sweepable() -> dict[str, str]:
-    """The settings of all algorithms, and what they mean."""
-    return {name: known.meaning for make in ALGORITHMS.values() for name, known in algorithm_settings(make).items()}
+def sweepable() -> list[str]:
+    """The settings of all algorithms."""
+    return list(dict.fromkeys(name for make in ALGORITHMS.values() for name in algorithm_settings(make)))
 
 
 def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Sequence[int]:

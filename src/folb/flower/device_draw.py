@@ -33,18 +33,18 @@ from folb.typing import NDArray
 
 
 @jax.jit
-def plan(algorithm: Algorithm, system: System, there: Any, asked: Any, luck: Any, seed: Any, t: Any) -> Any:
+def plan(algorithm: Algorithm, system: System, there: Any, asked: Any, words: Any, seed: Any, t: Any) -> Any:
     """S_1, S_2 and the inner products of round t: the simulator's own draw.
 
     `there` are the identities of the present devices, in ascending order, their samples and their shares p_k. `asked`
     are the answers to the survey, the memory of devices, and the candidates: if there are some, answers and memory are
-    theirs. `luck` are the two words that only the draw depends on, by default the seed and t: devices learn words that
+    theirs. `words` are the two words that only the draw depends on, by default the seed and t: devices learn words that
     depend on `seed`.
     """
     how, (who, size, share) = algorithm.selection, there
     start = jnp.cumsum(size) - size  # as if their samples lay end to end
     draw = drawing(how, Known(jnp.asarray(t, jnp.int32), how.expected, how.replacement, start, size, share, *asked))
-    first, second = core_round.sets(draw, how, *luck)
+    first, second = core_round.sets(draw, how, *words)
 
     def slots(chosen: Multiset) -> Slots:
         n = size[chosen.device]
@@ -71,16 +71,16 @@ def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, 
     survey = None if opened.abandoned else _survey(opened, settings, asked, mailbox)
     if opened.abandoned:
         return
-    luck = seed, t
+    words = seed, t
     if opened.algorithm.privacy is not None and not settings.replay:
-        luck = np.uint32(secrets.randbits(32)), np.uint32(secrets.randbits(32))
+        words = np.uint32(secrets.randbits(32)), np.uint32(secrets.randbits(32))
     who = np.array([member.identity for member in members], np.uint32)
     size = np.array([member.size for member in members], np.int32)
     there = who, size, _share(settings.objective, members)
     memory = remembered.stacked([member.identity for member in asked]) if how.sampling.remembers else None
     if memory is not None and opened.algorithm.memory is not None:
         memory = opened.algorithm.memory.samplings(memory)
-    drawn = plan(opened.algorithm, settings.system, there, (survey, memory, some), luck, seed, t)
+    drawn = plan(opened.algorithm, settings.system, there, (survey, memory, some), words, seed, t)
     first, opened.second, opened.inner = jax.tree.map(np.asarray, drawn)
     opened.first, opened.own = first, remembered.stacked(opened.who(first))
 

@@ -24,14 +24,14 @@ from folb import atomic
 from folb.atomic import claimed, regular
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
-from folb.core.own_code import own_code
 from folb.core.round import State
 from folb.core.upload import GAMMA
+from folb.core.user_code import user_code
 from folb.errors import SINGLE, InputError
 from folb.flower.open_round import OpenRound
 from folb.flower.strategy_settings import StrategySettings
 from folb.measures import is_measure, measure
-from folb.report import figures, words
+from folb.report import figures, looks
 from folb.results import summary
 from folb.results.document import document
 from folb.store import directory, environment, experiment_file, run_arrays
@@ -94,7 +94,7 @@ class RunSettings(NamedTuple):
         how += f" {asked.max_norm}"
         if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {asked.min_available_nodes}"
-        own = own_code((self.algorithm, system))
+        own = user_code((self.algorithm, system))
         trees = f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(system)}"
         program = f"{trees} {asked.objective} {shapes} {how}{own}"
         return run_arrays.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
@@ -198,7 +198,7 @@ class RunRecord:
         """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
         run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
         runs, settings = [replace(run, params=model)], self.about.settings
-        picture = figures.curves(runs, target=settings.target, title=words.title(settings.dataset, settings.model))
+        picture = figures.curves(runs, target=settings.target, title=looks.title(settings.dataset, settings.model))
         directory.leave(self.path, document(self.about.experiment(), "", runs), picture)
 
 

@@ -71,14 +71,14 @@ def private(task: Task, arrays: dict[str, Arrays], numbers: dict[str, Any]) -> t
     sent: dict[str, Any] = {DELTA.name: clipped(arrays[DELTA.name], given["clip"])}
     sent |= {name: np.float32(numbers[name]) for name in BOUNDED if name in numbers}
     if DELTA.name in given:  # the standard deviation of its share
-        luck = gaussian.like(sent, (*task.words, task.round) if given["replay"] else None)
-        sent = {name: _plus(value, luck[name], np.float32(given[name])) for name, value in sent.items()}
+        noise = gaussian.like(sent, (*task.words, task.round) if given["replay"] else None)
+        sent = {name: _plus(value, noise[name], np.float32(given[name])) for name, value in sent.items()}
     delta = sent.pop(DELTA.name)
     return {**arrays, DELTA.name: delta}, numbers | {name: float(value) for name, value in sent.items()}
 
 
 def _plus(value: Any, noise: Any, deviation: Any) -> Any:
-    return each(lambda part, luck: part + deviation * luck, value, noise)
+    return each(lambda part, normal: part + deviation * normal, value, noise)
 
 
 def clipped(delta: Arrays, clip: float) -> Arrays:

@@ -69,8 +69,8 @@ class Server(ThreadingHTTPServer):
     def runs(self) -> dict[str, Path]:
         """The run directories by name. A request can reach no other place."""
         with contextlib.suppress(InputError):  # FOLB_RUNS may be missing for a moment
-            found = directory.listed() if self.only is None else [self.only]
-            return {Path(os.path.realpath(path)).name: path for path in found}
+            paths = directory.listed() if self.only is None else [self.only]
+            return {Path(os.path.realpath(path)).name: path for path in paths}
         return {}
 
     def following(self, path: Path) -> Following:
@@ -168,18 +168,18 @@ def _address(kind: str, name: str) -> str:
 
 
 def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
-    found = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read"}
-    found |= {"progress": "", "differs": "", "started": "", "called": "", "tags": ""}
+    entry = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read"}
+    entry |= {"progress": "", "differs": "", "started": "", "called": "", "tags": ""}
     try:
         stored = directory.read(path)
         about = described(stored)
         if about["state"] == "running":  # the rounds of all other runs together may be too much to read
-            found["progress"] = following.progress(stored)
+            entry["progress"] = following.progress(stored)
         started = f"{stored.started[:16]} UTC"
         called = {"called": stored.given_name, "tags": ", ".join(stored.tags)}
-        return found | called | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
+        return entry | called | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
     except InputError:
-        return found
+        return entry
 
 
 class Following:

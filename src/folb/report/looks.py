@@ -1,7 +1,8 @@
-"""How a curve looks: an algorithm has one colour and dash in every picture, and on the page."""
+"""How a curve looks: an algorithm has one colour and dash in every picture, and on the page. And titles in words."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -73,11 +74,11 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """
     labels = list(dict.fromkeys(labels))
     first = {_name(label): label for label in reversed(labels)}
-    found: dict[str, Look] = {}
+    chosen: dict[str, Look] = {}
     # folb's own algorithms always keep their look; the first label of another one only gives way to these
     for label in sorted(labels, key=lambda label: (first[_name(label)] != label, _name(label) not in ALGORITHMS)):
-        found[label] = _free(_own(_name(label)), set(found.values()))
-    return {label: found[label] for label in labels}
+        chosen[label] = _free(_own(_name(label)), set(chosen.values()))
+    return {label: chosen[label] for label in labels}
 
 
 def _free(own: Look, taken: set[Look]) -> Look:
@@ -102,3 +103,21 @@ def _name(label: str) -> str:
 
 def _parts(colour: str) -> tuple[int, ...]:
     return tuple(bytes.fromhex(colour[1:]))
+
+
+MODELS = {
+    "logistic": "logistic regression",
+    "linear": "linear regression",
+    "mlp": "perceptron",
+    "cnn": "CNN",
+    "lenet": "LeNet-5",
+    "resnet": "ResNet",
+    "char_lstm": "LSTM on characters",
+    "sentiment_lstm": "LSTM on words",
+}
+
+
+def title(dataset: str, model: str) -> str:
+    """The dataset and the model of an experiment; the user's own by their files' names."""
+    dataset, model = (os.path.basename(name) or name for name in (dataset, model))
+    return f"{dataset}, {MODELS.get(model, model)}"

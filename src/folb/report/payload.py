@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from folb.core import accountant
-from folb.measures import ACCURACY, FAIRNESS, Measure, is_regression, measure, measured
-from folb.report import words
-from folb.report.looks import looks
+from folb.measures import ACCURACY, FAIRNESS, REGISTRY, Metric, as_shown, is_regression, measure, measured
+from folb.report.looks import looks, title
 from folb.report.together import together
 from folb.results import summary
 from folb.results.run import Run
@@ -92,12 +91,12 @@ class Columns:
         """Take a line of rounds.jsonl, with its values of devices only if `records`."""
         if is_evaluated(line):
             accuracy = {ACCURACY: line["test_accuracy"]} if "test_accuracy" in line else {}
-            found = accuracy | line.get("metrics", {})
-            for name in found:
+            figures = accuracy | line.get("metrics", {})
+            for name in figures:
                 self.metrics.setdefault(name, [UNMEASURED] * len(self.evaluated))
             for name, values in self.metrics.items():
-                values.append(_short(found.get(name, UNMEASURED)))
-            self.judged.append(_short(found.get(self.judged_by, UNMEASURED)))
+                values.append(_short(figures.get(name, UNMEASURED)))
+            self.judged.append(_short(figures.get(self.judged_by, UNMEASURED)))
             self.loss.append(_short(line.get("train_loss", UNMEASURED)))
             self.evaluated.append(len(self.rounds))
         self.rounds.append(line["round"])
@@ -122,12 +121,12 @@ class Columns:
     def document(self, records: bool) -> dict[str, Any]:
         """The columns, JSON-ready. The values of devices are packed."""
         names = ("rounds", "bytes", "up", "seconds", "evaluated", "judged", "loss")
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        document: dict[str, Any] = {name: getattr(self, name) for name in names}
         metrics = {name: own for name, own in self.metrics.items() if name != self.judged_by}
-        found |= {"metrics": metrics} if metrics else {}
-        found["trouble"] = self.trouble[-TROUBLE:]
+        document |= {"metrics": metrics} if metrics else {}
+        document["trouble"] = self.trouble[-TROUBLE:]
         if records:
-            found["records"] = {
+            document["records"] = {
                 "counts": _packed(self.counts, "<u4"),
                 "devices": _packed(self.devices, "<u4"),
                 "weights": _packed(self.weights, "<f4"),
@@ -135,16 +134,16 @@ class Columns:
                 "flags": _packed(self.flags, "u1"),
             }
             if any(value is not None for value in self.own):
-                found["records"]["own"] = _packed(self.own, "<f4")
-        return found
+                document["records"]["own"] = _packed(self.own, "<f4")
+        return document
 
 
 def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[Columns]:
     """Lines of rounds.jsonl by run; with the values of devices for the runs in `recorded`."""
-    found = [Columns(stored.measure.name) for _ in stored.environment["runs"]]
+    by_run = [Columns(stored.measure.name) for _ in stored.environment["runs"]]
     for line in lines:
-        found[line["run"]].add(line, line["run"] in recorded)
-    return found
+        by_run[line["run"]].add(line, line["run"] in recorded)
+    return by_run
 
 
 def _short(value: Any) -> Any:
@@ -167,7 +166,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
     return {
         "name": stored.name,
         "identity": f"{environment['identity']} {environment['started']}",
-        "title": words.title(dataset, model),
+        "title": title(dataset, model),
         "note": environment["note"],
         "state": state,
         "differs": stored.differs,
@@ -202,15 +201,18 @@ def described(stored: RunDirectory) -> dict[str, Any]:
 def measures(stored: RunDirectory, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The measures that the page can show besides the training loss. The one that judges the runs comes first."""
     judged = stored.measure
-    asked = measured(tuple(stored.experiment.get("metrics", ())))
+    users = as_shown(known for run in stored.environment["runs"][:1] for known in run.get("metrics", ()))
+    names = [name for name in stored.experiment.get("metrics", ()) if ".py:" not in name]
+    asked = measured([*(REGISTRY.get(name) or measure(name) for name in names), *users.values()])
     always = () if is_regression(judged.name) else (ACCURACY,)
     others = dict.fromkeys([*always, *asked, *(name for run in runs for name in run.metrics)])
-    return list(map(_shown, [judged, *(measure(name, judged.name) for name in others if name != judged.name)]))
+    known = [users.get(name) or measure(name, judged.name) for name in others if name != judged.name]
+    return list(map(_shown, [judged, *known]))
 
 
-def _shown(known: Measure) -> dict[str, Any]:
-    found = {"name": known.name, "title": known.axis[:1].upper() + known.axis[1:], "short": known.short}
-    return found | {"factor": known.factor, "unit": known.unit, "lower": known.lower}
+def _shown(known: Metric) -> dict[str, Any]:
+    shown = {"name": known.name, "title": known.axis[:1].upper() + known.axis[1:], "short": known.short}
+    return shown | {"factor": known.factor, "unit": known.unit, "lower": known.lower}
 
 
 def _private(runs: Sequence[dict[str, Any]]) -> str:
@@ -242,8 +244,8 @@ def _again(stored: RunDirectory, state: str) -> list[list[str]]:
         ]
     secret = any(about["parameters"].get("replay") is False for about in stored.environment["runs"])
     opening = "To run the experiment from the file above with other draws and noise:" if secret else REPEAT
-    found = [[opening, f"folb run {EXPERIMENT}"]]
-    return found + ([["To resume the interrupted run:", stored.resume_command]] if state == "interrupted" else [])
+    ways = [[opening, f"folb run {EXPERIMENT}"]]
+    return ways + ([["To resume the interrupted run:", stored.resume_command]] if state == "interrupted" else [])
 
 
 def table(stored: RunDirectory, runs: Sequence[Run]) -> dict[str, Any]:

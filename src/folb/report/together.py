@@ -46,16 +46,16 @@ def labels(stored: Sequence[RunDirectory]) -> list[list[str]]:
     """
     entries = [one.environment["runs"] for one in stored]
     flat = iter(summary.labels([(entry["name"], entry["parameters"]) for own in entries for entry in own]))
-    found = [[next(flat) for _ in own] for own in entries]
-    for own, names in zip(entries, found, strict=True):
+    labels = [[next(flat) for _ in own] for own in entries]
+    for own, names in zip(entries, labels, strict=True):
         if len(set(names)) != len({entry["algorithm"] for entry in own}):  # a label that settings do not explain
             names[:] = [entry["algorithm"] for entry in own]
-    for names, words in zip(found, _apart(stored), strict=True):
+    for names, words in zip(labels, _apart(stored), strict=True):
         names[:] = [" ".join([name, *words]) for name in names]
-    shared = Counter(name for names in found for name in set(names))
-    for names, handle in zip(found, _handles(stored), strict=True):
+    shared = Counter(name for names in labels for name in set(names))
+    for names, handle in zip(labels, _handles(stored), strict=True):
         names[:] = [f"{name} ({handle})" if shared[name] > 1 else name for name in names]
-    return found
+    return labels
 
 
 def _apart(stored: Sequence[RunDirectory]) -> list[list[str]]:
@@ -63,8 +63,8 @@ def _apart(stored: Sequence[RunDirectory]) -> list[list[str]]:
     own = {key for one in stored for entry in one.environment["runs"] for key in entry["parameters"]}
     chosen = [dict(_choices(one.experiment, own)) for one in stored]
     keys = dict.fromkeys(key for choices in chosen for key in choices)
-    told = [key for key in keys if len({choices.get(key) for choices in chosen}) > 1]
-    return [[f"{key}={choices[key]}" for key in told if key in choices] for choices in chosen]
+    differing = [key for key in keys if len({choices.get(key) for choices in chosen}) > 1]
+    return [[f"{key}={choices[key]}" for key in differing if key in choices] for choices in chosen]
 
 
 def _choices(experiment: Mapping[str, Any], own: set[str]) -> Iterable[tuple[str, str]]:
@@ -80,11 +80,11 @@ def _choices(experiment: Mapping[str, Any], own: set[str]) -> Iterable[tuple[str
 def _handles(stored: Sequence[RunDirectory]) -> list[str]:
     """The directories' names; those that share one are numbered."""
     names, seen = [one.name for one in stored], Counter[str]()
-    found = []
+    handles = []
     for name in names:
         seen[name] += 1
-        found.append(name if names.count(name) == 1 else f"{name} {seen[name]}")
-    return found
+        handles.append(name if names.count(name) == 1 else f"{name} {seen[name]}")
+    return handles
 
 
 def _unequal(stored: Sequence[RunDirectory]) -> Iterable[str]:

@@ -160,7 +160,7 @@ def _parameters(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rounds(first: int, part: Run) -> Rounds:
-    found: list[tuple[int, dict[str, float]]] = []
+    rounds: list[tuple[int, dict[str, float]]] = []
     for n in range(len(part.seconds)):
         values = {name: getattr(part, name)[n].item() for name in ("bytes_up", "bytes_down", "seconds")}
         if "epsilon" in part.records:
@@ -169,5 +169,5 @@ def _rounds(first: int, part: Run) -> Rounds:
             accuracy = () if is_regression(part.judged_by) else ("test_accuracy",)
             values |= {name: getattr(part, name)[at].item() for name in (*accuracy, "train_loss")}
             values |= {name: own[at].item() for name, own in part.metrics.items()}
-        found.append((first + n, values))
-    return found
+        rounds.append((first + n, values))
+    return rounds

@@ -69,8 +69,8 @@ def _spent(run: Run) -> dict[str, Any]:
     if run.epsilon is None:
         return {}
     given = run.parameters.get("delta")
-    found = {"epsilon": short(run.epsilon, 6), "delta": DELTA if given is None else float(given)}
-    return found | ({"replay": False} if run.parameters.get("replay") is False else {})
+    budget = {"epsilon": short(run.epsilon, 6), "delta": DELTA if given is None else float(given)}
+    return budget | ({"replay": False} if run.parameters.get("replay") is False else {})
 
 
 def _rounded(seconds: float | None) -> float | None:

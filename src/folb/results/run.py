@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from folb.measures import ACCURACY, Measure, measure
+from folb.measures import ACCURACY, Metric, measure
 from folb.typing import NDArray
 
 HELD = 5  # a target is held if the mean of so many evaluations in a row reaches it
@@ -35,6 +35,7 @@ class Run:
     loss_measured: bool = True  # on Flower the user may leave it out
     records: dict[str, NDArray] = field(default_factory=dict)
     metrics: dict[str, NDArray] = field(default_factory=dict)  # per evaluated round, by name
+    shown: dict[str, Metric] = field(default_factory=dict)  # how those of `metrics` are shown that a user wrote
     judged_by: str = ACCURACY  # the metric that a target is for
 
     def __repr__(self) -> str:
@@ -42,7 +43,7 @@ class Run:
         return f"Run({self.algorithm}, seed {self.seed}: {len(self.seconds)} rounds, {final})"
 
     @cached_property
-    def measure(self) -> Measure:
+    def measure(self) -> Metric:
         """What is known of the metric that it is judged by: its words, and whether lower is better."""
         return measure(self.judged_by)
 

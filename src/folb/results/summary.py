@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from folb.errors import InputError
-from folb.measures import ACCURACY, Measure, is_regression, measure
+from folb.measures import ACCURACY, Metric, is_regression, measure
 from folb.results.effects import interval
 from folb.results.run import Run
 
@@ -61,28 +61,29 @@ def table(
     }
     silent |= set() if unequal else {AFTER}
     silent |= set() if any(run.epsilon is not None for run in runs) else {EPSILON}
-    told = [i for i, name in enumerate(headings) if name not in silent]
-    return [headings[i] for i in told], [[row[i] for i in told] for row in rows]
+    columns = [i for i, name in enumerate(headings) if name not in silent]
+    return [headings[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
 AFTER, IDLE, EPSILON = "after", "idle rounds", "epsilon"
 SECRET = "draws and noise from the operating system, so the run cannot be replayed"
 
 
-def judged(runs: Sequence[Run]) -> Measure:
+def judged(runs: Sequence[Run]) -> Metric:
     """What the runs are judged by; all of them by the same."""
-    found = dict.fromkeys(run.judged_by for run in runs)
-    if len(found) > 1:
-        raise InputError("runs", list(found), "should all be judged by the same metric: there is no table of both")
-    return measure(next(iter(found), ACCURACY))
+    judges = dict.fromkeys(run.judged_by for run in runs)
+    if len(judges) > 1:
+        raise InputError("runs", list(judges), "should all be judged by the same metric: there is no table of both")
+    return measure(next(iter(judges), ACCURACY))
 
 
-def metrics(runs: Sequence[Run]) -> list[Measure]:
+def metrics(runs: Sequence[Run]) -> list[Metric]:
     """What else was measured in any of the runs."""
     by = judged(runs).name
     always = [] if is_regression(by) else [ACCURACY]
-    found = dict.fromkeys(name for run in runs for name in (*always, *run.metrics))
-    return [measure(name, by) for name in found if name != by]
+    names = dict.fromkeys(name for run in runs for name in (*always, *run.metrics))
+    users = {name: one for run in runs for name, one in run.shown.items()}
+    return [users.get(name) or measure(name, by) for name in names if name != by]
 
 
 def after(counts: Sequence[int]) -> str:
@@ -91,7 +92,7 @@ def after(counts: Sequence[int]) -> str:
     return f"{low:,} rounds" if low == high else f"{low:,} to {high:,} rounds"
 
 
-def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Measure]) -> list[str]:
+def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Metric]) -> list[str]:
     known = judged(group)
     finals = [run.final for run in group]
     diverged = sum(run.diverged for run in group)
@@ -115,7 +116,7 @@ def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Measu
     ]
 
 
-def _averaged(known: Measure, values: Sequence[float]) -> str:
+def _averaged(known: Metric, values: Sequence[float]) -> str:
     """The mean over the seeds, and how far they are spread."""
     own = known.factor * np.asarray(values, float)
     with np.errstate(invalid="ignore", over="ignore"):  # an error may be infinite
@@ -126,7 +127,7 @@ def _averaged(known: Measure, values: Sequence[float]) -> str:
     return " ".join(filter(None, (f"{middle:{form}}{spread_out}", known.unit)))
 
 
-def _last(known: Measure, group: Sequence[Run]) -> str:
+def _last(known: Metric, group: Sequence[Run]) -> str:
     """A metric in the last evaluated round; a dash if it was not measured."""
     curves = [run.test_accuracy if known.name == ACCURACY else run.metrics.get(known.name) for run in group]
     values = [float(curve[-1]) for curve in curves if curve is not None and len(curve)]

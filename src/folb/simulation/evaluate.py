@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb import metric_functions
 from folb.core.algorithm import Algorithm
 from folb.core.liars import count
 from folb.core.rules import fraction
 from folb.errors import InputError
-from folb.measures import FAIRNESS, OF_NUMBERS, TOP, is_regression
-from folb.models import Model, metrics
+from folb.measures import is_regression
+from folb.models import Model
 from folb.simulation import parallel
 from folb.simulation.problem import TARGET, Problem, Samples, Trigger
 from folb.typing import Params
@@ -83,7 +84,7 @@ class Judged(NamedTuple):
 
 def predictions(problem: Problem, samples: Samples, params: Params) -> Predictions:
     """What the model predicts for every sample, block by block."""
-    model, scored = problem.model, any(name == "auc" or TOP.fullmatch(name) for name in problem.metrics)
+    model, scored = problem.model, any("scores" in one.needs for one in problem.metrics)
 
     def of(params: Params, x: Array, y: Array) -> Predictions:
         scores = model.scores(params, x) if scored and model.scores is not None else None
@@ -102,32 +103,25 @@ def predictions(problem: Problem, samples: Samples, params: Params) -> Predictio
     return sum_over_blocks(problem, block, params, samples, zero, add_rows)
 
 
-def judged(problem: Problem, y: Array, predictions: Predictions, device: Array | None = None) -> Judged:
+def judged(problem: Problem, y: Array, made: Predictions, device: Array | None = None) -> Judged:
     """The metrics of a model's predictions for all test samples; `device` are those whose own figures are recorded."""
     numbers = is_regression(problem.model.judged_by)
-    figure = (predictions.predicted - y) ** 2 if numbers else predictions.predicted == y
-    values: dict[str, Array] = {}
+    figure = (made.predicted - y) ** 2 if numbers else made.predicted == y
     own = None
-    if FAIRNESS in problem.metrics or device is not None:
-        own = metrics.by_device(figure, problem.test.start, problem.test.size)
-    for name in problem.metrics:
-        if name == FAIRNESS:
-            values |= metrics.fairness(own, lower=numbers)._asdict()  # type: ignore[arg-type]
-        else:
-            values[name] = _value(name, y, predictions, problem.classes)
-    values = {name: value.astype(jnp.float32) for name, value in values.items()}
-    accuracy = jnp.float32(jnp.nan) if numbers else metrics.accuracy(y, predictions.predicted)
+    if device is not None or any("own" in one.needs for one in problem.metrics):
+        own = metric_functions.by_device(figure, problem.test.start, problem.test.size)
+    given = {**made._asdict(), "y": y, "classes": problem.classes, "own": own, "lower": numbers}
+    values = {name: _number(name, value) for one in problem.metrics for name, value in one(given).items()}
+    accuracy = jnp.float32(jnp.nan) if numbers else metric_functions.accuracy(y, made.predicted)
     return Judged(accuracy, values, None if own is None or device is None else own[device])
 
 
-def _value(name: str, y: Array, predictions: Predictions, classes: int) -> Any:
-    if name == "f1":
-        return metrics.f1(y, predictions.predicted, classes)
-    if name == "auc":
-        return metrics.auc(y, predictions.scores)  # type: ignore[arg-type]
-    if name in OF_NUMBERS:
-        return getattr(metrics, name)(y, predictions.predicted)
-    return metrics.top(y, predictions.scores, int(TOP.fullmatch(name)[1]))  # type: ignore[arg-type, index]
+def _number(name: str, value: Any) -> Array:
+    """The value as records have it. A user's own metric may have returned anything."""
+    if not isinstance(value, jax.Array | int | float) or jnp.shape(value) or jnp.iscomplexobj(value):
+        what = f"shape {jnp.shape(value)}" if isinstance(value, jax.Array) else type(value).__name__
+        raise InputError(f"metrics: {name}", what, "should return one real number, computed with jax.numpy")
+    return jnp.asarray(value).astype(jnp.float32)
 
 
 def add(total: Any, part: Any, begin: Array) -> Any:

@@ -12,7 +12,7 @@ from jax import Array
 from folb.core import clock
 from folb.core.algorithm import Algorithm
 from folb.core.memory import Rows, empty, gathered, scattered, started
-from folb.core.privacy import luck, with_noise
+from folb.core.privacy import draw_words, with_noise
 from folb.core.randomness import Multiset
 from folb.core.round import (
     Chosen,
@@ -113,7 +113,7 @@ def play(
         from folb.simulation.events import play_without_waiting  # it builds on this module
 
         return play_without_waiting(begun)
-    drawn, other = sets(draw, how, *luck(algorithm, seed, t)) if chosen is None else chosen
+    drawn, other = sets(draw, how, *draw_words(algorithm, seed, t)) if chosen is None else chosen
     drawn = reached(drawn, opened.online)
     timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
     words, effort = efforts(problem, algorithm, drawn, seed, t, None if timed is None else timed.first())

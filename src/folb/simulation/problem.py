@@ -24,6 +24,7 @@ from folb.core.system import System, asked_for, uniform
 from folb.core.trace import Trace
 from folb.data.federation import Expand, Federation, Split
 from folb.errors import InputError, check_whole, choose
+from folb.measures import Metric
 from folb.models import Model
 from folb.simulation import parallel
 from folb.typing import NDArray
@@ -46,7 +47,7 @@ class Problem:
     record: tuple[str, ...] = field(metadata={"static": True})
     side_by_side: bool = field(metadata={"static": True})
     mesh: Mesh | None = field(metadata={"static": True})
-    metrics: tuple[str, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
+    metrics: tuple[Metric, ...] = field(default=(), metadata={"static": True})  # besides the accuracy
     classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -92,7 +93,7 @@ def problem(
     mesh: Mesh | None = None,
     streamed: bool = False,
     evaluated: int | None = None,
-    metrics: tuple[str, ...] = (),
+    metrics: tuple[Metric, ...] = (),
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 

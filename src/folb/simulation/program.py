@@ -19,7 +19,7 @@ from jax import Array
 
 from folb.core.algorithm import Algorithm
 from folb.core.average import ServerModel
-from folb.core.privacy import luck
+from folb.core.privacy import draw_words
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel
@@ -132,7 +132,7 @@ def _choose(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: Array
 
     def of_run(algorithm: Algorithm, seed: Array, t: Array) -> Chosen:
         draw = distribution(problem, algorithm, None, seed, t)
-        return sets(draw, algorithm.selection, *luck(algorithm, seed, t))
+        return sets(draw, algorithm.selection, *draw_words(algorithm, seed, t))
 
     chosen = jax.lax.map(lambda t: jax.vmap(of_run, in_axes=(0, 0, None))(algorithms, seeds, t), rounds)
     return parallel.everywhere(chosen, problem.mesh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from folb import measures
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.guard import check_around
@@ -21,7 +22,7 @@ from folb.core.selection import TIMES
 from folb.core.solver import Solver
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
-from folb.measures import ACCURACY, FAIRNESS, KNOWN, OF_CLASSES, OF_NUMBERS, TOP, checked, is_regression, measure
+from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure, of_task
 from folb.models import Model
 from folb.models.cost import operations
 from folb.models.model import params_like
@@ -42,7 +43,7 @@ class Settled:
     rounds: list[int]  # of each algorithm: fewer than asked for if a budget ends it
     every: int
     evaluated: int | None  # how many samples of each side; None: all
-    metrics: tuple[str, ...]  # besides the accuracy
+    metrics: tuple[Metric, ...]  # besides the accuracy
     streamed: bool
 
 
@@ -55,7 +56,7 @@ def settled(
     seeds: int | Sequence[int] = (0,),
     evaluate_every: int = 1,
     evaluate: Evaluate = None,
-    metrics: Sequence[str] = (),
+    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
     stream: bool | None = None,
 ) -> Settled:
     """The settings of a simulation. It finds the mistakes that need no data on the accelerator."""
@@ -82,7 +83,7 @@ def settled(
         allowed,
         evaluate_every,
         how_many(evaluate, federation, model),
-        chosen_metrics(metrics, model, federation),
+        measured(metrics, model, federation),
         streamed,
     )
 
@@ -201,16 +202,16 @@ def _check_codes(federation: Federation, codes: int) -> None:
             raise InputError("x", span, f"should be from 0 to {codes - 1}, as many codes as there are classes")
 
 
-def chosen_metrics(asked: Sequence[str], model: Model, federation: Federation) -> tuple[str, ...]:
+def measured(asked: Sequence[Any], model: Model, federation: Federation) -> tuple[Metric, ...]:
     """What is measured besides the accuracy: what the model is judged by, and what was asked for, if it fits.
 
     The accuracy of a classifier is measured anyway, and need not be asked for.
     """
-    names = dict.fromkeys([model.judged_by, *checked(asked)])
-    names.pop(ACCURACY, None)
-    for name in names:
-        _check_fits(name, model, federation)
-    return tuple(names)
+    asked = measures.chosen(asked)
+    wanted = dict.fromkeys(one for one in (measure(model.judged_by), *asked) if one.name != ACCURACY)
+    for one in wanted:
+        _check_fits(one, model, federation)
+    return tuple(wanted)
 
 
 def check_judged(model: Model, federation: Federation) -> None:
@@ -228,26 +229,21 @@ def check_judged(model: Model, federation: Federation) -> None:
         raise InputError("model: judged_by", by, expected)
 
 
-def _check_fits(name: str, model: Model, federation: Federation) -> None:
+def _check_fits(metric: Metric, model: Model, federation: Federation) -> None:
     def refuse(expected: str) -> InputError:
-        return InputError("metrics", name, expected)
+        return InputError("metrics", metric.name, expected)
 
-    top = TOP.fullmatch(name)
-    if is_regression(model.judged_by):
-        if top or name in OF_CLASSES:
-            raise refuse(
-                f"is for classes, but the model predicts numbers: {', '.join(OF_NUMBERS)} or fairness would fit"
-            )
-    elif name in OF_NUMBERS:
-        raise refuse(
-            f"is for numbers, but the model tells classes apart: {', '.join(OF_CLASSES)} or fairness would fit"
-        )
-    if (top or name == "auc") and model.scores is None:
+    fitting, k = NUMBERS if is_regression(model.judged_by) else CLASSES, dict(metric.fixed).get("k")
+    if metric.task and metric.task != fitting:
+        others = f"{', '.join(of_task(fitting))} or fairness would fit"
+        does = {CLASSES: "tells classes apart", NUMBERS: "predicts numbers"}[fitting]
+        raise refuse(f"is for {metric.task}, but the model {does}: {others}")
+    if "scores" in metric.needs and model.scores is None:
         raise refuse("needs the scores of classes, but the model has none (Model.scores): f1 would fit")
-    if top and int(top[1]) >= federation.classes:
+    if k is not None and k >= federation.classes:
         least = "there is no such metric for two classes" if federation.classes == 2 else "it would always be 100 %"
         raise refuse(f"should be less than the {federation.classes} classes: {least}")
-    if name == FAIRNESS and not federation.test.size.any():
+    if "own" in metric.needs and not federation.test.size.any():
         raise refuse("needs test samples of the devices, but only the server has any")
 
 

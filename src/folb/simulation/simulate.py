@@ -28,6 +28,7 @@ from folb.core.trace import Trace
 from folb.core.upload import Upload
 from folb.data.federation import Federation
 from folb.errors import InputError
+from folb.measures import Metric
 from folb.models import Model
 from folb.models.cost import operations
 from folb.pace import Lines, clock, to_stderr
@@ -57,7 +58,7 @@ def simulate(
     objective: str = "uniform",
     evaluate_every: int = 1,
     evaluate: Evaluate = None,
-    metrics: Sequence[str] = (),
+    metrics: Sequence[str | Metric | Callable[..., Any]] = (),
     record: Sequence[str] = (),
     side_by_side: bool | None = None,
     accelerators: int | str = 1,
@@ -72,7 +73,8 @@ def simulate(
     default a costly model is evaluated on 1,000 of each, always the same ones, if all of them would take long.
     `metrics` are measured besides the accuracy, on the same test samples, and are in `Run.metrics`: "fairness" (the
     mean, the worst decile and the variance of the devices' own accuracies), "f1", "auc", "top5" (or another number) of
-    models that tell classes apart; "fairness", "mse", "mae" of models that predict numbers.
+    models that tell classes apart; "fairness", "mse", "mae" of models that predict numbers; or your own: a function of
+    some of y, predicted, scores, classes and own, or a `folb.Metric`.
     `record` asks for values of each chosen device, in `Run.records`: any of "weights", "inner", "gamma", "work", "lr",
     "own" (its own accuracy, or mean squared error, in evaluated rounds),
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).

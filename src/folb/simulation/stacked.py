@@ -291,6 +291,7 @@ def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, fi
         updated=info.updated,
         records=more,
         metrics={name: own.metrics[name][evaluated] for name in about.metrics},
+        shown={one.name: one for one in problem.metrics if one.own},
         judged_by=problem.model.judged_by,
     )
 

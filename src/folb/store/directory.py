@@ -35,7 +35,7 @@ from typing import Any, Literal
 from folb import atomic
 from folb.atomic import LOCK, claimed, holder, regular
 from folb.errors import InputError
-from folb.measures import ACCURACY, Measure, is_measure, measure
+from folb.measures import ACCURACY, Metric, are_facts, measure
 from folb.results.run import Run
 from folb.store import experiment_file
 from folb.store.experiment_file import (
@@ -172,7 +172,7 @@ class RunDirectory:
         return "s" if self.deployed else "simulated s"
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> Metric:
         """What its models are judged by, and its target is for."""
         return measure(next((run["judged_by"] for run in self.environment["runs"]), ACCURACY))
 
@@ -266,6 +266,7 @@ OTHER_FIELDS = {
     "class_names": many(TEXT),
 }
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE, "judged_by": JUDGED}
+OTHERS_OF_A_RUN = {"metrics": Kind(are_facts, "should be how users' own metrics are shown")}
 
 
 def read(path: Path) -> RunDirectory:
@@ -289,7 +290,7 @@ def read(path: Path) -> RunDirectory:
     for i, run in enumerate(content["runs"]):
         if not isinstance(run, dict):
             raise InputError(f"{where}runs[{i}]", run, "should be a table")
-        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, {})
+        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, OTHERS_OF_A_RUN)
     return RunDirectory(path, content)
 
 

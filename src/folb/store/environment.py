@@ -21,7 +21,7 @@ from folb import __version__, atomic
 from folb.atomic import claimed, command, now
 from folb.core.algorithm import Algorithm
 from folb.errors import InputError
-from folb.measures import ACCURACY
+from folb.measures import ACCURACY, Metric, facts
 from folb.results import summary
 from folb.store.directory import ENVIRONMENT, read
 from folb.store.experiment_file import NAME, TAGS
@@ -50,12 +50,14 @@ def program(accelerators: int = 1, stream: bool = False) -> dict[str, Any]:
 
 
 def about_runs(
-    algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY
+    algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY, metrics: Sequence[Metric] = ()
 ) -> list[dict[str, Any]]:
-    """What each run is: an algorithm, its settings, a seed, and what its models are judged by."""
+    """What each run is: an algorithm, its settings, a seed, what judges it, and how users' metrics are shown."""
+    users = facts(metrics)
     known = [(algorithm.name, algorithm.settings) for algorithm in algorithms]
     return [
         {"algorithm": label, "name": name, "seed": seed, "parameters": parameters, "judged_by": judged_by}
+        | ({"metrics": users} if users else {})
         for label, (name, settings) in zip(summary.labels(known), known, strict=True)
         for parameters in [summary.plain(settings)]
         for seed in seeds

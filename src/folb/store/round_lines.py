@@ -18,7 +18,7 @@ import numpy as np
 from folb import atomic
 from folb.atomic import regular
 from folb.errors import SINGLE
-from folb.measures import ACCURACY, is_measure, is_regression
+from folb.measures import ACCURACY, as_shown, is_measure, is_regression
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.experiment_file import COUNT, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
@@ -133,9 +133,9 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     evaluated = [line for line in lines if is_evaluated(line)]
     measured = [line.get("metrics", {}) for line in evaluated]
     judged_by = about["judged_by"]
-    names = dict.fromkeys(
-        [*([judged_by] if judged_by != ACCURACY else []), *(name for own in measured for name in own)]
-    )
+    users = as_shown(about.get("metrics", ()))
+    given = [name for own in measured for name in own if name in users or is_measure(name)]
+    names = dict.fromkeys([*([judged_by] if judged_by != ACCURACY else []), *given])
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
         return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
@@ -180,6 +180,7 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
         updated=column("updated", lines, bool),
         records=records,
         metrics={name: column(name, with_none(name, measured), np.float32) for name in names},
+        shown=users,
         judged_by=judged_by,
     )
 

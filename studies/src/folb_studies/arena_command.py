@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     arena.add_argument(
         "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
     )
-    common.add_box(arena, "draw this setting of --contender", "without it, nothing is tuned")
+    common.add_box(arena, " of --contender")
     arena.add_argument("--points", type=int, metavar="N", help="points that each contender may try on a dataset (12)")
     command.add_datasets(arena, "arena/datasets.toml")
     arena.set_defaults(handle=_arena)
@@ -76,14 +76,16 @@ def _arena(options: argparse.Namespace) -> None:
             command.check_named(results, [dataset.name for dataset in everywhere])
     else:
         common.use_compilation_cache()
-        arena.carry_out(datasets, contenders, results, command.completing(options), tell, points, file=options.datasets)
-    found = standing()
-    arena_pages.write(found, home)
+        arena.execute_plan(
+            datasets, contenders, results, command.completing(options), tell, points, file=options.datasets
+        )
+    ranks = standing()
+    arena_pages.write(ranks, home)
     if options.json:
-        print(json.dumps(standings.document(found)))
+        print(json.dumps(standings.document(ranks)))
         return
-    tables.show_in_parts(_rounds_to_target(found))
-    for goal in found.goals():
+    tables.show_in_parts(_rounds_to_target(ranks))
+    for goal in ranks.goals():
         if goal.reached == standings.NOTHING:
             continue
         tables.say(
@@ -92,16 +94,16 @@ def _arena(options: argparse.Namespace) -> None:
     tables.say(f"\nin {home}: README.md, measures.md, settings.md, arena.png; results in {results.path}")
 
 
-def _rounds_to_target(found: Standings) -> Table:
+def _rounds_to_target(ranks: Standings) -> Table:
     """For each contender with results and each dataset, the round from which the target is held."""
     from rich.markup import escape
 
     from folb.cli import tables
     from folb_studies.arena.standings import NOT_RUN
 
-    table = tables.plain("contender", *(dataset.name for dataset in found.datasets), left={"contender"})
-    for one in found.contenders:
-        held = [found.held(dataset, one) for dataset in found.datasets]
+    table = tables.plain("contender", *(dataset.name for dataset in ranks.datasets), left={"contender"})
+    for one in ranks.contenders:
+        held = [ranks.held(dataset, one) for dataset in ranks.datasets]
         if {*held} != {NOT_RUN}:
             table.add_row(escape(one.name), *held)
     return table

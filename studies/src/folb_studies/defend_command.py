@@ -60,16 +60,16 @@ def _defend(options: argparse.Namespace) -> None:
             raise InputError("shares", options.shares, f"should be some of {', '.join(map(str, sorted(known)))}")
         common.use_compilation_cache()
         battles = opponents.battles(datasets, rules, shares)
-        defence.carry_out(battles, results, command.completing(options), tell, options.datasets)
-    found = standing()
-    defence_pages.write(found, home)
+        defence.execute_plan(battles, results, command.completing(options), tell, options.datasets)
+    outcome = standing()
+    defence_pages.write(outcome, home)
     if options.json:
-        print(json.dumps(losses.document(found)))
+        print(json.dumps(losses.document(outcome)))
         return
-    tables.show_in_parts(_largest_losses(found))
+    tables.show_in_parts(_largest_losses(outcome))
     for dataset in everywhere:
         if dataset.goal:
-            tables.say(f"\n{dataset.title}. {' '.join(defence_pages.sentences(found, dataset))}")
+            tables.say(f"\n{dataset.title}. {' '.join(defence_pages.sentences(outcome, dataset))}")
     tables.say(f"\nin {home}: {defence_pages.PAGE}, {defence_pages.PICTURE}; results in {results.path}")
 
 
@@ -82,15 +82,15 @@ def _shares(text: str | None) -> list[int] | None:
         raise InputError("shares", text, "should be percents, such as 0,20") from None
 
 
-def _largest_losses(found: Losses) -> Table:
+def _largest_losses(losses: Losses) -> Table:
     """For each rule and each dataset, the largest loss with each share of liars, in points."""
     from rich.markup import escape
 
     from folb.cli import tables
 
-    columns = [(dataset, share) for dataset in found.datasets for share in dataset.shares]
+    columns = [(dataset, share) for dataset in losses.datasets for share in dataset.shares]
     table = tables.plain("rule", *(f"{dataset.name} {share} %" for dataset, share in columns), left={"rule"})
-    for rule in found.rules:
-        worst = [found.largest(dataset, rule, share) for dataset, share in columns]
+    for rule in losses.rules:
+        worst = [losses.largest(dataset, rule, share) for dataset, share in columns]
         table.add_row(escape(rule.name), *("-" if one is None else f"{100 * one[1].value:.1f}" for one in worst))
     return table

@@ -51,9 +51,9 @@ def draws_of(given: Mapping[str, Any], draws: Sequence[int], drawn: str = "draw"
 
 def machines(stored: Iterable[RunDirectory]) -> list[dict[str, Any]]:
     """The different machines that the runs were made on."""
-    found: list[dict[str, Any]] = []
+    machines: list[dict[str, Any]] = []
     for one in stored:
         machine = {key: one.environment[key] for key in MACHINE}
-        if machine not in found:
-            found.append(machine)
-    return found
+        if machine not in machines:
+            machines.append(machine)
+    return machines

@@ -54,7 +54,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     if options.pages_only:
         command.check_pages(results)
     else:
-        paper.carry_out(names, results, options.quick, complete, tell, options.only or ["*"])
+        paper.execute_plan(names, results, options.quick, complete, tell, options.only or ["*"])
     pages = paper.write(names, results, home, options.quick)
     if options.json:
         print(json.dumps(paper.document(pages, options.quick)))

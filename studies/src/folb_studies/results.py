@@ -1,4 +1,4 @@
-"""A study's stored results: one compressed file of cells. A line is a cell: its name, and what was found.
+"""A study's stored results: one compressed file of cells. A line is a cell: its name, and what it measured.
 
     zcat results.jsonl.gz | head -1
 
@@ -40,10 +40,10 @@ class Results:
     def cells(self) -> Mapping[str, Cell]:
         """All cells as they are now in the file."""
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError:
             return {}
-        version = (found.st_ino, found.st_mtime_ns, found.st_size)
+        version = (status.st_ino, status.st_mtime_ns, status.st_size)
         if version != self._read_at:
             self._cells, self._read_at = dict(self._lines()), version
         return self._cells

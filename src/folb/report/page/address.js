@@ -3,7 +3,7 @@
 const PAUSE = 400; // milliseconds between two writes: browsers refuse too many
 
 /**
- * The address of this page. A part of the page has `told`, which gives pairs of keys and values, and `follow`, which
+ * The address of this page. A part of the page has `pairs`, which gives pairs of keys and values, and `follow`, which
  * gets values by key, uses what fits and returns what does not. A prefix distinguishes keys of the same name.
  */
 class Address {
@@ -29,11 +29,11 @@ class Address {
 
   /** Values by key. */
   fields() {
-    const found = new Map();
+    const pairs = new Map();
     for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
-      if (key !== this.anchor) found.set(key, [...(found.get(key) ?? []), value]);
+      if (key !== this.anchor) pairs.set(key, [...(pairs.get(key) ?? []), value]);
     }
-    return found;
+    return pairs;
   }
 
   /** Show what the address asks for, as far as it fits, and name what does not fit. */
@@ -47,7 +47,7 @@ class Address {
         left.delete(prefix + key);
       }
       // a part in its first state is only drawn again if the address has something for it
-      if (own.size || part.told().length) wrong.push(...part.follow(own).map((text) => prefix + text));
+      if (own.size || part.pairs().length) wrong.push(...part.follow(own).map((text) => prefix + text));
     }
     const place = this.anchor && document.getElementById(this.anchor);
     if (this.anchor && !place) wrong.push(this.anchor);
@@ -64,11 +64,11 @@ class Address {
   write() {
     this.timer ??= setTimeout(() => {
       this.timer = null;
-      const told = new URLSearchParams();
+      const query = new URLSearchParams();
       for (const { prefix, part } of this.parts) {
-        for (const [key, value] of part.told()) told.append(prefix + key, value);
+        for (const [key, value] of part.pairs()) query.append(prefix + key, value);
       }
-      const text = [this.anchor, told.toString()].filter((piece) => piece).join("&");
+      const text = [this.anchor, query.toString()].filter((piece) => piece).join("&");
       if (text === location.hash.slice(1)) return;
       history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
     }, PAUSE);

@@ -28,7 +28,7 @@ class Chart {
     this.show(shown);
     const heard = (act) => (step) => {
       act(step);
-      curves.say(this.readout.hidden ? "" : this.told());
+      curves.say(this.readout.hidden ? "" : this.reading());
     };
     interact(this.svg, {
       place: (event) => position(event, this.svg, this.width),
@@ -160,9 +160,9 @@ class Chart {
     const first = Math.max(0, last(xs, low));
     const end = Math.min(xs.length, last(xs, high) + 2);
     const every = Math.ceil((end - first) / most);
-    const found = [];
-    for (let i = first; i < end - 1; i += every) found.push(i);
-    return end > first ? [...found, end - 1] : [];
+    const places = [];
+    for (let i = first; i < end - 1; i += every) places.push(i);
+    return end > first ? [...places, end - 1] : [];
   }
 
   spot(x, y) {
@@ -227,16 +227,16 @@ class Chart {
   /** The values of each algorithm at a value of the horizontal axis; if there are many, the best come first. */
   values(at) {
     const there = this.shown.filter(({ xs }) => xs.length && at >= xs[0] && at <= xs.at(-1));
-    const found = there.map(({ style, label, xs, low, middle, high, seeds }) => {
+    const read = there.map(({ style, label, xs, low, middle, high, seeds }) => {
       const i = last(xs, at);
       return { style, label, seeds, low: low[i], middle: middle[i], high: high[i] };
     });
     const sign = this.lower ? 1 : -1;
-    return found.length > READ ? found.sort((a, b) => sign * ascending(a.middle, b.middle)) : found;
+    return read.length > READ ? read.sort((a, b) => sign * ascending(a.middle, b.middle)) : read;
   }
 
   /** The read-out, for screen readers. */
-  told() {
+  reading() {
     const values = this.values(this.curves.at).slice(0, READ);
     return `${this.curves.where()}: ${values.map(({ label, middle }) => `${label} ${this.value(middle)}`).join(", ")}`;
   }
@@ -251,12 +251,12 @@ class Chart {
 
 /** Algorithms with their runs, as curves and rows show them. Each run has a label and a style of folb.report.looks. */
 function armsOf(runs, labels, styles) {
-  const found = new Map();
+  const arms = new Map();
   runs.forEach((run, i) => {
-    if (!found.has(labels[i])) found.set(labels[i], { label: labels[i], runs: [], style: styles[i] });
-    found.get(labels[i]).runs.push(run);
+    if (!arms.has(labels[i])) arms.set(labels[i], { label: labels[i], runs: [], style: styles[i] });
+    arms.get(labels[i]).runs.push(run);
   });
-  return [...found.values()];
+  return [...arms.values()];
 }
 
 /** Both charts, their legend and their switches. `aim` is called when the target has moved. */
@@ -275,7 +275,7 @@ class Curves {
   constructor({ id, name, arms, measures, target, aim }) {
     Object.assign(this, { id, name, arms, measures, target, aim, stored: target, by: measures[0] });
     this.metric = this.by.name; // the measure that is shown next to the loss
-    const loss = { measure: "loss", title: "Training loss", log: true, lower: true, value: told((x) => digits(x, 4)) };
+    const loss = { measure: "loss", title: "Training loss", log: true, lower: true, value: written((x) => digits(x, 4)) };
     this.charts = [new Chart(this, this.chosen()), new Chart(this, loss)];
     this.heard = h("p", { class: "heard", role: "status" });
     this.all = button("Show all", () => this.zoom(null));
@@ -306,7 +306,7 @@ class Curves {
   /** What the first chart shows. */
   chosen() {
     const { name, title, unit, lower } = this.measures.find((known) => known.name === this.metric);
-    const value = told((x) => (unit === "%" ? decimals(x, 1) : digits(x, 4)));
+    const value = written((x) => (unit === "%" ? decimals(x, 1) : digits(x, 4)));
     const errors = !unit && lower; // as a loss
     return { measure: name, title, aimed: name === this.by.name, log: errors, lower, value };
   }
@@ -326,8 +326,8 @@ class Curves {
     this.seedsBox = check("seeds");
     const most = this.by.unit === "%" ? { max: 100 } : {};
     this.goal = h("input", { type: "number", min: 0, ...most, step: "any", class: "goal", onchange: () => {
-      const found = this.aimedAt(this.goal.value);
-      this.change(() => (this.target = found ?? this.target));
+      const goal = this.aimedAt(this.goal.value);
+      this.change(() => (this.target = goal ?? this.target));
     } });
     this.back = button("", () => this.change(() => (this.target = this.stored)));
     const files = button("csv", () => save(`${this.name}-curves.csv`, csv(curvesRows(this.shown(), this.measures))));
@@ -346,18 +346,18 @@ class Curves {
   }
 
   /** What differs from the first state, for the address. */
-  told() {
-    const found = [];
-    if (this.axis !== "round") found.push(["axis", this.axis]);
-    if (this.part) found.push(["zoom", this.part.map((x) => Number(x.toPrecision(6))).join("_")]);
+  pairs() {
+    const pairs = [];
+    if (this.axis !== "round") pairs.push(["axis", this.axis]);
+    if (this.part) pairs.push(["zoom", this.part.map((x) => Number(x.toPrecision(6))).join("_")]);
     const few = this.hidden.size > this.arms.length / 2 ? "shown" : "hidden"; // the shorter list
-    for (const { label } of few === "shown" ? this.shown() : this.hidden) found.push([few, label]);
-    if (few === "shown" && !this.shown().length) found.push(["shown", ""]);
-    if (this.metric !== this.by.name) found.push(["metric", this.metric]);
-    if (this.target !== this.stored) found.push(["target", aimed(this.target, this.by)]);
-    if (this.seeds) found.push(["seeds", "each"]);
-    if (!this.log) found.push(["loss", "linear"]);
-    return found;
+    for (const { label } of few === "shown" ? this.shown() : this.hidden) pairs.push([few, label]);
+    if (few === "shown" && !this.shown().length) pairs.push(["shown", ""]);
+    if (this.metric !== this.by.name) pairs.push(["metric", this.metric]);
+    if (this.target !== this.stored) pairs.push(["target", aimed(this.target, this.by)]);
+    if (this.seeds) pairs.push(["seeds", "each"]);
+    if (!this.log) pairs.push(["loss", "linear"]);
+    return pairs;
   }
 
   /** Show what an address asks for. What does not fit is returned, and keeps its first state. */
@@ -365,9 +365,9 @@ class Curves {
     const wrong = [];
     const one = (key, first, take) => {
       const text = fields.get(key)?.at(-1);
-      const found = text === undefined ? first : take(text);
-      if (found === undefined) wrong.push(`${key}=${text}`);
-      return found ?? first;
+      const taken = text === undefined ? first : take(text);
+      if (taken === undefined) wrong.push(`${key}=${text}`);
+      return taken ?? first;
     };
     this.axis = one("axis", "round", (text) => (Object.hasOwn(AXES, text) ? text : undefined));
     const known = (text) => (this.measures.some(({ name }) => name === text) ? text : undefined);
@@ -399,9 +399,9 @@ class Curves {
 
   /** A target from text, or null: a percentage, or any number that is not negative. */
   aimedAt(text) {
-    const found = String(text).trim() ? Number(text) : NaN;
+    const target = String(text).trim() ? Number(text) : NaN;
     const [most, factor] = this.by.unit === "%" ? [100, 100] : [Number.MAX_VALUE, 1];
-    return found >= 0 && found <= most ? Number(found.toPrecision(6)) / factor : null;
+    return target >= 0 && target <= most ? Number(target.toPrecision(6)) / factor : null;
   }
 
   shown() {
@@ -494,6 +494,6 @@ class Curves {
 }
 
 /** How a value is written, if there is one. */
-function told(text) {
+function written(text) {
   return (x) => (Number.isFinite(x) ? text(x) : Number.isNaN(x) ? "not measured" : "diverged");
 }

@@ -28,8 +28,8 @@ function dots(title, points, end) {
   });
   const ends = `${digits(values.at(-1), 3)} in round ${whole(known.at(-1).round)}`;
   const label = `${title} by round: ${whole(known.length)} values, the last ${ends}`;
-  const told = { class: "chart dots", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label };
-  return h("figure", {}, h("figcaption", {}, title), s("svg", told, axes, ...marks));
+  const attributes = { class: "chart dots", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label };
+  return h("figure", {}, h("figcaption", {}, title), s("svg", attributes, axes, ...marks));
 }
 
 /** How many of its samples have each label, as bars; of many labels, those it has. */

@@ -9,9 +9,9 @@ const FAINT = 0.15; // the least distance of a weight from zero's colour, so tha
 function colours(node, ...names) {
   return names.map((name) => {
     node.style.color = `var(--${name})`;
-    const found = getComputedStyle(node).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+    const channels = getComputedStyle(node).color.match(/[\d.]+/g).slice(0, 3).map(Number);
     node.style.color = "";
-    return found;
+    return channels;
   });
 }
 
@@ -256,7 +256,7 @@ class HeatMap {
     const inside = cell && cell[0] >= t0 && cell[0] < t1 && cell[1] >= d0 && cell[1] < d1;
     this.cell = cell;
     this.box.hidden = !inside;
-    this.readout.textContent = inside ? this.told(...cell) : "";
+    this.readout.textContent = inside ? this.reading(...cell) : "";
     if (!inside) return;
     const [w, v] = this.size;
     this.place(this.frame.left + (cell[0] - t0) * w, this.frame.top + (cell[1] - d0) * v, w, v);
@@ -266,7 +266,7 @@ class HeatMap {
     Object.assign(this.box.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
   }
 
-  told(t, line) {
+  reading(t, line) {
     const device = this.known[line];
     const { start, devices, weights, gamma, own, flags } = this.records;
     const where = `Round ${whole(this.run.rounds[t] ?? 0)}, device ${device}:`;
@@ -392,11 +392,11 @@ class Devices {
   }
 
   /** What differs from the first state, for the address. */
-  told() {
-    const found = [];
-    if (this.select.selectedIndex > 0) found.push(["run", this.run.title]);
-    if (this.device !== null) found.push(["device", this.device]);
-    return found;
+  pairs() {
+    const pairs = [];
+    if (this.select.selectedIndex > 0) pairs.push(["run", this.run.title]);
+    if (this.device !== null) pairs.push(["device", this.device]);
+    return pairs;
   }
 
   /** Show what an address asks for; what does not fit is returned. */

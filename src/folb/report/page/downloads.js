@@ -55,8 +55,8 @@ function styled(node) {
   const of = (root) => [root, ...root.querySelectorAll("*")];
   const copies = of(copy);
   of(node).forEach((original, i) => {
-    const found = getComputedStyle(original);
-    for (const name of STYLES) copies[i].setAttribute(name, found.getPropertyValue(name));
+    const style = getComputedStyle(original);
+    for (const name of STYLES) copies[i].setAttribute(name, style.getPropertyValue(name));
   });
   return copy;
 }

@@ -43,9 +43,9 @@ function ticks(low, high, n) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((m) => m * power >= 0.7 * rough);
   const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9) + 0; i * step <= high + 1e-9 * step; i++) found.push(i * step);
-  return found.map((value) => ({ value, text: decimals(value, places) }));
+  const ticks = [];
+  for (let i = Math.ceil(low / step - 1e-9) + 0; i * step <= high + 1e-9 * step; i++) ticks.push(i * step);
+  return ticks.map((value) => ({ value, text: decimals(value, places) }));
 }
 
 /** Powers of ten from low to high, with 2 and 5 times these where there is room; round numbers if there are too few. */

@@ -91,27 +91,27 @@ function single(value, lower) {
  */
 function band(runs, axis, measure) {
   const begun = runs.filter((run) => run.rounds.length && run.x[axis].length && run.curves[measure]);
-  const found = { xs: [], low: [], middle: [], high: [], seeds: begun.length };
-  if (!begun.length) return found;
+  const curve = { xs: [], low: [], middle: [], high: [], seeds: begun.length };
+  if (!begun.length) return curve;
   const from = Math.max(...begun.map((run) => run.x[axis][0]));
   const to = Math.min(...begun.map((run) => run.x[axis].at(-1)));
   const all = [...new Set(begun.flatMap((run) => run.x[axis]))].filter((x) => x >= from && x <= to).sort(ascending);
   // seeds may share no place: of all places, keep about as many as one seed has, counted from the end
   const every = Math.floor(all.length / Math.max(...begun.map((run) => run.x[axis].length))) || 1;
-  found.xs = all.filter((_, i) => (all.length - 1 - i) % every === 0);
+  curve.xs = all.filter((_, i) => (all.length - 1 - i) % every === 0);
   const at = begun.map(() => 0);
   const half = (begun.length - 1) / 2;
-  for (const x of found.xs) {
+  for (const x of curve.xs) {
     const values = begun.map((run, i) => {
       while (run.x[axis][at[i] + 1] <= x) at[i]++;
       return run.curves[measure][at[i]];
     });
     values.sort(ascending);
-    found.low.push(values[0]);
-    found.middle.push((values[Math.floor(half)] + values[Math.ceil(half)]) / 2);
-    found.high.push(values.at(-1));
+    curve.low.push(values[0]);
+    curve.middle.push((values[Math.floor(half)] + values[Math.ceil(half)]) / 2);
+    curve.high.push(values.at(-1));
   }
-  return found;
+  return curve;
 }
 
 /** The records of devices in each round of a run, in flat arrays; row t begins at start[t]. */
@@ -152,29 +152,29 @@ class Records {
 
   /** For each device that was chosen: its number, and how often it was chosen, lost, rejected and negated. */
   counts() {
-    const found = new Map();
+    const rows = new Map();
     for (let e = 0; e < this.size; e++) {
       const device = this.devices[e];
-      let row = found.get(device);
-      if (!row) found.set(device, (row = [device, 0, 0, 0, 0]));
+      let row = rows.get(device);
+      if (!row) rows.set(device, (row = [device, 0, 0, 0, 0]));
       row[1]++;
       if (this.flags[e] & LOST) row[2]++;
       if (this.flags[e] & REJECTED) row[3]++;
       if (this.weights[e] < 0) row[4]++;
     }
-    return [...found.values()].sort((a, b) => a[0] - b[0]);
+    return [...rows.values()].sort((a, b) => a[0] - b[0]);
   }
 
   /** What one device did, in the rounds in which it was chosen: the row, its weight, gamma and flags. */
   of(device) {
-    const found = [];
+    const rounds = [];
     for (let t = 0; t + 1 < this.start.length; t++) {
       for (let e = this.start[t]; e < this.start[t + 1]; e++) {
         if (this.devices[e] !== device) continue;
-        found.push({ t, weight: this.weights[e], gamma: this.gamma[e], own: this.own[e], flags: this.flags[e] });
+        rounds.push({ t, weight: this.weights[e], gamma: this.gamma[e], own: this.own[e], flags: this.flags[e] });
       }
     }
-    return found;
+    return rounds;
   }
 
   /** The size that 99 % of the values stay within; the colours of a scale end there. */

@@ -13,10 +13,10 @@ from folb_studies.arena.entries import YOURS, Contender, Dataset
 from folb_studies.draws import Complete, planning
 from folb_studies.results import Results
 
-__all__ = ["carry_out"]
+__all__ = ["execute_plan"]
 
 
-def carry_out(
+def execute_plan(
     datasets: Sequence[Dataset],
     contenders: Sequence[Contender],
     results: Results,
@@ -62,7 +62,7 @@ def carry_out(
                 tell(f"{where} is done already ({done} of {total})")
                 continue
             try:
-                cells.keep(results, cup.found(contender))
+                cells.keep(results, cup.cell_of(contender))
             except MissingError as error:
                 tell(f"{cup.dataset.name} is left out: {error}")
                 missing.append(error)

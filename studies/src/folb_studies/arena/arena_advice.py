@@ -22,16 +22,16 @@ AVERAGED = "averaged"
 PUBLISHED = RIVALS["all published"]
 
 
-def advice(found: Standings) -> str:
+def advice(ranks: Standings) -> str:
     """The advice as a paragraph; "" if there is nothing that it could follow from."""
-    return "\n".join(textwrap.wrap(" ".join(_sentences(found)), WIDTH, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(" ".join(_sentences(ranks)), WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
-def _sentences(found: Standings) -> Iterator[str]:
-    default = _default(found)
-    if default is None or (whole := found.overall(default.name, PUBLISHED)) is None:
+def _sentences(ranks: Standings) -> Iterator[str]:
+    default = _default(ranks)
+    if default is None or (whole := ranks.overall(default.name, PUBLISHED)) is None:
         return
-    n, likely, rivals = len(whole.ratios), whole.likely, _rivals(found)
+    n, likely, rivals = len(whole.ratios), whole.likely, _rivals(ranks)
     averaged = len(rivals) - len(_algorithms(rivals))
     also = f", {averaged} of them also with a mean of the model over rounds" * (averaged > 0)
     where = (
@@ -47,22 +47,22 @@ def _sentences(found: Standings) -> Iterator[str]:
     if (complete := sum(ratio.whole for ratio in whole.ratios)) < n:
         yield f"Not all of them were run everywhere: on {complete} datasets they were."
     if likely.high < 0:
-        yield from _limits(found, default)
-    if earlier := len(found.passed_over):
+        yield from _limits(ranks, default)
+    if earlier := len(ranks.passed_over):
         yield f"{earlier} of the stored winners were chosen by an earlier measure and are to be run again."
 
 
-def _limits(found: Standings, default: Contender) -> Iterator[str]:
+def _limits(ranks: Standings, default: Contender) -> Iterator[str]:
     """Where the default no longer needs clearly less than the best published one."""
-    algorithms = _algorithms(_rivals(found))
-    uniform = _uniform(found, default)
+    algorithms = _algorithms(_rivals(ranks))
+    uniform = _uniform(ranks, default)
     conditions = (
         (
-            uniform and found.overall(uniform.name, PUBLISHED),
+            uniform and ranks.overall(uniform.name, PUBLISHED),
             "with the uniform draw of devices that {drawn} of the {all} have",
         ),
-        (found.overall(default.name, PUBLISHED, "seconds"), "in simulated seconds"),
-        (found.higher(default.name, PUBLISHED, HIGHER), "at {share:g} % of the best final accuracy"),
+        (ranks.overall(default.name, PUBLISHED, "seconds"), "in simulated seconds"),
+        (ranks.higher(default.name, PUBLISHED, HIGHER), "at {share:g} % of the best final accuracy"),
     )
     gone: list[str] = []
     unclear: list[str] = []
@@ -77,19 +77,19 @@ def _limits(found: Standings, default: Contender) -> Iterator[str]:
         yield f"It is not certain {_and(unclear)}."
 
 
-def to_know(found: Standings) -> Iterator[str]:
+def to_know(ranks: Standings) -> Iterator[str]:
     """What a reader should know before quoting a number, as the lines of a list."""
     notes: dict[str, list[str]] = {}
-    for one in found.contenders:
+    for one in ranks.contenders:
         if one.note:
             notes.setdefault(one.note, []).append(f"{one.title} (`{one.name}`)")
     unequal = [f"{'; '.join(titles)}: {note}." for note, titles in notes.items()]
-    if unequal := [*unequal, *_retuned(found)]:
+    if unequal := [*unequal, *_retuned(ranks)]:
         yield f"- **Not equal.** {' '.join(unequal)}"
-    default = _default(found)
+    default = _default(ranks)
     if default is not None:
-        yield from _of_ours(found, default)
-    against = {name: found.overall("folb", RIVALS[name]) for name in ("classic", "all published")}
+        yield from _of_ours(ranks, default)
+    against = {name: ranks.overall("folb", RIVALS[name]) for name in ("classic", "all published")}
     if (classic := against["classic"]) and (published := against["all published"]):
         yield (
             f"- **FOLB,** tuned, needs {standings.text(classic.effect)} times the rounds of the best classic one, and "
@@ -97,16 +97,16 @@ def to_know(found: Standings) -> Iterator[str]:
         )
 
 
-def _retuned(found: Standings) -> Iterator[str]:
+def _retuned(ranks: Standings) -> Iterator[str]:
     """Which stored winners are not the best of the points that were tried: they were chosen by an earlier measure."""
-    if not (lost := found.passed_over):
+    if not (lost := ranks.passed_over):
         return
     named = {
-        dataset.title: [one.name for one in found.contenders if (dataset.name, one.name) in lost]
-        for dataset in found.datasets
+        dataset.title: [one.name for one in ranks.contenders if (dataset.name, one.name) in lost]
+        for dataset in ranks.datasets
     }
     listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in named.items() if names)
-    searches = sum(bool(cell["tried"]) for cell in found.cells.values())
+    searches = sum(bool(cell["tried"]) for cell in ranks.cells.values())
     yield (
         f"{len(lost)} of {searches} stored winners were chosen by the median over the tuning runs, and another tried "
         "point is better by the geometric mean. So these contenders may be faster than their numbers here. [The "
@@ -114,17 +114,17 @@ def _retuned(found: Standings) -> Iterator[str]:
     )
 
 
-def _of_ours(found: Standings, default: Contender) -> Iterator[str]:
-    uniform = _uniform(found, default)
-    if uniform is not None and found.overall(uniform.name, PUBLISHED):
-        wholes = {name: found.overall(uniform.name, RIVALS[name]) for name in ("classic", "averaged", "all published")}
+def _of_ours(ranks: Standings, default: Contender) -> Iterator[str]:
+    uniform = _uniform(ranks, default)
+    if uniform is not None and ranks.overall(uniform.name, PUBLISHED):
+        wholes = {name: ranks.overall(uniform.name, RIVALS[name]) for name in ("classic", "averaged", "all published")}
         ratios = [f"{standings.text(whole.effect)} ({name})" for name, whole in wholes.items() if whole]
         yield (
-            f"- **The draw.** {_drawn(_rivals(found))} of {len(_rivals(found))} published contenders draw devices "
+            f"- **The draw.** {_drawn(_rivals(ranks))} of {len(_rivals(ranks))} published contenders draw devices "
             f"uniformly, `{default.name}` by their samples. With the uniform draw (`{uniform.name}`) it needs these "
             f"times the rounds of the best: {_and(ratios)}."
         )
-    overall = {name: found.overall(default.name, RIVALS[name]) for name in ("classic", "all published")}
+    overall = {name: ranks.overall(default.name, RIVALS[name]) for name in ("classic", "all published")}
     known = {name: whole for name, whole in overall.items() if whole and len(whole.ratios) > 1}
     if known:
         many = _and([f"{standings.text(whole.elsewhere)} ({name})" for name, whole in known.items()])
@@ -134,19 +134,19 @@ def _of_ours(found: Standings, default: Contender) -> Iterator[str]:
             f"of which these are a sample (Student's interval of their ratios), `{default.name}` needs these times the "
             f"rounds of the best: {many}. This is a mean over many. On one more dataset: {alone}."
         )
-    yield from _of_the_target(found, default)
+    yield from _of_the_target(ranks, default)
 
 
-def _of_the_target(found: Standings, default: Contender) -> Iterator[str]:
+def _of_the_target(ranks: Standings, default: Contender) -> Iterator[str]:
     """How low the target is, and the ratio at a higher one."""
-    whole = found.higher(default.name, PUBLISHED, HIGHER)
+    whole = ranks.higher(default.name, PUBLISHED, HIGHER)
     if whole is None:
         return
     gaps = []
-    for dataset in found.present:
-        rival, _ = found.best(dataset.name, PUBLISHED, FINAL)
+    for dataset in ranks.present:
+        rival, _ = ranks.best(dataset.name, PUBLISHED, FINAL)
         if rival is not None:
-            cell = found.cells[dataset.name, rival]
+            cell = ranks.cells[dataset.name, rival]
             ends = mean(standings.measured(cell, FINAL).values())
             gaps.append((ends, mean(cell["target"]["reported"].values()), dataset.title))
     ends, target, title = max(gaps, key=lambda gap: gap[0] - gap[1])
@@ -159,23 +159,23 @@ def _of_the_target(found: Standings, default: Contender) -> Iterator[str]:
     )
 
 
-def _default(found: Standings) -> Contender | None:
+def _default(ranks: Standings) -> Contender | None:
     """Ours with its defaults."""
-    return next((one for one in found.members([OURS]) if not one.tuned), None)
+    return next((one for one in ranks.members([OURS]) if not one.tuned), None)
 
 
-def _uniform(found: Standings, default: Contender) -> Contender | None:
+def _uniform(ranks: Standings, default: Contender) -> Contender | None:
     """The default with the uniform draw, and no other difference."""
     wanted = {**default.set, "sampling": "uniform"}
     return next(
-        (one for one in found.members([ABLATION]) if one.algorithm == default.algorithm and one.set == wanted), None
+        (one for one in ranks.members([ABLATION]) if one.algorithm == default.algorithm and one.set == wanted), None
     )
 
 
-def _rivals(found: Standings) -> list[Contender]:
+def _rivals(ranks: Standings) -> list[Contender]:
     """The published contenders that were run anywhere."""
-    there = {contender for _, contender in found.cells}
-    return [one for one in found.members(PUBLISHED) if one.name in there]
+    there = {contender for _, contender in ranks.cells}
+    return [one for one in ranks.members(PUBLISHED) if one.name in there]
 
 
 def _algorithms(rivals: Sequence[Contender]) -> list[Contender]:

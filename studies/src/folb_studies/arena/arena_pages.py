@@ -42,62 +42,62 @@ GROUPS = {
 }
 
 
-def write(found: Standings, home: Path) -> None:
+def write(ranks: Standings, home: Path) -> None:
     """Write the pages and the picture."""
     atomic.directory(home)
-    pages = {"README": _front(found), "measures": _measures(found), "settings": _settings(found)}
+    pages = {"README": _front(ranks), "measures": _measures(ranks), "settings": _settings(ranks)}
     files = {f"{name}.md": ("\n".join(lines) + "\n").encode() for name, lines in pages.items()}
-    if found.present:
-        files["arena.png"] = dot_plot.draw(found)
+    if ranks.present:
+        files["arena.png"] = dot_plot.draw(ranks)
     with claimed(home):  # another process may have other datasets, and write the same pages
         for name, content in files.items():
             atomic.replace(home / name, content)
 
 
-def _front(found: Standings) -> Iterator[str]:
-    known = list(to_know(found))
+def _front(ranks: Standings) -> Iterator[str]:
+    known = list(to_know(ranks))
     unequal = "[What to know](#what-to-know) says what is not equal. " if known else ""
-    again = f", and {len(found.passed_over)} of them are to be run again" * bool(found.passed_over)
+    again = f", and {len(ranks.passed_over)} of them are to be run again" * bool(ranks.passed_over)
     yield "# The arena\n"
     yield (
-        f"{len(found.contenders)} contenders on {len(found.datasets)} datasets. Everyone is tuned with the same "
+        f"{len(ranks.contenders)} contenders on {len(ranks.datasets)} datasets. Everyone is tuned with the same "
         f"budget, and the winners are run on draws and seeds that nobody was tuned on. {unequal}"
-        f"{len(found.cells)} of {found.wanted} combinations have been run{again}.\n"
+        f"{len(ranks.cells)} of {ranks.wanted} combinations have been run{again}.\n"
     )
-    if found.present:
+    if ranks.present:
         yield "![Rounds to the target, relative to the best classic contender](arena.png)\n"
         yield (
             "Each row is a dataset. A grey dot is a published contender, tuned. 1 is the best of the classic ones. "
             "Lines are 95 % intervals.\n"
         )
-    if said := advice(found):
+    if said := advice(ranks):
         yield f"## Which algorithm should I use?\n\n{said}\n"
     if known:
         yield "## What to know\n\n" + "\n".join(known) + "\n"
-    if found.file is None:
+    if ranks.file is None:
         yield "## Goals\n"
-        yield from _goals(found)
+        yield from _goals(ranks)
     yield "## How it is compared\n"
-    yield from _rules(found)
+    yield from _rules(ranks)
     yield "## Rounds to the target\n"
-    yield from _rounds(found)
+    yield from _rounds(ranks)
     yield "## Ratios to the best of the others\n"
-    yield from _overall(found)
-    yield from _ablation(found)
+    yield from _overall(ranks)
+    yield from _ablation(ranks)
     yield "## What is not here\n"
-    yield from _absent(found)
+    yield from _absent(ranks)
     yield "## Run it again\n"
-    again = typed("arena", found.file)
-    part = "'mnist-*'" if found.file is None else found.everything[0].name
+    again = typed("arena", ranks.file)
+    part = "'mnist-*'" if ranks.file is None else ranks.everything[0].name
     yield (
         f"```\n{again}\n{again} --only {part} --contenders fedavg,folb   # a part of it\n"
         f"{again} --contender my_file.py:mine --box lr=log:0.001..1   # with one of your own\n"
-        f"{again} --pages-only   # the pages again, from the stored results{MADE * (found.file is None)}\n```"
+        f"{again} --pages-only   # the pages again, from the stored results{MADE * (ranks.file is None)}\n```"
     )
 
 
-def _goals(found: Standings) -> Iterator[str]:
-    goals = found.goals()
+def _goals(ranks: Standings) -> Iterator[str]:
+    goals = ranks.goals()
     if not goals:
         yield "No contender of ours is here yet.\n"
         return
@@ -108,11 +108,11 @@ def _goals(found: Standings) -> Iterator[str]:
     yield ""
 
 
-def _rules(found: Standings) -> Iterator[str]:
-    images = " Draws of MNIST and FEMNIST are other partitions of the same images." * (found.file is None)
-    earlier = ", except [those chosen by an earlier measure](#what-to-know)" * bool(found.passed_over)
+def _rules(ranks: Standings) -> Iterator[str]:
+    images = " Draws of MNIST and FEMNIST are other partitions of the same images." * (ranks.file is None)
+    earlier = ", except [those chosen by an earlier measure](#what-to-know)" * bool(ranks.passed_over)
     yield (
-        f"- **Budget.** Every contender may try {found.points} points of its box on each dataset. The boxes are on "
+        f"- **Budget.** Every contender may try {ranks.points} points of its box on each dataset. The boxes are on "
         "[a page of their own](settings.md), with what was chosen; step sizes span at least three decades. A contender "
         "with an empty box runs with its defaults, and nothing is tuned.\n"
         "- **Target.** FedAvg is tuned first, for its final accuracy (the mean of its last "
@@ -134,7 +134,7 @@ def _rules(found: Standings) -> Iterator[str]:
         "- **The best of a group** on a dataset is the one with the best mean of the measure over the reported runs. "
         "This favours the group: its best is chosen by the results that it is then compared with.\n"
     )
-    for dataset in found.present:
+    for dataset in ranks.present:
         if dataset.loss_samples is not None:
             yield (
                 f"- **{dataset.title}:** the training loss is of {dataset.loss_samples:,} samples in newer results, "
@@ -142,12 +142,12 @@ def _rules(found: Standings) -> Iterator[str]:
             )
     yield "| group | | contenders |\n|---|---|---|"
     for group, what in GROUPS.items():
-        if names := [one.name for one in found.members([group])]:
+        if names := [one.name for one in ranks.members([group])]:
             yield f"| {group} | {what} | {', '.join(names)} |"
     yield ""
     yield "| dataset | devices | rounds | target | tuned on | reported |\n|---|---|---|---|---|---|"
-    for dataset in found.datasets:
-        cell = next((cell for (name, _), cell in found.cells.items() if name == dataset.name), None)
+    for dataset in ranks.datasets:
+        cell = next((cell for (name, _), cell in ranks.cells.items() if name == dataset.name), None)
         devices, target = (cell["devices"], _span(cell["target"]["reported"].values())) if cell else ("", NOT_RUN)
         yield (
             f"| {dataset.title} (`{dataset.name}`) | {devices} | {dataset.rounds} | {target} | {dataset.trials} | "
@@ -162,14 +162,14 @@ def _span(targets: Collection[float]) -> str:
     return f"{least} %" if least == most else f"{least} to {most} %"
 
 
-def _rounds(found: Standings) -> Iterator[str]:
-    yield f"| contender | {' | '.join(dataset.title for dataset in found.datasets)} |"
-    yield f"|---{'|---' * len(found.datasets)}|"
-    best = {dataset.name: found.best(dataset.name, RIVALS["all published"])[0] for dataset in found.datasets}
-    for one in found.contenders:
+def _rounds(ranks: Standings) -> Iterator[str]:
+    yield f"| contender | {' | '.join(dataset.title for dataset in ranks.datasets)} |"
+    yield f"|---{'|---' * len(ranks.datasets)}|"
+    best = {dataset.name: ranks.best(dataset.name, RIVALS["all published"])[0] for dataset in ranks.datasets}
+    for one in ranks.contenders:
         cells = []
-        for dataset in found.datasets:
-            text = found.held(dataset, one)
+        for dataset in ranks.datasets:
+            text = ranks.held(dataset, one)
             cells.append(f"**{text}**" if best[dataset.name] == one.name else text)
         yield f"| {one.title} (`{one.name}`) | {' | '.join(cells)} |"
     yield (
@@ -178,39 +178,39 @@ def _rounds(found: Standings) -> Iterator[str]:
     )
 
 
-def _overall(found: Standings) -> Iterator[str]:
-    if not standings.shown(found):
+def _overall(ranks: Standings) -> Iterator[str]:
+    if not standings.shown(ranks):
         yield "No contender of ours is here yet.\n"
         return
-    for one in standings.shown(found):
+    for one in standings.shown(ranks):
         yield f"**{_named(one)}**, over all datasets that have both:\n"
         yield f"| measure | {' | '.join(f'against the best of: {rivals}' for rivals in RIVALS)} |"
         yield f"|---{'|---' * len(RIVALS)}|"
         for measure, title in MEASURES.items():
             cells = []
             for groups in RIVALS.values():
-                whole = found.overall(one.name, groups, measure)
-                cells.append(NOT_RUN if whole is None else _with_count(whole, measure, len(found.datasets)))
+                whole = ranks.overall(one.name, groups, measure)
+                cells.append(NOT_RUN if whole is None else _with_count(whole, measure, len(ranks.datasets)))
             yield f"| {title}{' (points)' if measure == FINAL else ''} | {' | '.join(cells)} |"
         yield ""
-        yield from _by_dataset(found, one, ROUNDS)
+        yield from _by_dataset(ranks, one, ROUNDS)
     yield (
         "`*`: not all contenders of the group were run there. All measures, by dataset, are on "
         "[a page of their own](measures.md).\n"
     )
 
 
-def _ablation(found: Standings) -> Iterator[str]:
+def _ablation(ranks: Standings) -> Iterator[str]:
     """Ours with a part left out, compared with the whole."""
-    whole = next((one for one in found.members([OURS]) if not one.tuned), None)
-    parts = found.members([ABLATION])
+    whole = next((one for one in ranks.members([OURS]) if not one.tuned), None)
+    parts = ranks.members([ABLATION])
     if whole is None or not parts:
         return
     yield f"## Which part does it\n\nRounds to the target, as a ratio to {whole.title} (`{whole.name}`):\n"
-    yield f"| | all datasets | {' | '.join(dataset.title for dataset in found.datasets)} |"
-    yield f"|---|---{'|---' * len(found.datasets)}|"
+    yield f"| | all datasets | {' | '.join(dataset.title for dataset in ranks.datasets)} |"
+    yield f"|---|---{'|---' * len(ranks.datasets)}|"
     for one in parts:
-        effects = [found.ratio(dataset.name, one.name, whole.name) for dataset in found.datasets]
+        effects = [ranks.ratio(dataset.name, one.name, whole.name) for dataset in ranks.datasets]
         known = [effect for effect in effects if effect is not None]
         total = standings.text(standings.mean(known)) if known else NOT_RUN
         cells = [NOT_RUN if effect is None else standings.text(effect) for effect in effects]
@@ -228,15 +228,15 @@ def _named(one: Contender) -> str:
     return f"{one.title} (`{one.name}`, {'tuned' if one.tuned else 'with its defaults'})"
 
 
-def _by_dataset(found: Standings, one: Contender, measure: str) -> Iterator[str]:
+def _by_dataset(ranks: Standings, one: Contender, measure: str) -> Iterator[str]:
     """A contender's ratios on each dataset, with the name of the best that it is compared with."""
     yield f"| {MEASURES[measure]} | {' | '.join(f'against the best of: {rivals}' for rivals in RIVALS)} |"
     yield f"|---{'|---' * len(RIVALS)}|"
     ratios = {
-        rivals: {ratio.dataset: ratio for ratio in found.ratios(one.name, groups, measure)}
+        rivals: {ratio.dataset: ratio for ratio in ranks.ratios(one.name, groups, measure)}
         for rivals, groups in RIVALS.items()
     }
-    for dataset in found.datasets:
+    for dataset in ranks.datasets:
         cells = []
         for rivals in RIVALS:
             ratio = ratios[rivals].get(dataset.name)
@@ -246,23 +246,23 @@ def _by_dataset(found: Standings, one: Contender, measure: str) -> Iterator[str]
     yield ""
 
 
-def _measures(found: Standings) -> Iterator[str]:
+def _measures(ranks: Standings) -> Iterator[str]:
     yield "# The arena: all measures\n"
     yield (
         "Made by `folb arena`, as [the front page](README.md) is, which says how they are compared. Ratios are below "
         "1, and differences of accuracy above 0, where the contender is better. `*`: not all contenders of the "
         "group were run there.\n"
     )
-    for one in standings.shown(found):
+    for one in standings.shown(ranks):
         yield f"## {_named(one)}\n"
         for measure in MEASURES:
-            yield from _by_dataset(found, one, measure)
+            yield from _by_dataset(ranks, one, measure)
     for measure, (unit, form) in FORMS.items():
         yield f"## Everyone: {MEASURES[measure]} ({unit})\n"
-        yield f"| contender | {' | '.join(dataset.title for dataset in found.datasets)} |"
-        yield f"|---{'|---' * len(found.datasets)}|"
-        for one in found.contenders:
-            cells = (found.cells.get((dataset.name, one.name)) for dataset in found.datasets)
+        yield f"| contender | {' | '.join(dataset.title for dataset in ranks.datasets)} |"
+        yield f"|---{'|---' * len(ranks.datasets)}|"
+        for one in ranks.contenders:
+            cells = (ranks.cells.get((dataset.name, one.name)) for dataset in ranks.datasets)
             texts = [NOT_RUN if cell is None else form(cell) for cell in cells]
             yield f"| {one.title} (`{one.name}`) | {' | '.join(texts)} |"
         yield ""
@@ -291,39 +291,39 @@ FORMS = {
 }
 
 
-def _absent(found: Standings) -> Iterator[str]:
-    lines = [f"- {dataset.title}: {dataset.left_out}." for dataset in found.everything if dataset.left_out]
+def _absent(ranks: Standings) -> Iterator[str]:
+    lines = [f"- {dataset.title}: {dataset.left_out}." for dataset in ranks.everything if dataset.left_out]
     lines += [
-        f"- {name} on {dataset.title}: {why}." for dataset in found.datasets for name, why in dataset.without.items()
+        f"- {name} on {dataset.title}: {why}." for dataset in ranks.datasets for name, why in dataset.without.items()
     ]
-    for dataset, names in standings.unfinished(found):
-        old = [name for where, name in found.stale if where == dataset.name]
-        everyone = len(names) + len(dataset.without) >= len(found.contenders)
+    for dataset, names in standings.unfinished(ranks):
+        old = [name for where, name in ranks.stale if where == dataset.name]
+        everyone = len(names) + len(dataset.without) >= len(ranks.contenders)
         whose = "everyone" if everyone else ", ".join(names)
         stored = f" (stored results of {', '.join(old)} are of other settings)" if old else ""
         lines.append(f"- Not run on {dataset.title}: {whose}{stored}.")
     yield "\n".join(lines or ["Nothing is left out."]) + "\n"
-    if any(dataset.left_out for dataset in found.everything):
+    if any(dataset.left_out for dataset in ranks.everything):
         yield "A dataset that is left out is left out for everyone.\n"
 
 
-def _settings(found: Standings) -> Iterator[str]:
+def _settings(ranks: Standings) -> Iterator[str]:
     yield "# The arena: boxes and chosen settings\n"
     yield (
-        f"Made by `folb arena`. Everyone may try {found.points} points of its box on each dataset. `log:0.001..1` is a "
+        f"Made by `folb arena`. Everyone may try {ranks.points} points of its box on each dataset. `log:0.001..1` is a "
         "range of logarithms, `0.5..0.95` a range; other settings have these values to choose from. The points are "
         f"drawn by the seed {contest.BOX_SEED}. Tuning runs and reported runs share no draw and no seed.\n"
     )
-    for dataset in found.datasets:
+    for dataset in ranks.datasets:
         given = ", ".join(f"{key} = {_short(value, ', ')}" for key, value in dataset.set.items())
         yield f"- {dataset.title}: `{dataset.dataset}`, {dataset.model}, system {dataset.system}; {given}."
     yield ""
-    for one in found.contenders:
+    for one in ranks.contenders:
         yield f"## {one.title} (`{one.name}`)\n"
-        yield from _chosen(found, one)
+        yield from _chosen(ranks, one)
 
 
-def _chosen(found: Standings, one: Contender) -> Iterator[str]:
+def _chosen(ranks: Standings, one: Contender) -> Iterator[str]:
     fixed = ", ".join(f"{key} = {_short(value)}" for key, value in one.set.items())
     box = ", ".join(f"{key}: {_short(value)}" for key, value in one.box.items())
     every = "; every device in every round" if one.every_device else ""
@@ -333,7 +333,7 @@ def _chosen(found: Standings, one: Contender) -> Iterator[str]:
         f"`{one.part}`{f' with {fixed}' if fixed else ''}{every}. Box: {box or 'empty, nothing is tuned'}."
         f"{source}{note}\n"
     )
-    cells = {name: found.cells[name, one.name] for name in _names(found) if (name, one.name) in found.cells}
+    cells = {name: ranks.cells[name, one.name] for name in _names(ranks) if (name, one.name) in ranks.cells}
     if not cells:
         yield "Not run.\n"
         return
@@ -360,8 +360,8 @@ def _spelt(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {summary.spelt(value)}" for key, value in values.items())
 
 
-def _names(found: Standings) -> Sequence[str]:
-    return [dataset.name for dataset in found.datasets]
+def _names(ranks: Standings) -> Sequence[str]:
+    return [dataset.name for dataset in ranks.datasets]
 
 
 def _short(value: Any, between: str = " or ") -> str:

@@ -87,12 +87,12 @@ class Contest:
     def _searched(self, contender: Contender) -> tuple[Sequence[Algorithm], list[list[Run]], list[int]]:
         """The points of the contender's box, the runs of each, and the draws of these runs."""
         plans, draws = [], []
-        found: list[Sequence[Run]] = []
+        searched: list[Sequence[Run]] = []
         for draw, planned, where in self._planned(contender, self.dataset.trials, {}, **self._budget(contender)):
             plans.append(planned)
-            found.append(self.complete(planned, f"{where}, search").runs())
+            searched.append(self.complete(planned, f"{where}, search").runs())
             draws += [draw] * len(planned.experiment.seeds)
-        return plans[0].algorithms, by_algorithm(plans[0], found), draws
+        return plans[0].algorithms, by_algorithm(plans[0], searched), draws
 
     def check(self, contender: Contender) -> None:
         """Plan the contender without running it: a mistake is an error before any contender is run."""
@@ -110,7 +110,7 @@ class Contest:
     def _budget(self, contender: Contender) -> dict[str, Any]:
         return {"box": {contender.part: contender.box}, "points": self.points, "box_seed": BOX_SEED}
 
-    def found(self, contender: Contender) -> dict[str, Any]:
+    def cell_of(self, contender: Contender) -> dict[str, Any]:
         """Tune the contender, run its winner, and return the results as a JSON-ready document."""
         points = self.search(contender) if contender.tuned else []
         chosen = _values(points[0], contender) if points else {}
@@ -192,7 +192,7 @@ def targets(draws: Sequence[int], runs: Sequence[Run]) -> dict[str, float]:
     ends: dict[int, list[float]] = {}
     for draw, run in zip(draws, runs, strict=True):
         ends.setdefault(draw, []).append(run.settled)
-    return {str(draw): float(f"{SHARE * mean(found):.4f}") for draw, found in ends.items()}
+    return {str(draw): float(f"{SHARE * mean(accuracies):.4f}") for draw, accuracies in ends.items()}
 
 
 def _values(point: tune.Point, contender: Contender) -> dict[str, Any]:

@@ -20,16 +20,16 @@ def draw(standings: Standings) -> bytes:
     rows = {dataset.name: -i for i, dataset in enumerate(datasets)} | {EVERYWHERE: -len(datasets) - 0.4}
     axes.axvline(1, color="0.3", linewidth=1)
     for one in standings.members(RIVALS["all published"]):
-        found = standings.overall(one.name, RIVALS["classic"])
-        if found is not None:
-            _grey(axes, found, rows, len(datasets))
+        overall = standings.overall(one.name, RIVALS["classic"])
+        if overall is not None:
+            _grey(axes, overall, rows, len(datasets))
     own = looks(f"{one.algorithm} {one.name}" for one in shown(standings))
     for i, one in enumerate(shown(standings)):
-        found = standings.overall(one.name, RIVALS["classic"])
-        if found is None:
+        overall = standings.overall(one.name, RIVALS["classic"])
+        if overall is None:
             continue
         colour = own[f"{one.algorithm} {one.name}"].ink
-        effects = {ratio.dataset: ratio.effect for ratio in found.ratios} | {EVERYWHERE: found.effect}
+        effects = {ratio.dataset: ratio.effect for ratio in overall.ratios} | {EVERYWHERE: overall.effect}
         shift = 0.16 * (i - (len(shown(standings)) - 1) / 2)
         for name, effect in effects.items():
             low, middle, high = (_within(math.exp(min(x, 9.0))) for x in (effect.low, effect.value, effect.high))
@@ -48,11 +48,11 @@ def _name(one: Any) -> str:
     return f"{one.title}, {'tuned' if one.tuned else 'its defaults'}" if OURS in one.groups else one.title
 
 
-def _grey(axes: Any, found: Overall, rows: dict[str, float], datasets: int) -> None:
-    for ratio in found.ratios:
+def _grey(axes: Any, overall: Overall, rows: dict[str, float], datasets: int) -> None:
+    for ratio in overall.ratios:
         axes.plot(_within(math.exp(ratio.effect.value)), rows[ratio.dataset], "o", color=GREY, markersize=4)
-    if len(found.ratios) == datasets:
-        effect = mean([ratio.effect for ratio in found.ratios])
+    if len(overall.ratios) == datasets:
+        effect = mean([ratio.effect for ratio in overall.ratios])
         axes.plot(_within(math.exp(effect.value)), rows[EVERYWHERE], "o", color=GREY, markersize=4)
 
 

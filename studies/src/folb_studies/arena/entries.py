@@ -117,16 +117,16 @@ class Dataset:
 
 
 def _trials(where: str, given: Mapping[str, Any]) -> Trials:
-    found: Trials = made(where, Trials, given)
+    trials: Trials = made(where, Trials, given)
     for name in ("seeds", "draws"):
-        numbers = getattr(found, name)
+        numbers = getattr(trials, name)
         if len(frozenset(numbers)) < len(numbers) or min(numbers, default=0) < 0:
             raise InputError(f"{where}: {name}", list(numbers), "should be different whole numbers of at least 0")
-    if not found.seeds:
+    if not trials.seeds:
         raise InputError(f"{where}: seeds", [], "should be at least one")
-    if found.one_each and len(found.seeds) != len(found.draws):
-        raise InputError(f"{where}: seeds", list(found.seeds), "should be as many as draws, because of one_each")
-    return found
+    if trials.one_each and len(trials.seeds) != len(trials.draws):
+        raise InputError(f"{where}: seeds", list(trials.seeds), "should be as many as draws, because of one_each")
+    return trials
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class Contender:
     def __post_init__(self) -> None:
         """Check the name, which is part of a file's name, and that the range of step sizes is wide enough."""
         check_name("contender", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
-        found = boxes.spelt(self.box)
-        steps = boxes.parse("lr", found["lr"]) if "lr" in found else None
+        ranges = boxes.spelt(self.box)
+        steps = boxes.parse("lr", ranges["lr"]) if "lr" in ranges else None
         if isinstance(steps, boxes.Range) and steps.high < 10**DECADES * steps.low * (1 - 1e-9):
             expected = f"should span at least {DECADES} decades, as log:0.001..1"
             raise InputError(f"{self.name}: lr of the box", str(steps), expected)
@@ -195,12 +195,12 @@ def contenders() -> list[Contender]:
 def read_tables(path: Any, key: str, kind: type) -> list[Any]:
     """The tables [[key]] of a file as objects of the dataclass `kind`, with different names."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{key}s", str(path), f"cannot be read: {error}") from error
-    tables = found.pop(key, [])
-    if found or not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise InputError(f"{path.name}: {key}s", sorted(found), f"should be tables, and nothing else: [[{key}]]")
+    tables = document.pop(key, [])
+    if document or not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"{path.name}: {key}s", sorted(document), f"should be tables, and nothing else: [[{key}]]")
     entries = [_entry(path.name, kind, table) for table in tables]
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
@@ -234,15 +234,15 @@ def with_own(known: Sequence[Contender], mine: Contender) -> list[Contender]:
 
 def chosen(known: Sequence[Any], patterns: Sequence[str], field: str) -> list[Any]:
     """The entries that a pattern fits, by name or by group."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for pattern in patterns:
         fitting = [
             one for one in known if any(fnmatchcase(name, pattern) for name in (one.name, *getattr(one, "groups", ())))
         ]
         if not fitting:
             raise InputError(field, pattern, f"should fit one of {', '.join(one.name for one in known)}")
-        found |= {one.name: one for one in fitting}
-    return [one for one in known if one.name in found]
+        chosen |= {one.name: one for one in fitting}
+    return [one for one in known if one.name in chosen]
 
 
 def digest(dataset: Dataset, contender: Contender, points: int, target: Any) -> str:

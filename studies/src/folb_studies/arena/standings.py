@@ -192,13 +192,13 @@ class Standings:
 
     def ratios(self, contender: str, groups: Sequence[str], measure: str = ROUNDS) -> list[Ratio]:
         """A contender against the best of some groups, on each dataset that has both."""
-        found = []
+        ratios = []
         for dataset in self.present:
             rival, whole = self.best(dataset.name, groups, measure)
             effect = rival and self.ratio(dataset.name, contender, rival, measure)
             if rival and effect:
-                found.append(Ratio(dataset.name, rival, effect, whole))
-        return found
+                ratios.append(Ratio(dataset.name, rival, effect, whole))
+        return ratios
 
     def overall(self, contender: str, groups: Sequence[str], measure: str = ROUNDS) -> Overall | None:
         """The same over all datasets."""
@@ -230,8 +230,8 @@ class Standings:
             return []
         ours = self.members([OURS])
         tuned = [one for one in ours if one.tuned]
-        found = [goal for one in tuned for goal in (self._first(one), self._second(one))]
-        return found + [self._third(one, tuned[0] if tuned else None) for one in ours if not one.tuned]
+        goals = [goal for one in tuned for goal in (self._first(one), self._second(one))]
+        return goals + [self._third(one, tuned[0] if tuned else None) for one in ours if not one.tuned]
 
     def _first(self, one: Contender) -> Goal:
         says = (
@@ -270,15 +270,15 @@ class Standings:
         return goal._replace(reached=f"{goal.reached} Beside ours tuned: {text(total)}.", met=met)
 
     def _goal(self, says: str, one: Contender, rivals: str, most: float, worst: float = math.inf) -> Goal:
-        found = self.overall(one.name, RIVALS[rivals])
-        if found is None:
+        overall = self.overall(one.name, RIVALS[rivals])
+        if overall is None:
             return Goal(says, NOTHING, None)
-        last = max(found.ratios, key=lambda ratio: ratio.effect.value)
-        whole = len(found.ratios) == len(self.datasets) and all(ratio.whole for ratio in found.ratios)
-        met = at_most(found.effect, most) and at_most(last.effect, worst)
+        last = max(overall.ratios, key=lambda ratio: ratio.effect.value)
+        whole = len(overall.ratios) == len(self.datasets) and all(ratio.whole for ratio in overall.ratios)
+        met = at_most(overall.effect, most) and at_most(last.effect, worst)
         title = next(dataset.title for dataset in self.datasets if dataset.name == last.dataset)
-        datasets = f"{len(found.ratios)} of {len(self.datasets)} datasets"
-        reached = f"{text(found.effect)} over {datasets}; the largest is {text(last.effect)}, on {title}."
+        datasets = f"{len(overall.ratios)} of {len(self.datasets)} datasets"
+        reached = f"{text(overall.effect)} over {datasets}; the largest is {text(last.effect)}, on {title}."
         return Goal(says, reached, met if whole else None)
 
 

@@ -12,10 +12,10 @@ from folb_studies.defence.opponents import Battle
 from folb_studies.draws import Complete, planning
 from folb_studies.results import Results
 
-__all__ = ["carry_out"]
+__all__ = ["execute_plan"]
 
 
-def carry_out(
+def execute_plan(
     wanted: Sequence[Battle],
     results: Results,
     complete: Complete,

@@ -15,31 +15,31 @@ from folb_studies.results import Cell, Results
 
 def read(results: Results, battle: Battle) -> Cell | None:
     """The stored results, even of other settings; None if there are none."""
-    found = results.get(battle.name)
-    if found is None:
+    cell = results.get(battle.name)
+    if cell is None:
         return None
     try:
-        n = len(found["seeds"])
-        for one in found["attacks"].values():
+        n = len(cell["seeds"])
+        for one in cell["attacks"].values():
             if any(len(one[key]) != n for key in ("settled", "backdoor")):
                 raise ValueError("an attack has another number of runs than of seeds")
             if "weight" not in one:
                 raise ValueError("an attack has no weight")
-        if len(found["accuracy"] if battle.share == PACE else found["seeds"]) != n or not found["identity"]:
+        if len(cell["accuracy"] if battle.share == PACE else cell["seeds"]) != n or not cell["identity"]:
             raise ValueError("it has another number of curves than of seeds")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise results.damaged(battle.name, error) from error
-    return found
+    return cell
 
 
 def stored(results: Results, battle: Battle) -> Cell | None:
     """The stored results, if they are there and fit."""
-    found = read(results, battle)
-    return found if found is not None and found["identity"] == battle.identity else None
+    cell = read(results, battle)
+    return cell if cell is not None and cell["identity"] == battle.identity else None
 
 
 def check(battle: Battle) -> None:
-    """Plan a battle without fighting it: a mistake is an error before any is fought. Too small a K is told later."""
+    """Plan a battle without fighting it: a mistake is an error before any is fought. Too small a K shows later."""
     try:
         plan_of(battle.experiment)
     except InputError as error:
@@ -52,7 +52,7 @@ def fought(battle: Battle, complete: Complete) -> Cell:
     planned = plan_of(battle.experiment)
     directory = complete(planned, battle.name)
     groups = by_algorithm(planned, [directory.runs()])
-    found: dict[str, Any] = {
+    cell: dict[str, Any] = {
         "dataset": battle.dataset.name,
         "rule": battle.rule.name,
         "share": battle.share,
@@ -66,7 +66,7 @@ def fought(battle: Battle, complete: Complete) -> Cell:
     }
     for group in groups:
         gained = outcomes(group)[0]
-        found["attacks"][gained.attack] = {
+        cell["attacks"][gained.attack] = {
             "settled": [summary.short(run.settled) for run in group],
             "final": [summary.short(run.final) for run in group],
             "diverged": [bool(run.diverged) for run in group],
@@ -75,5 +75,5 @@ def fought(battle: Battle, complete: Complete) -> Cell:
             "backdoor": [summary.short(float(run.records["attack"][-1, 2])) for run in group],
         }
     if battle.share == PACE:
-        found["accuracy"] = [[summary.short(float(value), 4) for value in run.test_accuracy] for run in groups[0]]
-    return found
+        cell["accuracy"] = [[summary.short(float(value), 4) for value in run.test_accuracy] for run in groups[0]]
+    return cell

@@ -9,8 +9,8 @@ from statistics import mean
 from typing import Any
 
 from folb import atomic
-from folb.core.robust import ROBUST, different_devices
 from folb.atomic import claimed
+from folb.core.robust import ROBUST, different_devices
 from folb.results import summary
 from folb.results.run import HELD
 from folb_studies.arena import standings
@@ -31,7 +31,7 @@ def write(losses: Losses, home: Path) -> None:
     atomic.directory(home)
     linked = (home / GUIDE).is_file()  # else the page is not in docs
     files = {PAGE: ("\n".join(_page(losses, linked)) + "\n").encode()}
-    if losses.found:
+    if losses.cells:
         files[PICTURE] = loss_plot.draw(losses)
     with claimed(home):  # another process may have other rules, and write the same page
         for name, content in files.items():
@@ -40,14 +40,14 @@ def write(losses: Losses, home: Path) -> None:
 
 def _page(losses: Losses, linked: bool) -> Iterator[str]:
     guide = f"[Devices that lie]({GUIDE})" if linked else "`docs/attacks.md` of folb's repository"
-    wanted = len(losses.found) + len(losses.absent)
+    wanted = len(losses.cells) + len(losses.absent)
     yield "# Which rule bears which attack\n"
     yield (
         f"{len(losses.rules)} rules on {len(losses.datasets)} datasets, each under all attacks and without one. "
         f"{guide} says what the rules and the attacks are. "
-        f"{len(losses.found)} of {wanted} combinations of a rule, a dataset and a share of liars have been run.\n"
+        f"{len(losses.cells)} of {wanted} combinations of a rule, a dataset and a share of liars have been run.\n"
     )
-    if losses.found:
+    if losses.cells:
         yield f"![The largest loss of each rule, by dataset and share of liars]({PICTURE})\n"
     yield "## The goal\n"
     yield (
@@ -128,7 +128,7 @@ def _rules(losses: Losses) -> Iterator[str]:
         f"- **Accuracy** is the mean of a run's last {HELD} evaluations. The tables have the mean over the seeds.\n"
         "- **A loss** is the accuracy of the same rule with the same seed and no attack, less that under the attack. "
         "The intervals are Student's, 95 %, over the seeds. The largest of many losses is a little too large: it is "
-        "chosen by the numbers that it is then told by.\n"
+        "chosen by the numbers that then give it.\n"
         f"- **Rounds** are those from which the target is held without liars: {100 * SHARE:g} % of the accuracy that "
         f"FedAvg ends with. A run that never holds it counts with {NEVER} times its rounds. The ratio is the geometric "
         "mean over seeds.\n"
@@ -197,11 +197,11 @@ def _dataset(losses: Losses, dataset: Dataset) -> Iterator[str]:
 
 
 def _gained(losses: Losses, dataset: Dataset, rule: str, share: int) -> str:
-    found = losses.found.get((dataset.name, rule, share))
-    if found is None or "backdoor" not in found["attacks"]:
+    cell = losses.cells.get((dataset.name, rule, share))
+    if cell is None or "backdoor" not in cell["attacks"]:
         return f"{NOT_RUN} | {NOT_RUN}"
-    rates = [_percent([value or 0.0 for value in found["attacks"][name]["backdoor"]]) for name in ("backdoor", HONEST)]
-    weights = {name: one["weight"] or 0.0 for name, one in found["attacks"].items() if name != HONEST}
+    rates = [_percent([value or 0.0 for value in cell["attacks"][name]["backdoor"]]) for name in ("backdoor", HONEST)]
+    weights = {name: one["weight"] or 0.0 for name, one in cell["attacks"].items() if name != HONEST}
     most = max(weights, key=lambda name: weights[name])
     return f"{rates[0]} ({rates[1]}) | {100 * weights[most]:.1f} ({most})"
 
@@ -212,16 +212,16 @@ def _percent(values: Sequence[float] | None) -> str:
 
 def _few(losses: Losses) -> str:
     """The rules, datasets and shares of liars with fewer devices a round than the rule needs."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for (where, name, share), cell in losses.found.items():
+    backdoors: dict[tuple[str, str], list[int]] = {}
+    for (where, name, share), cell in losses.cells.items():
         dataset = next(one for one in losses.datasets if one.name == where)
         rule = next(one for one in losses.rules if one.name == name)
         if share == PACE or "robust" not in rule.set:
             continue
         how = ROBUST.part(rule.set["robust"], {"liars": share / 100 if rule.informed else None})
         if not how.enough(different_devices(cell["devices"], dataset.set["K"])):
-            found.setdefault((rule.title, dataset.title), []).append(share)
-    return "; ".join(f"{rule} on {dataset} ({_percents(shares)})" for (rule, dataset), shares in found.items())
+            backdoors.setdefault((rule.title, dataset.title), []).append(share)
+    return "; ".join(f"{rule} on {dataset} ({_percents(shares)})" for (rule, dataset), shares in backdoors.items())
 
 
 def _absent(losses: Losses) -> Iterator[str]:
@@ -232,8 +232,8 @@ def _absent(losses: Losses) -> Iterator[str]:
             shares = tuple(n for where, name, n in losses.absent if (where, name) == (dataset.name, rule.name))
             alike.setdefault(shares, []).append(rule.title)
         for shares, titles in alike.items():
-            told = [f"{_percents([share for share in shares if share != PACE])} liars"] if shares[-1:] > (PACE,) else []
-            if what := told + ["the pace"] * (PACE in shares):
+            who = [f"{_percents([share for share in shares if share != PACE])} liars"] if shares[-1:] > (PACE,) else []
+            if what := who + ["the pace"] * (PACE in shares):
                 lines.append(f"- Not run on {dataset.title}: {', '.join(titles)} ({' and '.join(what)}).")
     if few := _few(losses):
         lines.append(f"- Run before folb refused it, since among so few replies the liars decide: {few}.")

@@ -19,8 +19,8 @@ def draw(losses: Losses) -> bytes:
     for dataset, axes in zip(datasets, panels[0], strict=True):
         axes.axvline(100 * MOST, color="0.3", linewidth=1)
         for share in dataset.shares:
-            found = [(losses.largest(dataset, rule, share), -i) for i, rule in enumerate(rules)]
-            dots = [(100 * worst[1].value, place) for worst, place in found if worst is not None]
+            worsts = [(losses.largest(dataset, rule, share), -i) for i, rule in enumerate(rules)]
+            dots = [(100 * worst[1].value, place) for worst, place in worsts if worst is not None]
             colour = SHADES.get(share, "0.6")
             axes.plot([x for x, _ in dots], [y for _, y in dots], "o", color=colour, markersize=6, label=f"{share} %")
         axes.set_title(textwrap.fill(dataset.title, 30), fontsize="small")
@@ -31,7 +31,7 @@ def draw(losses: Losses) -> bytes:
         axes.grid(alpha=0.25)
     panels[0][0].set_yticks([-i for i in range(len(rules))], [rule.title for rule in rules], fontsize="small")
     panels[0][0].set_ylabel("rule", fontsize="small")
-    handles, labels = max((axes.get_legend_handles_labels() for axes in panels[0]), key=lambda found: len(found[1]))
+    handles, labels = max((axes.get_legend_handles_labels() for axes in panels[0]), key=lambda worsts: len(worsts[1]))
     figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=5, title="liars")
     title = "The largest loss over all attacks: further left is better, the line is the goal"
     return figures.small(figures.finished(figure, title, "", "png"))

@@ -57,15 +57,15 @@ class Losses:
     ) -> None:
         self.datasets, self.rules = list(datasets), list(rules)
         self.file = file  # of the user's own datasets
-        self.found: dict[tuple[str, str, int], Cell] = {}
+        self.cells: dict[tuple[str, str, int], Cell] = {}
         self.absent: list[tuple[str, str, int]] = []  # not run, or of other settings than the files have
         self.battles = all_battles(self.datasets, self.rules)
         for battle in self.battles:
-            found, key = battles.stored(results, battle), (battle.dataset.name, battle.rule.name, battle.share)
-            if found is None:
+            cell, key = battles.stored(results, battle), (battle.dataset.name, battle.rule.name, battle.share)
+            if cell is None:
                 self.absent.append(key)
             else:
-                self.found[key] = found
+                self.cells[key] = cell
         if not any(rule.name == REFERENCE for rule in self.rules):
             known = [rule.name for rule in self.rules]
             raise InputError("rules", known, f"should have {REFERENCE}, which gives the target")
@@ -79,15 +79,15 @@ class Losses:
 
     def accuracy(self, dataset: Dataset, rule: Rule, share: int, attack: str) -> list[float] | None:
         """What each run under an attack ended with; None if it was not run. What is not a number counts as 0."""
-        found = self.found.get((dataset.name, rule.name, share))
-        if found is None or attack not in found["attacks"]:
+        cell = self.cells.get((dataset.name, rule.name, share))
+        if cell is None or attack not in cell["attacks"]:
             return None
-        return [value or 0.0 for value in found["attacks"][attack]["settled"]]
+        return [value or 0.0 for value in cell["attacks"][attack]["settled"]]
 
     def attacks(self, dataset: Dataset, share: int) -> list[str]:
         """The attacks that a rule met on a dataset with this share of liars, no attack first."""
-        here = [found for (where, _, n), found in self.found.items() if (where, n) == (dataset.name, share)]
-        return list(dict.fromkeys(name for found in here for name in found["attacks"]))
+        here = [cell for (where, _, n), cell in self.cells.items() if (where, n) == (dataset.name, share)]
+        return list(dict.fromkeys(name for cell in here for name in cell["attacks"]))
 
     def loss(self, dataset: Dataset, rule: Rule, share: int, attack: str) -> Effect | None:
         """What a rule loses to an attack."""
@@ -107,15 +107,15 @@ class Losses:
 
     def target(self, dataset: Dataset) -> float | None:
         """The target of a dataset; None without runs of the reference."""
-        found = self.found.get((dataset.name, REFERENCE, PACE))
-        return None if found is None else SHARE * mean(mean(curve[-HELD:]) for curve in curves(found))
+        cell = self.cells.get((dataset.name, REFERENCE, PACE))
+        return None if cell is None else SHARE * mean(mean(curve[-HELD:]) for curve in curves(cell))
 
     def held(self, dataset: Dataset, rule: Rule) -> list[int | None] | None:
         """For each seed, the round from which a rule holds the target without liars; None if it was not run."""
-        found, target = self.found.get((dataset.name, rule.name, PACE)), self.target(dataset)
-        if found is None or target is None:
+        cell, target = self.cells.get((dataset.name, rule.name, PACE)), self.target(dataset)
+        if cell is None or target is None:
             return None
-        return [held_from(np.arange(1, len(curve) + 1), np.array(curve), target) for curve in curves(found)]
+        return [held_from(np.arange(1, len(curve) + 1), np.array(curve), target) for curve in curves(cell)]
 
     def pace(self, dataset: Dataset, rule: Rule) -> Effect | None:
         """The rounds of a rule relative to those of the reference, as a logarithm."""
@@ -137,9 +137,9 @@ class Losses:
         return sorted(known, key=lambda standing: standing.miss)
 
 
-def curves(found: Cell) -> list[list[float]]:
+def curves(cell: Cell) -> list[list[float]]:
     """The accuracy in each round, for each seed."""
-    return [[value or 0.0 for value in curve] for curve in found["accuracy"]]
+    return [[value or 0.0 for value in curve] for curve in cell["accuracy"]]
 
 
 def document(losses: Losses) -> dict[str, Any]:

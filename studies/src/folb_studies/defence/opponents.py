@@ -90,9 +90,9 @@ class Battle:
         """All attacks with all seeds, as one program."""
         part = self.rule.algorithm.rpartition(":")[2]
         for_all = {key: value for key, value in self.dataset.set.items() if not isinstance(value, Mapping)}
-        told = {"attack": self.attacks, "attackers": self.share / 100}
+        attack = {"attack": self.attacks, "attackers": self.share / 100}
         informed = {"liars": self.share / 100} if self.rule.informed and self.share != PACE else {}
-        own = {**self.dataset.set.get(part, {}), **self.rule.set, **informed, **told}
+        own = {**self.dataset.set.get(part, {}), **self.rule.set, **informed, **attack}
         return Experiment(
             dataset=self.dataset.dataset,
             model=self.dataset.model,

@@ -14,10 +14,10 @@ from folb_studies.paper.figure_files import Arm
 from folb_studies.paper.pages import Page, write
 from folb_studies.results import Results
 
-__all__ = ["carry_out", "document", "write"]
+__all__ = ["document", "execute_plan", "write"]
 
 
-def carry_out(
+def execute_plan(
     names: Sequence[str],
     results: Results,
     quick: bool,
@@ -42,12 +42,12 @@ def carry_out(
     missing: list[MissingError] = []
     for i, arm in enumerate(wanted.values(), start=1):
         try:
-            found = arms.carry_out(arm, complete)
+            document = arms.execute_plan(arm, complete)
         except MissingError as error:
             tell(f"{arm.slug} is left out ({i} of {len(wanted)}): {error}")
             missing.append(error)
             continue
-        results.keep(arm.slug, found)
+        results.keep(arm.slug, document)
         tell(f"{arm.slug} is done ({i} of {len(wanted)})")
     if len(missing) == len(wanted):  # nothing to make pages from
         raise missing[0]

@@ -51,10 +51,10 @@ def text(
 
 def say(sentence: Sentence, verdict: Verdict) -> str:
     """The wording for the verdict's outcome; "" if nothing was run."""
-    found = outcome(verdict)
-    if found == "untested":
+    word = outcome(verdict)
+    if word == "untested":
         return ""
-    wording = getattr(sentence, found) or sentence.fails
+    wording = getattr(sentence, word) or sentence.fails
     return str(wording.format_map(_fields(verdict)))
 
 
@@ -115,12 +115,12 @@ def _readings(judged: Sequence[Verdict]) -> str:
     held: dict[str, list[bool]] = {"averaging=samples": [], "averaging=simple": []}
     for verdict in judged:
         for condition in verdict.conditions if verdict.claim.compares else ():
-            for average, found in held.items():
+            for average, conditions in held.items():
                 if average in condition.name.split(", "):
-                    found.append(condition.holds)
+                    conditions.append(condition.holds)
     if not all(held.values()):
         return ""
-    samples, simple = (f"{sum(found)} of {len(found)}" for found in held.values())
+    samples, simple = (f"{sum(conditions)} of {len(conditions)}" for conditions in held.values())
     return (
         f"Of the paper's comparisons {samples} hold against baselines weighted by samples, as in the code that it "
         f"builds on, and {simple} against simple averages, as in its text."
@@ -136,8 +136,8 @@ def _table(front: Front, documents: Mapping[str, Mapping[str, Any]]) -> str:
             cells = ["not run"] * (len(front.columns) + 1)
         else:
             rounds = document["experiment"]["rounds"]
-            found = [document["algorithms"][verdicts.label(document, one)]["runs"] for one in front.columns.values()]
-            cells = [verdicts.rounds_text(summary.median_round(runs["rounds"]), rounds) for runs in found]
+            columns = [document["algorithms"][verdicts.label(document, one)]["runs"] for one in front.columns.values()]
+            cells = [verdicts.rounds_text(summary.median_round(runs["rounds"]), rounds) for runs in columns]
             draws, seeds = document["draws"], len(document["experiment"]["seeds"])
             cells.append(f"{draws} draws × {seeds}" if draws else str(seeds))
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -32,14 +32,14 @@ from folb_studies.results import Cell, Results
 QUANTILES = (10, 50, 90)
 
 
-def carry_out(arm: Arm, complete: Complete) -> dict[str, Any]:
+def execute_plan(arm: Arm, complete: Complete) -> dict[str, Any]:
     """Run the arm, or the rest of it, and return its results as a JSON-ready document."""
     about = {"figure": arm.figure, "arm": arm.id, "name": arm.name, "quick": arm.quick}
     if arm.check is not None:
-        found = CHECKS[arm.check](**arm.settings)
-        text = json.dumps([arm.check, dict(arm.settings), found], sort_keys=True)
+        checked = CHECKS[arm.check](**arm.settings)
+        text = json.dumps([arm.check, dict(arm.settings), checked], sort_keys=True)
         identity = hashlib.sha256(text.encode()).hexdigest()
-        return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **found}
+        return about | {"identity": identity, "check": arm.check, "settings": dict(arm.settings), **checked}
     given, chosen = _searched(arm, complete)
     identities: list[str] = []
     directories: list[RunDirectory] = []
@@ -121,11 +121,11 @@ def _ranked(arm: Arm, search: Search, given: Mapping[str, Any], complete: Comple
     settings[name] = dict(settings.get(name, {})) | dict(search.grid)
     trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}
     trying["rounds"] = search.rounds or given.get("rounds", 100)
-    found: list[Sequence[Run]] = []
+    tried: list[Sequence[Run]] = []
     for draw, experiment in draws_of(trying, search.draws, arm.drawn):
         planned = plan_of(experiment)
-        found.append(complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs())
-    return tune.ranked(planned, [run for group in by_algorithm(planned, found) for run in group])
+        tried.append(complete(planned, f"{arm.slug}, line search" + (f", draw {draw}" if search.draws else "")).runs())
+    return tune.ranked(planned, [run for group in by_algorithm(planned, tried) for run in group])
 
 
 def _located(name: str) -> Path:
@@ -155,10 +155,10 @@ def _experiment(planned: Plan, arm: Arm) -> dict[str, Any]:
 
 def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict[str, Any]:
     """For each algorithm, the quantiles of its curves over runs, and the measures of each run."""
-    found: dict[str, list[tuple[int, Run]]] = {}
+    by_label: dict[str, list[tuple[int, Run]]] = {}
     labels = summary.labels([(run.algorithm, run.parameters) for _, run in runs])
     for label, (draw, run) in zip(labels, runs, strict=True):
-        found.setdefault(label, []).append((draw, run))
+        by_label.setdefault(label, []).append((draw, run))
     return {
         label: {
             "accuracy": _quantiles(np.stack([run.test_accuracy for _, run in group])),
@@ -178,7 +178,7 @@ def _algorithms(runs: Sequence[tuple[int, Run]], experiment: Experiment) -> dict
                 "lasted": [_short(float(run.seconds.sum())) for _, run in group],
             },
         }
-        for label, group in found.items()
+        for label, group in by_label.items()
     }
 
 
@@ -196,46 +196,46 @@ def _quantiles(curves: NDArray) -> dict[str, list[float | None]]:
 def check(results: Results, quick: bool) -> None:
     """Quick tries and full runs do not share a file: their results would replace each other."""
     results.check()
-    if any(found.get("quick") is not quick for found in results.cells().values()):
+    if any(document.get("quick") is not quick for document in results.cells().values()):
         what = "results of the full setting" if quick else "results of a quick try"
         raise InputError("results", str(results.path), f"holds {what}; should be another file")
 
 
 def stored(results: Results, arm: Arm) -> Cell | None:
     """The results of an arm, if there are any. Those of an earlier experiment file do not count."""
-    found = _read(results, arm)
-    return None if found is None or _earlier(found, arm) else found
+    document = _read(results, arm)
+    return None if document is None or _earlier(document, arm) else document
 
 
 def earlier(results: Results, arm: Arm) -> str:
     """How the experiment of an arm's results differs from its file, or "". If it differs, the arm must be run again."""
-    found = _read(results, arm)
-    return "" if found is None else _earlier(found, arm)
+    document = _read(results, arm)
+    return "" if document is None else _earlier(document, arm)
 
 
 def _read(results: Results, arm: Arm) -> Cell | None:
-    found = results.get(arm.slug)
-    if found is None:
+    document = results.get(arm.slug)
+    if document is None:
         return None
     try:
-        damage = _damage(found, arm)
-        _earlier(found, arm)
+        damage = _damage(document, arm)
+        _earlier(document, arm)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise results.damaged(arm.slug, error) from error
     if damage:
         raise results.damaged(arm.slug, damage)
-    return found
+    return document
 
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _spelt_out(key: str, value: Any, found: Mapping[str, Mapping[str, Any]]) -> bool:
+def _spelt_out(key: str, value: Any, spelt: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a setting of an experiment file, or of one of its parts, was used in the run."""
     if isinstance(value, Mapping):
-        return all(name in found.get(key, {}) and found[key][name] == value[name] for name in value)
-    taken = [settings[key] for settings in found.values() if key in settings]
+        return all(name in spelt.get(key, {}) and spelt[key][name] == value[name] for name in value)
+    taken = [settings[key] for settings in spelt.values() if key in settings]
     return bool(taken) and all(one == value for one in taken)
 
 
@@ -260,14 +260,14 @@ def _earlier(document: Mapping[str, Any], arm: Arm) -> str:
     if arm.check is not None or "check" in document:
         same = document.get("check") == arm.check and document.get("settings") == dict(arm.settings)
         return "" if same else "another check"
-    found, wanted = document["experiment"], Experiment(**arm.given)
+    stored, wanted = document["experiment"], Experiment(**arm.given)
     given = {"rounds", "target", "evaluate_every"} | (arm.given.keys() - {"seeds", "set", "evaluate"})
-    differing = {key: getattr(wanted, key) for key in given if found[key] != _listed(getattr(wanted, key))}
-    differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, found["set"])}
+    differing = {key: getattr(wanted, key) for key in given if stored[key] != _listed(getattr(wanted, key))}
+    differing |= {key: value for key, value in wanted.set.items() if not _spelt_out(key, value, stored["set"])}
     if differing:
         key = min(differing)
         return f"another {key} than {differing[key]}"
-    if document["draws"] != arm.draws or list(found["seeds"]) != list(wanted.seeds):
+    if document["draws"] != arm.draws or list(stored["seeds"]) != list(wanted.seeds):
         return "other draws or seeds"
     if [_searched_on(one) for one in document["chosen"]] != [_searched_on(vars(one)) for one in arm.searches]:
         return "another line search"

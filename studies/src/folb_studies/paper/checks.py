@@ -46,8 +46,8 @@ def one_set(cases: int) -> Found:
 def theorem_3(cases: int) -> Found:
     """Random quadratics in which (15) is false, by the range of mu."""
     with jax.enable_x64(True):
-        found = quadratics.theorem_3(11, cases)
-    false = {name: by_psi["printed"] for name, by_psi in found.items()}
+        counts = quadratics.theorem_3(11, cases)
+    false = {name: by_psi["printed"] for name, by_psi in counts.items()}
     after, printed, _ = quadratics.large_K()  # a case made for it: mu = 0.75, K = 10
     middle = "1/K < mu <= 1"
     return _cases(false | {middle: np.append(false[middle], after > printed)})
@@ -68,16 +68,19 @@ def hetero_selection(cases: int) -> Found:
 def against_fedprox(cases: int) -> Found:
     """Random quadratics in which (8) is not the smaller of the two bounds that Sec. III-C compares."""
     with jax.enable_x64(True):
-        found = quadratics.against_fedprox(15, cases)
+        compared = quadratics.against_fedprox(15, cases)
     objectives = {"uniform": "f the mean of all F_k", "p_k": "f with weights p_k"}
     return _cases(
-        {f"{objectives[name]}, K = {k}": false for name, one in found.items() for k, false in one.larger.items()}
+        {f"{objectives[name]}, K = {k}": false for name, one in compared.items() for k, false in one.larger.items()}
     )
 
 
 def _cases(values: dict[str, NDArray]) -> Found:
     """Every case is a draw of its own."""
-    return {"values": {name: np.round(found.astype(float), 5).tolist() for name, found in values.items()}, "draws": {}}
+    return {
+        "values": {name: np.round(rates.astype(float), 5).tolist() for name, rates in values.items()},
+        "draws": {},
+    }
 
 
 def lemma_1(dataset: str, draws: int = 10, steps: int = 50, K: int = 10) -> Found:
@@ -100,7 +103,7 @@ def lemma_1(dataset: str, draws: int = 10, steps: int = 50, K: int = 10) -> Foun
         sums.append(float(np.exp(ratios[:, 1].mean())))
         false.append(float(ratios[:, 1].max() > 0))
     values = {"(11) left/right": squares, "(12) left/right": sums, "(12)": false}
-    return {"values": {name: np.round(found, 5).tolist() for name, found in values.items()}, "draws": {}}
+    return {"values": {name: np.round(numbers, 5).tolist() for name, numbers in values.items()}, "draws": {}}
 
 
 def logistic_gradients(federation: Federation, w: NDArray) -> NDArray:
@@ -136,15 +139,15 @@ def correlation(
         promised, decrease, within = [], [], []
         for t in range(1, rounds + 1):
             constants = theory.estimate(problem, state.params, 20)
-            found = theory.audit(problem, algorithm, state.params, seeds=range(seeds), t=t, constants=constants)
-            promised.append(found.promised)
-            decrease.append(found.decrease)
-            within.append(spearman(-found.bound, -found.after))
+            audit = theory.audit(problem, algorithm, state.params, seeds=range(seeds), t=t, constants=constants)
+            promised.append(audit.promised)
+            decrease.append(audit.decrease)
+            within.append(spearman(-audit.bound, -audit.after))
             state, _ = step(problem, algorithm, state, 0, t)
         over_rounds.append(spearman(np.array(promised), np.array(decrease)))
         over_selections.append(float(np.mean(within)))
     values = {"over rounds": over_rounds, "over selections": over_selections}
-    return {"values": {name: np.round(found, 5).tolist() for name, found in values.items()}, "draws": {}}
+    return {"values": {name: np.round(audit, 5).tolist() for name, audit in values.items()}, "draws": {}}
 
 
 def spearman(x: NDArray, y: NDArray) -> float:

@@ -168,19 +168,19 @@ class Front:
 
 def names() -> list[str]:
     """The figures and tables that have experiment files, in the paper's order."""
-    found = [path.name.removesuffix(".toml") for path in _home().iterdir() if path.name.endswith(".toml")]
+    names = [path.name.removesuffix(".toml") for path in _home().iterdir() if path.name.endswith(".toml")]
 
     def order(name: str) -> tuple[int, int, str]:
         number = re.search(r"\d+", name)
         return (("table", "fig").index(name[: number.start()]) if number else 2), int(number[0]) if number else 0, name
 
-    return sorted((name for name in found if name != FRONT), key=order)
+    return sorted((name for name in names if name != FRONT), key=order)
 
 
 def outside() -> list[str]:
     """The files that go beyond the paper."""
-    found = (path.name for path in (_home() / OUTSIDE).iterdir())
-    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+    names = (path.name for path in (_home() / OUTSIDE).iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def chosen(wanted: Sequence[str]) -> list[str]:
@@ -190,12 +190,12 @@ def chosen(wanted: Sequence[str]) -> list[str]:
     for name in wanted:
         if not name.endswith(".toml"):
             choose("reproduce", name, [*known, *groups])
-    found = list(dict.fromkeys(name for one in wanted for name in groups.get(one, [one])))
-    stems = [Path(name).stem for name in found]
-    for name, stem in zip(found, stems, strict=True):
+    figures = list(dict.fromkeys(name for one in wanted for name in groups.get(one, [one])))
+    stems = [Path(name).stem for name in figures]
+    for name, stem in zip(figures, stems, strict=True):
         if stems.count(stem) > 1 or (name.endswith(".toml") and stem in known):
             raise InputError("reproduce", name, "should have a name that no other figure has")
-    return found
+    return figures
 
 
 def _home() -> Any:
@@ -214,28 +214,28 @@ def content(name: str) -> dict[str, Any]:
 
 def read(name: str, quick: bool = False) -> Figure:
     """The figure or table of that name, or of the file at that path."""
-    found, stem = content(name), Path(name).stem
+    document, stem = content(name), Path(name).stem
     where = f"{stem}.toml"
     for key in ("arm", "claim"):
-        if not all_of(lambda one: isinstance(one, dict), list)(found.get(key, [])):
-            raise InputError(f"{where}: {key}", found[key], f"should be tables: [[{key}]]")
+        if not all_of(lambda one: isinstance(one, dict), list)(document.get(key, [])):
+            raise InputError(f"{where}: {key}", document[key], f"should be tables: [[{key}]]")
     for key in ("name", "arms", "claims"):
-        if key in found:
+        if key in document:
             raise InputError(f"{where}: key of figure", key, "should not be given: it comes from the file")
-    arms = [arm for table in found.pop("arm", []) for arm in _arms(where, stem, table, quick)]
-    claims = [made(where, Claim, {"figure": stem} | table) for table in found.pop("claim", [])]
+    arms = [arm for table in document.pop("arm", []) for arm in _arms(where, stem, table, quick)]
+    claims = [made(where, Claim, {"figure": stem} | table) for table in document.pop("claim", [])]
     for kind, ids in (("arm", [arm.id for arm in arms]), ("claim", [claim.id for claim in claims])):
         if len(set(ids)) < len(ids):
             raise InputError(f"{where}: {kind}", ids, "should have different ids")
-    return made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | found)
+    return made(where, Figure, {"name": stem, "arms": arms, "claims": claims} | document)
 
 
 def front() -> Front:
     """The texts of the front page."""
-    found = content(FRONT)
+    document = content(FRONT)
     where = f"{FRONT}.toml"
-    sentences = {name: made(where, Sentence, table) for name, table in found.pop("sentence", {}).items()}
-    return cast("Front", made(where, Front, found | {"sentences": sentences}))
+    sentences = {name: made(where, Sentence, table) for name, table in document.pop("sentence", {}).items()}
+    return cast("Front", made(where, Front, document | {"sentences": sentences}))
 
 
 def used(figure: Figure, quick: bool = False) -> list[Arm]:
@@ -270,23 +270,23 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
         for key in table:
             choose(f"{where}: key of arm", key, KEYS)
         table["evaluate"] = "all"  # even if the model is costly: the paper's figures are of all samples
-    found = []
+    columns = []
     for values in itertools.product(*vary.values()):
         varied = dict(zip(vary, values, strict=True))
         ending = "".join(f"-{value}" for value in values)
         words = "".join(f", {WORDS.get(value, f'{key} {value}')}" for key, value in varied.items())
         given = table | {"set": table.get("set", {}) | varied} if varied else table
         names = {"id": own["id"] + ending, "name": own.get("name", own["id"]) + words}
-        found.append(
+        columns.append(
             made(where, Arm, {**own, **names, "figure": figure, "quick": quick, "given": given, "varied": varied})
         )
-    return found
+    return columns
 
 
 def _merged(table: dict[str, Any], instead: dict[str, Any]) -> dict[str, Any]:
     """`table` with the values of `instead`. Inner tables are merged, too, except the search, which is replaced."""
-    found = dict(table)
+    merged = dict(table)
     for key, value in instead.items():
         merge = isinstance(value, dict) and key not in ("search", "vary")
-        found[key] = _merged(found.get(key, {}), value) if merge else value
-    return found
+        merged[key] = _merged(merged.get(key, {}), value) if merge else value
+    return merged

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from folb.report import curve_panel, figures, words
-from folb.report.curve_panel import Curve
-from folb.report.looks import Look, looks
+from folb.report import figures
+from folb.report.figures import Curve
+from folb.report.looks import MODELS, Look, looks
 
 QUANTITIES = {"accuracy": ("test accuracy (%)", 100), "loss": ("training loss", 1)}
 WIDTH, HEIGHT, LETTERS = 2.5, 2.1, 34  # of a panel: inches, and letters in a line of its title
@@ -36,13 +36,13 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
     rows = -(-len(panels) // columns)
     own = looks(name for panel in panels for name in panel.labels.values())
     width = WIDTH * columns
-    height = HEIGHT * rows + 0.4 + curve_panel.ROW * curve_panel.legend_rows(own, width)[0]
+    height = HEIGHT * rows + 0.4 + figures.ROW * figures.legend_rows(own, width)[0]
     figure, grid = figures.subplots(rows, columns, figsize=(width, height), squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         _draw(axes, panel, own)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    curve_panel.legend(figure, curve_panel.lines(grid.flat), width)
+    figures.legend(figure, figures.lines(grid.flat), width)
     return figures.small(figures.finished(figure, title, "", "png"))
 
 
@@ -53,7 +53,7 @@ def _panels(document: Mapping[str, Any], quantity: str, by: str) -> Iterator[Pan
         # an algorithm without this setting is in every panel
         shown = [label for label in labels if value in label.split() or not set(values) & set(label.split())]
         names = {label: " ".join(word for word in label.split() if word != value) for label in shown}
-        yield Panel(document, quantity, ", ".join(filter(None, (words.MODELS.get(name, name), value))), names)
+        yield Panel(document, quantity, ", ".join(filter(None, (MODELS.get(name, name), value))), names)
 
 
 def _draw(axes: Any, panel: Panel, own: Mapping[str, Look]) -> None:
@@ -63,7 +63,7 @@ def _draw(axes: Any, panel: Panel, own: Mapping[str, Look]) -> None:
         name: _curve(document["evaluated_rounds"], document["algorithms"][label][quantity], scale)
         for label, name in panel.labels.items()
     }
-    curve_panel.draw(axes, curves, own, heading, log=quantity == "loss", thick=1.2)
+    figures.draw(axes, curves, own, heading, log=quantity == "loss", thick=1.2)
     if quantity == "accuracy" and document["printed"]:
         axes.axhline(100 * document["experiment"]["target"], color="0.6", linewidth=0.8, linestyle=":")
     axes.set_title(textwrap.fill(panel.title, LETTERS), fontsize="small", parse_math=False)

@@ -179,7 +179,7 @@ RANGES = {"mu <= 1/K": (0.05, 1 / K), "1/K < mu <= 1": (1 / K, 1.0), "mu > 1": (
 def theorem_3(seed: int, count: int) -> dict[str, dict[str, NDArray]]:
     """Where (15) is false, with the printed psi and with the corrected one, by the range of mu."""
     rng = np.random.default_rng(seed)
-    found = {}
+    counts = {}
     for name, (low, high) in RANGES.items():
         mus = np.exp(rng.uniform(np.log(low), np.log(high), 2 * count))
         made = [random_case(rng, mu=mu, against=i % 2 == 0) for i, mu in enumerate(mus)]
@@ -190,8 +190,8 @@ def theorem_3(seed: int, count: int) -> dict[str, dict[str, NDArray]]:
             bound = partial(bounds.hetero_bound, at, c, case.mu, case.gamma, case.P)
             printed.append(exceeds(expected, bound(bounds.psi(c, case.mu, K))))
             corrected.append(exceeds(expected, bound(bounds.corrected_psi(c, case.mu))))
-        found[name] = {"printed": np.array(printed), "corrected": np.array(corrected)}
-    return found
+        counts[name] = {"printed": np.array(printed), "corrected": np.array(corrected)}
+    return counts
 
 
 def large_K() -> tuple[float, float, float]:
@@ -257,7 +257,7 @@ class Compared(NamedTuple):
 def against_fedprox(seed: int, count: int) -> dict[str, Compared]:
     """The comparison of Sec. III-C, with the uniform objective and with weights p_k."""
     rng = np.random.default_rng(seed)
-    found = {}
+    compared = {}
     for name in ("uniform", "p_k"):
         broken: list[bool] = []
         larger: dict[int, list[bool]] = {10: [], 10_000: []}
@@ -271,5 +271,5 @@ def against_fedprox(seed: int, count: int) -> dict[str, Compared]:
             broken.append(bool(np.abs(at.inner).mean() < at.square * (1 - TOLERANCE)))
             for k, false in larger.items():
                 false.append(exceeds(ours, bounds.fedprox_bound(at, c, mu, gamma, k)))
-        found[name] = Compared(np.array(broken), {k: np.array(false) for k, false in larger.items()})
-    return found
+        compared[name] = Compared(np.array(broken), {k: np.array(false) for k, false in larger.items()})
+    return compared

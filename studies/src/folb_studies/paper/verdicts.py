@@ -231,7 +231,7 @@ def _check_published(claim: Claim, where: str) -> None:
 
 def judge(claim: Claim, arms: Sequence[Arm], documents: Mapping[str, Document | None]) -> Verdict:
     """The verdict on a claim about `arms`, from the results of all arms by id; None for missing results."""
-    found: list[Condition] = []
+    parts: list[Condition] = []
     untested, unreached = [], []
     for arm in arms:
         document = documents[arm.id]
@@ -243,10 +243,10 @@ def judge(claim: Claim, arms: Sequence[Arm], documents: Mapping[str, Document | 
                 unreached.append(full)
             else:
                 conditions = list(_conditions(claim, full, document, under, documents))
-                found += conditions
+                parts += conditions
                 if not conditions:
                     untested.append(full)
-    return Verdict(claim, found, untested, unreached)
+    return Verdict(claim, parts, untested, unreached)
 
 
 def _conditions(
@@ -401,15 +401,15 @@ def measured(document: Document, runs: Mapping[str, Any], metric: str) -> NDArra
 def label(document: Document, wanted: str, under: str = "") -> str:
     """The algorithm of the document with all words of `wanted`, and with the words of `under` that distinguish it."""
     name, *words = wanted.split()
-    found = [label for label in document["algorithms"] if label.split()[0] == name and set(words) <= set(label.split())]
+    fits = [label for label in document["algorithms"] if label.split()[0] == name and set(words) <= set(label.split())]
     for word in under.replace(",", " ").split():
         key = word.partition("=")[0] + "="
-        if any(other.startswith(key) for label in found for other in label.split()):
-            found = [label for label in found if word in label.split()]
-    if len(found) != 1:
+        if any(other.startswith(key) for label in fits for other in label.split()):
+            fits = [label for label in fits if word in label.split()]
+    if len(fits) != 1:
         expected = f"should be one of {', '.join(document['algorithms'])}"
         raise InputError(f"{document['figure']}: algorithm of a claim", f"{wanted} {under}".strip(), expected)
-    return found[0]
+    return fits[0]
 
 
 def resamples(draws: NDArray) -> NDArray:
@@ -519,12 +519,12 @@ def nearest(documents: Sequence[Document], unders: Sequence[str]) -> list[Nearne
 
     They are compared on the rows that all of them have. Each dataset counts once, with our own draw of it.
     """
-    found: dict[str, dict[str, Document]] = {}
+    readings: dict[str, dict[str, Document]] = {}
     for document in documents:
         if document.get("printed") and not document["experiment"]["dataset"].endswith(".json.gz"):
             reading = ", ".join(f"{key}={value}" for key, value in document["varied"].items())
-            found.setdefault(reading, {})[document["experiment"]["dataset"]] = document
-    readings = {reading: rows for reading, rows in found.items() if reading}
+            readings.setdefault(reading, {})[document["experiment"]["dataset"]] = document
+    readings = {reading: rows for reading, rows in readings.items() if reading}
     if not readings:
         return []
     common = set.intersection(*(set(rows) for rows in readings.values()))

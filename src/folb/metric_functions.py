@@ -93,7 +93,7 @@ class Fairness(NamedTuple):
     own_variance: Array
 
 
-def fairness(own: Array, lower: bool = False) -> Fairness:
+def fairness(own: Array, lower: bool) -> Fairness:
     """Over devices with test samples: the mean of their own figures, the mean of the worst tenth, and the variance.
 
     NaN in `own` is a device without test samples. A tenth is rounded up. `lower`: the highest figures are the worst.

@@ -10,8 +10,8 @@ from folb.core import randomness
 
 @functools.partial(jax.jit, static_argnames="n")
 def _words(seed, t, who, n):
-    found = randomness.words(seed, t, who, n)
-    return found, randomness.uniform(found)
+    drawn = randomness.words(seed, t, who, n)
+    return drawn, randomness.uniform(drawn)
 
 
 def _of(seed, t, who, n):

@@ -28,7 +28,7 @@ import numpy as np
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
-def own_code(parts: Any) -> str:
+def user_code(parts: Any) -> str:
     """The code of all functions in `parts` that are not folb's; empty if there are none. Comments do not count.
 
     What a function uses of its own files counts, too: other functions, constants, and the values that it was made with.
