@@ -293,7 +293,7 @@ def test_the_error_of_a_sample_is_said(federation):
     """Metrics are of the same sample as the accuracy: of few samples of a device its own accuracy is uncertain."""
     words = evaluated_on(federation, 8, fairness=True)
     few = sampled(federation, 8).test.size
-    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in words and "so the variance is larger" in told
+    assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in words and "so the variance is larger" in words
     assert "devices" not in evaluated_on(federation, 8) and evaluated_on(federation, None, fairness=True) == ""
     numbers = evaluated_on(federation, 8, "mse")
     assert numbers.startswith("mean squared error on 8 of ") and "points" not in numbers

@@ -23,6 +23,7 @@ from folb import InputError, algorithms, data, models, simulate, system
 from folb.cli.main import main
 from folb.core import memory as memories
 from folb.core.average import LastTwo
+from folb.core.gradient import Sketch
 from folb.core.local_step import Adam, Momentum
 from folb.core.user_code import user_code
 from folb.experiments.plan import plan

@@ -425,7 +425,7 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
     monkeypatch.setattr(execute, "run_plan", run_plan)
     loaded, load = [], run_arrays.load_checkpoint
     monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: loaded.append(load(*args)) or loaded[-1])
-    assert found(capsys, *SEARCH) == whole[1]
+    assert document_of(capsys, *SEARCH) == whole[1]
     assert [one is not None for one in loaded] == [True]  # of the grid; the winner had not begun
 
 

@@ -81,7 +81,7 @@ def _compare(options: argparse.Namespace) -> None:
     if options.algorithms is not None:
         given["algorithms"] = [name.strip() for name in options.algorithms.split(",") if name.strip()]
     elif not options.quick:
-        settings = {"averaging": ["simple", "samples"], **settings}  # which average it is matters more than FOLB does
+        settings = {"rule.weights": ["equal", "samples"], **settings}  # which average it is matters more than FOLB does
     experiment = common.experiment(options, set=settings, **given)
     if options.quick:
         from folb.experiments.quick import quick

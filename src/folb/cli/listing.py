@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> None:
 
 def _document(sections: Mapping[str, Section], wanted: str | None) -> dict[str, Any]:
     """What is listed, for a program: things of each kind, and the settings that all algorithms have."""
-    from folb.experiments.plan import common_settings
+    from folb.experiments.settings import common_settings
 
     if wanted == "parts":
         return {"parts": {title.partition(":")[0]: parts for title, parts in _kinds_of_parts().items()}}
@@ -165,8 +165,7 @@ def _entry(name: str, says: str) -> None:
 def _common(but: Callable[..., Any] | None = None) -> None:
     """The settings of every algorithm, without those that one has with defaults of its own."""
     from folb.cli import tables
-    from folb.experiments.plan import common_settings
-    from folb.experiments.settings import settings
+    from folb.experiments.settings import common_settings, settings
 
     own = {} if but is None else settings(but)
     tables.console().print("[bold underline]Settings of every algorithm[/bold underline]", highlight=False)
@@ -175,42 +174,16 @@ def _common(but: Callable[..., Any] | None = None) -> None:
 
 
 def _kinds_of_parts() -> dict[str, dict[str, str]]:
-    """What algorithms are made of, kind by kind."""
-    from folb.core.codec import UP
-    from folb.core.drift import MEMORIES
-    from folb.core.gradient import GRADIENTS
-    from folb.core.liars import ATTACKS
-    from folb.core.local_step import LOCAL_STEPS
-    from folb.core.robust import ROBUST
-    from folb.core.samplings import SAMPLINGS
-    from folb.core.server_step import SERVERS
-    from folb.core.staleness import STALENESS
-    from folb.core.step_size import STEP_SIZES
+    """What algorithms are made of, slot by slot."""
+    from folb import measures
+    from folb.core.algorithm import SLOTS
     from folb.experiments.settings import first_line
 
-    return {
-        "local_step: a device's step": {name: first_line(one) for name, one in LOCAL_STEPS.parts.items()},
-        "sampling: which devices a round asks": {name: first_line(one) for name, one in SAMPLINGS.parts.items()},
-        "memory: what the server remembers of devices": {name: first_line(one) for name, one in MEMORIES.parts.items()},
-        "gradient: what stands for grad F_k in FOLB's rules": {
-            name: first_line(one) for name, one in GRADIENTS.parts.items()
-        },
-        "robust: what replaces the mean of updates": {name: first_line(one) for name, one in ROBUST.parts.items()},
-        "attack: what lying devices do, in the simulator": {
-            name: first_line(one) for name, one in ATTACKS.parts.items()
-        },
-        "server: the server's step": {name: first_line(one) for name, one in SERVERS.parts.items()},
-        "step_size: how the server changes lr from round to round": {
-            name: first_line(one) for name, one in STEP_SIZES.parts.items()
-        },
-        "staleness: how much an old update counts, with concurrency": {
-            name: first_line(one) for name, one in STALENESS.parts.items()
-        },
-        "compress_up: the codec of updates and gradients; compress_down, of the model: int8 or int4": {
-            name: first_line(one) for name, one in UP.parts.items()
-        },
-        "metrics: what --metrics measures besides the accuracy": measures.listed(),
+    kinds = {
+        f"{name}: {slot.meaning.partition(';')[0]}": {part: first_line(kind) for part, kind in slot.parts.items()}
+        for name, slot in SLOTS.items()
     }
+    return kinds | {"metrics: what --metrics measures besides the accuracy": measures.listed()}
 
 
 def _parts() -> None:

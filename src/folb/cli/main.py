@@ -39,7 +39,7 @@ COLLECT = 500_000  # new objects between two garbage collections: more than a sh
 EXAMPLES = """examples:
   folb compare synthetic_1_1
   folb compare synthetic_1_1 --algorithms folb,fedavg --rounds 200 --target 0.8
-  folb compare synthetic_1_1 --set mu=0.001,0.01,0.1 --set averaging=samples
+  folb compare synthetic_1_1 --set local.mu=0.001,0.01,0.1 --set rule.weights=samples
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10
   folb run experiment.toml
   folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10

@@ -147,14 +147,9 @@ def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not (key and equals and text):
             raise InputError(field, pair, "should be KEY=VALUE")
-        part, dot, name = key.rpartition(".")
-        values = text.split(",") if "," in text else text
-        home = given.setdefault(part, {}) if dot else given
-        if not isinstance(home, dict):
-            raise InputError(field, key, f"{part} is set to a value already")
-        if name in home:
+        if key in given:
             raise InputError(field, pair, f"{key} is given already; put commas between several values")
-        home[name] = values
+        given[key] = text.split(",") if "," in text else text
     return given
 
 

@@ -164,8 +164,8 @@ def _private(planned: Plan) -> Iterator[str]:
             epsilon = privacy.rounds(planned.federation.N).epsilon(rounds, privacy.delta)
             early = rounds < planned.experiment.rounds
             yield (
-                f"private ({privacy.name}, {privacy.scheme} draws), noise {privacy.noise:g}: epsilon {epsilon:.3g} after "
-                f"{rounds} round{'s' * (rounds != 1)}, with delta {privacy.delta:g}"
+                f"private ({privacy.name}, {privacy.scheme} draws), noise {privacy.noise:g}: epsilon {epsilon:.3g} "
+                f"after {rounds} round{'s' * (rounds != 1)}, with delta {privacy.delta:g}"
                 + (f", and one more round would exceed {privacy.epsilon:g}" if early else "")
                 + (f"; {results_of.SECRET}" if not privacy.replay else "")
             )

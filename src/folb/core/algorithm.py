@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from dataclasses import field as of_record
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class Origin:
         for path, value in given.items():
             slot, _, name = path.partition(".")
             if slot not in SLOTS and path not in self.others.settings:
-                choose("setting", path, [*hints(), "uploads"])
+                raise_unknown("setting", path, [*hints(), "uploads"])
             of.setdefault(slot if slot in SLOTS else "", {})[name if slot in SLOTS else path] = value
         usual = Others().settings
         plain = {name: value for name, value in of.pop("", {}).items() if value is not None or usual[name] is None}
@@ -122,6 +122,14 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise InputError(path, one, f"is given already, as {paths[path]}; give it once")
             paths[path] = one
     return paths
+
+
+def raise_unknown(field: str, path: str, known: Iterable[str]) -> None:
+    """Raise for a path that is none of the known ones: with those that end in it, or are spelt like it."""
+    known = list(known)
+    if ends := [one for one in known if one.endswith(f".{path}")]:
+        raise InputError(field, path, f"should be {' or '.join(ends)}")
+    choose(field, path, known)
 
 
 @functools.cache

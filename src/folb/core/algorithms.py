@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from folb.core.algorithm import SLOTS, USUAL, Algorithm, flattened, hints
+from folb.core.algorithm import SLOTS, USUAL, Algorithm, flattened, hints, raise_unknown
+from folb.core.part import described
 from folb.core.samplings import SAMPLINGS
-from folb.errors import InputError, choose
+from folb.errors import InputError
 
 OF_WEIGHERS = ("gradient", "guard")  # slots of rules that weigh by gradients
 NAMES: dict[str, tuple[str, ...]] = {  # the parts that an algorithm may have by name, unless it says otherwise
@@ -19,9 +20,9 @@ NAMES: dict[str, tuple[str, ...]] = {  # the parts that an algorithm may have by
 class Named:
     """An algorithm by its name: what it is made of, and what users may change of that."""
 
-    def __init__(self, made: Algorithm, says: str, only: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, made: Algorithm, says: str, only: Mapping[str, Sequence[str]], own: bool = False) -> None:
         """`only` has the names that it may have in some slots, besides a user's own; a single one is fixed."""
-        self.made, self.only = made, {"rule": (made.rule.name,), **NAMES, **only}
+        self.made, self.only, self.own = made, only, own
         self.name = self.__name__ = made.name
         self.__doc__ = says
 
@@ -37,7 +38,7 @@ class Named:
             if path == "local.mu" and not self.proximal:
                 raise InputError(path, value, f"is for algorithms with a proximal term, and {self.name} has none")
             if not fits or (slot not in SLOTS and path not in (*USUAL.others.settings, "uploads")):
-                choose(f"setting of {self.name}", path, self.settings)
+                raise_unknown(f"setting of {self.name}", path, self.settings)
             if not field and isinstance(value, str) and value not in (names := self.only.get(slot, (value,))):
                 one = f"is fixed: {self.name} has {slot}={names[0]}; use another algorithm with this one"
                 raise InputError(slot, value, one if len(names) == 1 else f"should be one of {', '.join(names)}")
@@ -48,27 +49,30 @@ class Named:
     @property
     def proximal(self) -> bool:
         """Whether local objectives have the proximal term (3)."""
-        return "local.mu" in self.only
+        return self.own or "local.mu" in self.only
 
     @property
     def _slots(self) -> list[str]:
         """The slots that its settings are of."""
         weighs = "grad" in self.made.rule.uploads and not self.made.rule.surveyed
-        return [name for name in SLOTS if weighs or name not in OF_WEIGHERS]
+        return [name for name in SLOTS if weighs or self.own or name not in OF_WEIGHERS]
 
     @property
     def settings(self) -> dict[str, tuple[Any, Any]]:
         """Its settings by their paths: the type with a line of help, and the default."""
-        usual, known, found = self.made.settings, hints(), {}
+        usual, known = self.made.settings, hints()
+        found: dict[str, Any] = {}
         for name in self._slots:
-            slot, names = SLOTS[name], self.only.get(name)
+            slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
             if names is None or len(names) > 1:
                 found[name] = slot.choice(names)
             own = usual if names is not None and len(names) == 1 else slot.fields
             found |= {path: known[path] for path in slot.fields if path in own}
+            if slot.record is None and part is not None:
+                found |= {slot.spelt(field): hint for field, hint in described(type(part)).items()}
         found |= {path: known[path] for path in USUAL.others.settings}
         if not self.proximal:
-            del found["local.mu"]
+            found.pop("local.mu")
         return {path: (hint, usual.get(path)) for path, hint in found.items()}
 
 
@@ -82,8 +86,13 @@ def _named(name: str, says: str, only: Mapping[str, Sequence[str]] | None = None
         only["local.mu"] = ()
         settings = {**settings, "local.mu": mu}
     made = Algorithm(**settings)
-    ALGORITHMS[name] = Named(made.but(origin=replace(made.origin, name=name)), says, only)
+    ALGORITHMS[name] = Named(called(made, name), says, {"rule": (made.rule.name,), **NAMES, **only})
     return ALGORITHMS[name]
+
+
+def called(made: Algorithm, name: str) -> Algorithm:
+    """The algorithm under a name."""
+    return made.but(origin=replace(made.origin, name=name))
 
 
 fedavg = _named("fedavg", "FedAvg (McMahan et al.): local SGD and the average (2).")

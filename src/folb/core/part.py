@@ -290,7 +290,7 @@ class Slot(Generic[P]):
         if isinstance(wanted, str):
             wanted = self.parts[choose(self.name, wanted, self.parts)]
         if isinstance(wanted, type) and issubclass(wanted, self.base):
-            return made if type(made) is wanted else wanted()  # type: ignore[return-value]
+            return made if type(made) is wanted else wanted()
         if not isinstance(wanted, self.base):
             expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
             raise InputError(self.name, wanted, expected)

@@ -303,9 +303,7 @@ SAMPLINGS = Slot(
     "select",
     Sampling,
     (Uniform, Samples, Poisson, Direct, Norm, PowerOfChoice, RememberedLoss, Oort, Clusters),
-    "P_k. uniform: equal chances; samples: a device's share of the samples; poisson: each device by itself, with "
-    "chance K/N; power_of_choice, remembered_loss: the K of some candidates with the largest loss, reported now or "
-    "last time; oort: by use and speed; clusters: one device of each of K clusters",
+    "P_k: which devices a round asks",
     optional=False,
     record=Selection,
     inside="sampling",

@@ -6,17 +6,18 @@ import hashlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from jax.tree_util import Partial
 
 from folb import data
-from folb.core.algorithm import Algorithm, common_defaults, common_hints, named
-from folb.core.algorithms import ALGORITHMS
+from folb.core.algorithm import SLOTS, Algorithm, flattened, raise_unknown
+from folb.core.algorithms import ALGORITHMS, Named
+from folb.core.part import described
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
 from folb.data.federation import Federation
@@ -24,10 +25,11 @@ from folb.errors import InputError, choose
 from folb.experiments import box as boxes
 from folb.experiments.experiment import Experiment, differs, to_toml
 from folb.experiments.settings import (
-    FAILURES,
     Chosen,
-    Setting,
+    algorithm_settings,
     chosen_by_name,
+    common_settings,
+    from_file,
     naming_own_files,
     read,
     setting,
@@ -42,55 +44,11 @@ from folb.store.environment import about_runs
 from folb.store.run_arrays import digest, leaves
 
 
-def algorithm_settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
-    """An algorithm's own settings, then the settings that all algorithms have."""
-    return settings(constructor, common_settings)
-
-
-@cache  # to read it from the signatures takes a while
-def common_settings() -> dict[str, Setting]:
-    """The settings that every algorithm has."""
-    usual = common_defaults()
-    return {name: setting(name, hint, usual[name]) for name, hint in common_hints().items()}
-
-
 def _chosen(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Chosen:
     chosen = chosen_by_name(field, name, registry)
-    if field != "algorithms":
-        return chosen
-    made_by_folb = hasattr(chosen.constructor, "named_by_folb")
-    constructor = chosen.constructor if made_by_folb or not chosen.own else named(chosen.constructor)
-    known = algorithm_settings(constructor)
-    if chosen.own:
-        code = chosen.constructor.__wrapped__ if made_by_folb else chosen.constructor  # type: ignore[attr-defined]
-        known = _as_coded(code, known, chosen.settings)
-    return replace(chosen, constructor=constructor, settings=known, swept=True)
-
-
-def _as_coded(make: Callable[..., Any], known: dict[str, Setting], own: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings of a user's own algorithm, without those that its code fixes, and with the defaults of its code."""
-    try:
-        origin = make().origin
-    except FAILURES:
-        return known  # the error comes again when the algorithm is made, and is then shown
-    coded = {name for name in origin.given if name in known and name not in own}
-    fixed = {name for name in coded if not _takes(make, name, known[name].default)}
-    return {
-        name: setting._replace(default=origin.settings.get(name, setting.default)) if name in coded else setting
-        for name, setting in known.items()
-        if name not in fixed
-    }
-
-
-def _takes(make: Callable[..., Any], name: str, value: Any) -> bool:
-    """Whether a user's own code lets this setting be given: to give it twice is a TypeError."""
-    try:
-        make(**{name: value})
-    except TypeError:
-        return False
-    except FAILURES:
-        return True
-    return True
+    if isinstance(chosen.constructor, Named):
+        return replace(chosen, settings=algorithm_settings(chosen.constructor), swept=True)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -146,6 +104,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     system = _chosen("system", experiment.system, SYSTEMS)
     algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
+    own = _own_parts(algorithms, experiment.set)
     _distribute(parts, "set", experiment.set, _take)
     _distribute(algorithms, "box", experiment.box, _take_box)
 
@@ -157,7 +116,9 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
         swept = {name: values[name] for name in part.settings if name in values and name not in box}
         points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
         for combination, point in itertools.product(itertools.product(*swept.values()), points):
-            variants.append(part.make(Algorithm, **dict(zip(swept, combination, strict=True)), **point))
+            known = {**dict(zip(swept, combination, strict=True)), **point}
+            classes = {name: own.get(str(value), value) if name in SLOTS else value for name, value in known.items()}
+            variants.append(part.make(Algorithm, **classes))
         part.given.update(swept)
 
     if system.constructor is trace and system.given.get("file"):  # an absolute path is found from any directory
@@ -169,7 +130,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     if experiment.device_samples is not None:
         federation = federation.smaller(experiment.device_samples)
     built_model = model.make(Model, federation.shape, federation.classes, **model.given)
-    with naming_own_files([experiment.model, *experiment.metrics]):
+    with naming_own_files([experiment.model, *experiment.metrics, *own]):
         whole = settled(
             federation,
             built_model,
@@ -181,10 +142,10 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             metrics=[from_file("metrics", name) if ".py:" in name else name for name in experiment.metrics],
             stream=stream,
         )
-        known = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
-    asked = _judged(experiment, built_model, None if whole.evaluated == known else experiment.evaluate)
+        by_default = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
+    asked = _judged(experiment, built_model, None if whole.evaluated == by_default else experiment.evaluate)
     experiment = _spelt_out(asked, whole.evaluated or "all", parts)
-    identity = _identity(experiment, federation, built_system)
+    identity = _identity(experiment, federation, built_system, own)
     apart = differs(asked, (_usual_and_given(part, asked.dataset) for part in parts))
     return Plan(**vars(whole), experiment=experiment, system=built_system, identity=identity, differs=apart)
 
@@ -255,12 +216,21 @@ def _anywhere(experiment: Experiment) -> Experiment:
         system=absolute(experiment.system),
         algorithms=tuple(map(absolute, experiment.algorithms)),
         metrics=tuple(map(absolute, experiment.metrics)),
+        set=_each_text(experiment.set, absolute),
     )
 
 
-def _identity(experiment: Experiment, federation: Federation, system: Any) -> str:
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _each_text(one, change) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(one, change) for one in value]
+    return change(value) if isinstance(value, str) and ".py:" in value else value
+
+
+def _identity(experiment: Experiment, federation: Federation, system: Any, own: Iterable[str]) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    for name in (experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics):
+    for name in (experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics, *own):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
     if isinstance(system, Trace):
@@ -272,25 +242,57 @@ def _identity(experiment: Experiment, federation: Federation, system: Any) -> st
 def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
-    usual = {"lr": [known.lr]} if part.settings.get("lr") == common_settings()["lr"] else {}
-    return usual | ({"mu": [known.mu]} if part.name == "fedprox" else {})
+    usual = {LR: [known.lr]} if part.settings.get(LR) == common_settings()[LR] else {}
+    return usual | ({"local.mu": [known.mu]} if part.name == "fedprox" else {})
+
+
+LR = "local.lr"
+
+
+def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The classes of parts that a user's own files have, as they are given: each algorithm has their fields, too."""
+    own: dict[str, Any] = {}
+    for _, name, value in _spread(algorithms, given):
+        for spec in value if isinstance(value, list | tuple) else [value]:
+            if name not in SLOTS or not (isinstance(spec, str) and ".py:" in spec):
+                continue
+            own[spec] = kind = from_file(name, spec)
+            if not (isinstance(kind, type) and issubclass(kind, SLOTS[name].base)):
+                raise InputError(name, spec, f"should be a class of the base folb.{SLOTS[name].base.__name__}")
+            for field, hint in described(kind).items():
+                path, (of, meaning) = SLOTS[name].spelt(field), get_args(hint)
+                for part in algorithms:
+                    part.settings.setdefault(path, setting(path, Annotated[of | None, meaning], None))
+    return own
+
+
+def _spread(parts: list[Chosen], given: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
+    """For each value: the one part that it is for, or None; its path; and itself."""
+    names = [part.name for part in parts]
+    flat: list[tuple[str | None, str, Any]] = []
+    for key, value in given.items():
+        only = next((name for name in names if key == name or key.startswith(f"{name}.")), None)
+        if isinstance(value, Mapping) and only == key:
+            flat += [(only, name, one) for name, one in flattened(value).items()]
+        elif isinstance(value, Mapping):
+            if key not in SLOTS:
+                choose("set", key, [*names, *SLOTS])
+            flat += [(None, name, one) for name, one in flattened({key: value}).items()]
+        else:
+            flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
+    return sorted(flat, key=lambda one: one[0] is not None)  # those for one part come last, so they win
 
 
 def _distribute(
     parts: list[Chosen], field: str, given: Mapping[str, Any], take: Callable[[Chosen, str, Any], None]
 ) -> None:
     """Let each part take what `given` has for its settings."""
-    flat = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
-    tables = [(None, flat), *((name, table) for name, table in given.items() if isinstance(table, Mapping))]
-    for only, table in tables:  # those for one part come last, so they win
-        if only is not None:
-            choose(field, only, [part.name for part in parts])
-        for name, value in table.items():
-            takers = [part for part in parts if name in part.settings and only in (None, part.name)]
-            if not takers:
-                _refuse(parts, name, value, only, field)
-            for part in takers:
-                take(part, name, value)
+    for only, name, value in _spread(parts, given):
+        takers = [part for part in parts if name in part.settings and only in (None, part.name)]
+        if not takers:
+            _refuse(parts, name, value, only, field)
+        for part in takers:
+            take(part, name, value)
 
 
 def _take(part: Chosen, name: str, value: Any) -> None:
@@ -302,7 +304,9 @@ def _take(part: Chosen, name: str, value: Any) -> None:
     options = value if isinstance(value, list | tuple) else [value]
     if not options:
         raise InputError(name, value, "should be at least one value")
-    part.given[name] = [read(name, kind, option) for option in options]
+    part.given[name] = [
+        option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options
+    ]
     if len(set(map(repr, part.given[name]))) < len(options):
         raise InputError(name, value, "should be different values")
 
@@ -315,10 +319,11 @@ def _take_box(part: Chosen, name: str, choice: Any) -> None:
 
 
 ELSEWHERE = {  # what other libraries call a setting
-    "learning_rate": "lr",
-    "batch_size": "batch",
-    "epochs": "unit=epoch, with --system fixed --set work=EPOCHS",
-    "momentum": "local_step=momentum (on devices) or server=momentum",
+    "learning_rate": LR,
+    "batch_size": "local.batch",
+    "epochs": "local.unit=epoch, with --system fixed --set work=EPOCHS",
+    "local.epochs": "local.unit=epoch, with --system fixed --set work=EPOCHS",
+    "momentum": "local=momentum (on devices) or server=momentum",
 }
 
 
@@ -332,4 +337,4 @@ def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field:
         raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
     if name in ELSEWHERE:
         raise InputError(field, name, f"folb calls this {ELSEWHERE[name]}")
-    choose(field, name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))
+    raise_unknown(field, name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))

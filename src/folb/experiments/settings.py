@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import math
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from folb.core.algorithm import Algorithm
+from folb.core.algorithms import ALGORITHMS, Named, called
 from folb.errors import InputError, choose
 
 OWN = "folb_own_"  # begins the module names of a user's own files
@@ -29,23 +32,32 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def settings(
-    constructor: Callable[..., Any], shared: Callable[..., dict[str, Setting]] | None = None
-) -> dict[str, Setting]:
-    """The settings of a constructor, in the order of its signature.
+def settings(constructor: Callable[..., Any]) -> dict[str, Setting]:
+    """The settings of a constructor, in the order of its signature; of an algorithm, those that not all have like it.
 
-    Keywords without a default (a model's shape and classes) are not settings. If it takes `**common`,
-    `shared()` gives those settings.
+    Keywords without a default (a model's shape and classes) are not settings.
     """
+    if isinstance(constructor, Named):
+        usual = common_settings()
+        return {name: one for name, one in algorithm_settings(constructor).items() if usual.get(name) != one}
     hints = get_type_hints(constructor, include_extras=True)
-    by_name: dict[str, Setting] = {}
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            usual = shared() if shared else {}
-            by_name.update({other: known for other, known in usual.items() if other not in by_name})
-        elif parameter.default is not parameter.empty:
-            by_name[name] = setting(name, hints.get(name, Any), parameter.default)
-    return by_name
+    return {
+        name: setting(name, hints.get(name, Any), parameter.default)
+        for name, parameter in inspect.signature(constructor).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.default is not parameter.empty
+    }
+
+
+def algorithm_settings(algorithm: Named) -> dict[str, Setting]:
+    """All settings of an algorithm, by their paths."""
+    return {path: setting(path, hint, usual) for path, (hint, usual) in algorithm.settings.items()}
+
+
+@functools.cache
+def common_settings() -> dict[str, Setting]:
+    """The settings that every algorithm has: FedAvg's, without those of its rule."""
+    known = algorithm_settings(ALGORITHMS["fedavg"])
+    return {path: one for path, one in known.items() if not path.startswith("rule")}
 
 
 def setting(name: str, hint: Any, default: Any) -> Setting:
@@ -86,10 +98,10 @@ def read(field: str, kind: Any, value: Any) -> Any:
 
 def _read_one_of(field: str, kinds: tuple[Any, ...], value: Any) -> Any:
     """A value of a union such as `int | Literal["all"]` or `float | None`. Its words come before its other type."""
-    words = {word: word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
-    words |= {"none": None} if type(None) in kinds else {}
-    if str(value).lower() in words:
-        return words[str(value).lower()]
+    words: dict[str, Any] = {"none": None} if type(None) in kinds else {}
+    words |= {word: word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
+    if (word := str(value)) in words or (word := word.lower()) in words:
+        return words[word]
     others = [kind for kind in kinds if kind is not type(None) and get_origin(kind) is not Literal]
     lists = [kind for kind in others if get_origin(kind) is Sequence]
     if lists and isinstance(value, list | tuple):
@@ -111,8 +123,8 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
     return whole if kind is int else number
 
 
-def from_file(field: str, spec: str) -> Callable[..., Any]:
-    """The function NAME of `path/to/file.py:NAME`: a user's own algorithm, model or system model."""
+def from_file(field: str, spec: str) -> Any:
+    """What NAME is in `path/to/file.py:NAME`: a user's own algorithm, part, model, system model or metric."""
     path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise InputError(field, spec, f"there is no file {path}")
@@ -126,8 +138,8 @@ def from_file(field: str, spec: str) -> Callable[..., Any]:
     except FAILURES as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
-    if not callable(function):
-        raise InputError(field, spec, f"{path} has no function {name!r}")
+    if function is None:
+        raise InputError(field, spec, f"{path} has no {name!r}")
     return function
 
 
@@ -210,6 +222,15 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
         constructor = registry[choose(field, name, registry)]
         return Chosen(name, constructor, settings(constructor))
     constructor, short = from_file(field, name), name.rpartition(":")[2]
+    if field == "algorithms":
+        if not isinstance(constructor, Algorithm):
+            raise InputError(
+                field, name, f"should be an algorithm, as {short} = folb.Algorithm(server='adam')"
+            )
+        named = Named(called(constructor, short), "An algorithm of your own.", {}, own=True)
+        return Chosen(short, named, {}, own=True)
+    if not callable(constructor):
+        raise InputError(field, name, f"should be a function, but {short} is none")
     try:
         known = settings(constructor)
     except Exception as error:

@@ -19,7 +19,8 @@ from folb.core.algorithms import ALGORITHMS
 from folb.errors import InputError, check_whole, choose
 from folb.experiments.execute import run_plan
 from folb.experiments.experiment import Experiment, to_toml
-from folb.experiments.plan import Plan, algorithm_settings, plan
+from folb.experiments.plan import Plan, plan
+from folb.experiments.settings import algorithm_settings
 from folb.measures import ACCURACY
 from folb.results import summary
 from folb.results.run import Run

@@ -346,7 +346,7 @@ def round_cost(whole: Settled, system: System | None, algorithm: Algorithm) -> f
     _, effort = jax.jit(managed)(uniform() if system is None else system, solver, own, devices, 0, 1)
     each = np.asarray(effort.work * unit_cost(solver, own), float).mean() * solver.batch
     each += size.mean() * _passes(algorithm.uploads)
-    survey = algorithm.selection.sampling.survey
+    survey = algorithm.selection.survey
     sampled = algorithm.selection.K * each + size.sum() * _passes([] if survey is None else [survey])
     looked_at = sum(min(evaluated or len(side.y), len(side.y)) for side in (federation.train, federation.test))
     return float(sampled + FORWARD * looked_at / whole.every)

@@ -35,7 +35,7 @@ from typing import Any, Literal
 from folb import atomic
 from folb.atomic import LOCK, claimed, holder, regular
 from folb.errors import InputError
-from folb.measures import ACCURACY, Metric, are_facts, measure
+from folb.measures import ACCURACY, Metric, are_facts, is_measure, measure
 from folb.results.run import Run
 from folb.store import experiment_file
 from folb.store.experiment_file import (
