@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-slow test-examples test-docs check docs docs-serve pages bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-privacy bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
-	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set averaging=simple,samples \
+	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set rule.weights=equal,samples \
 	  --rounds 200 --seeds 5 --target 0.7 --out demo --again
 
 test: .venv/.test  ## the tests

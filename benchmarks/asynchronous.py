@@ -37,8 +37,8 @@ def main() -> None:
     ):
         shared, d = problem(data, model, system=system.fixed(work=20)), parameters(model)
         for K, M in WORKS:
-            waiting = takes_turns(shared, algorithms.fedavg(K=K, replacement=False), 100)
-            buffered = takes_turns(shared, algorithms.fedbuff(K=K, concurrency=M), 100)
+            waiting = takes_turns(shared, algorithms.fedavg(select={"K": K, "replacement": False}), 100)
+            buffered = takes_turns(shared, algorithms.fedbuff(select={"K": K}, concurrency=M), 100)
             pairs = [(waiting(), buffered()) for _ in range(TURNS)]
             ratios = [ours / theirs for theirs, ours in pairs]
             middle = [median(values) for values in zip(*pairs, strict=True)]

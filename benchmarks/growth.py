@@ -48,7 +48,7 @@ def federation(N: int) -> Federation:
 
 def cost(data: Federation, model: Model, K: int, runs: int) -> tuple[float, float]:
     """Seconds a round, and MB of memory the program takes."""
-    algorithm = algorithms.fedavg(K=K)
+    algorithm = algorithms.fedavg(select={"K": K})
     shared = problem(data, model, system=system.fixed(work=20))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *[algorithm] * runs)
     seeds = np.arange(runs, dtype=np.uint32)

@@ -45,7 +45,7 @@ def main() -> None:
     small, wide = data.load("synthetic_1_1"), large()
     for federation, make in ((small, models.logistic), (small, models.mlp), (wide, models.logistic)):
         model = make(federation.shape, federation.classes)
-        algorithm, name = algorithms.fedavg(K=10), make.__name__
+        algorithm, name = algorithms.fedavg(select={"K": 10}), make.__name__
         turns = [
             takes_turns(
                 problem(federation, model, system=system.fixed(work=20), metrics=chosen),

@@ -117,7 +117,9 @@ def torch_loop(work: Work) -> Callable[[], float]:
 
 def simulator(work: Work) -> Callable[[], float]:
     """The compiled simulator."""
-    algorithm = algorithms.fedavg(averaging="samples", K=K, replacement=False, batch=BATCH, lr=work.lr)
+    algorithm = algorithms.fedavg(
+        rule={"weights": "samples"}, select={"K": K, "replacement": False}, local={"batch": BATCH, "lr": work.lr}
+    )
 
     def run() -> float:
         steps = system.fixed(work=STEPS)

@@ -47,13 +47,19 @@ TITLES = {"fedavg": "FedAvg", "accord": "accord", "folb": "FOLB, sketch"}
 
 def contender(name: str, about: dict[str, Any], epsilon: float | None) -> Any:
     """An algorithm of the study; without a budget it is not private."""
-    given: dict[str, Any] = {"K": about["K"], "sampling": "poisson"}
+    given: dict[str, Any] = {"select.K": about["K"], "select": "poisson"}
     if name != "accord":
         given["lr"] = about["lr"]
     if name == "folb":
         given["gradient"] = "sketch"
     if epsilon is not None:
-        given |= {"privacy": "central", "epsilon": epsilon, "delta": DELTA, "clip": 0.3, "clip_quantile": 0.5}
+        given |= {
+            "privacy": "central",
+            "privacy.epsilon": epsilon,
+            "privacy.delta": DELTA,
+            "privacy.clip": 0.3,
+            "privacy.clip_quantile": 0.5,
+        }
     return algorithms.ALGORITHMS[name](**given)
 
 
@@ -119,7 +125,15 @@ def picture(found: dict[str, Any]) -> bytes:
     return figures.small(figures.finished(figure, "Accuracy against epsilon, mean and range of 5 seeds", "", "png"))
 
 
-FLOWER = {"K": 100, "rounds": 40, "clip": 0.3, "lr": 0.03, "epsilon": 8.0, "steps": 10, "batch": 10}
+FLOWER = {
+    "select.K": 100,
+    "rounds": 40,
+    "privacy.clip": 0.3,
+    "local.lr": 0.03,
+    "privacy.epsilon": 8.0,
+    "steps": 10,
+    "local.batch": 10,
+}
 
 
 def flower(out: Path) -> None:
@@ -129,7 +143,9 @@ def flower(out: Path) -> None:
     K, rounds, clip, lr = FLOWER["K"], FLOWER["rounds"], FLOWER["clip"], FLOWER["lr"]
     noise = accountant.noise_for(FLOWER["epsilon"], DELTA, "fixed", int(K), there.N, int(rounds))
     ours = algorithms.fedavg(
-        K=int(K), lr=lr, batch=int(FLOWER["batch"]), replacement=False, privacy="central", noise=noise, clip=clip
+        select={"K": int(K), "replacement": False},
+        local={"lr": lr, "batch": int(FLOWER["batch"])},
+        privacy={"name": "central", "noise": noise, "clip": clip},
     )
     work = system.fixed(work=int(FLOWER["steps"]))
     runs = simulate(there, model, ours, rounds=int(rounds), seeds=SEEDS, system=work, evaluate_every=int(rounds))
@@ -200,7 +216,7 @@ def _flower(there: Any, model: Any, noise: float, seed: int) -> float:
 
 
 GOAL, TURNS = 1.2, 5
-OWN: dict[str, Any] = {"privacy": "central", "noise": 1.0}
+OWN: dict[str, Any] = {"privacy": "central", "privacy.noise": 1.0}
 
 
 def cost(out: Path) -> None:
@@ -210,28 +226,28 @@ def cost(out: Path) -> None:
     there, found = federation(1000), []
     pairs: dict[str, tuple[Any, Any]] = {}
     for K in (10, 50):
-        fixed: dict[str, Any] = {"K": K, "replacement": False}
+        fixed: dict[str, Any] = {"select.K": K, "select.replacement": False}
         pairs |= {
-            f"FedAvg, K={K}": (algorithms.fedavg(**fixed), algorithms.fedavg(**fixed, **OWN)),
-            f"FedAvg, adaptive clip, K={K}": (
+            f"FedAvg, select.K={K}": (algorithms.fedavg(**fixed), algorithms.fedavg(**fixed, **OWN)),
+            f"FedAvg, adaptive clip, select.K={K}": (
                 algorithms.fedavg(**fixed),
-                algorithms.fedavg(**fixed, **OWN, clip_quantile=0.5),
+                algorithms.fedavg(**fixed, **OWN, privacy={"clip_quantile": 0.5}),
             ),
-            f"FedAvg, distributed, K={K}": (
+            f"FedAvg, distributed, select.K={K}": (
                 algorithms.fedavg(**fixed),
                 algorithms.fedavg(**fixed, **OWN | {"privacy": "distributed"}),
             ),
-            f"accord, K={K}": (
-                algorithms.accord(**fixed, sampling="uniform"),
-                algorithms.accord(**fixed, sampling="uniform", **OWN),
+            f"accord, select.K={K}": (
+                algorithms.accord(**fixed, select="uniform"),
+                algorithms.accord(**fixed, select="uniform", **OWN),
             ),
-            f"FOLB, sketch, K={K}": (
+            f"FOLB, sketch, select.K={K}": (
                 algorithms.folb(**fixed, gradient="sketch"),
                 algorithms.folb(**fixed, gradient="sketch", **OWN),
             ),
-            f"FedAvg, Poisson draws, K={K}": (
-                algorithms.fedavg(K=K, sampling="poisson"),
-                algorithms.fedavg(K=K, sampling="poisson", **OWN),
+            f"FedAvg, Poisson draws, select.K={K}": (
+                algorithms.fedavg(select={"name": "poisson", "K": K}),
+                algorithms.fedavg(select={"name": "poisson", "K": K}, **OWN),
             ),
         }
     model = models.logistic((60,), 10)
@@ -257,11 +273,15 @@ def seed() -> None:
     there = data.load("synthetic_1_1", devices=1000, sizes=[20] * 1000)
     model, K = models.logistic(there.shape, there.classes), 50
     start = model.init(jax.random.key(0))
-    noise = privacy.normals({"delta": start}, randomness.words(0, 1, randomness.NOISE, 2))["delta"]
+    noise = privacy.normals({"privacy.delta": start}, randomness.words(0, 1, randomness.NOISE, 2))["delta"]
 
     def updates(noise_of: float, replay: bool) -> tuple[Any, Any]:
         """The update of the round with its noise, and without the noise that follows from the seed."""
-        made = algorithms.fedavg(K=K, lr=0.001, replacement=False, privacy="central", noise=noise_of, replay=replay)
+        made = algorithms.fedavg(
+            select={"K": K, "replacement": False},
+            local={"lr": 0.001},
+            privacy={"name": "central", "noise": noise_of, "replay": replay},
+        )
         [run] = simulate(there, model, made, rounds=1)
         seen = flat({name: run.params[name] - start[name] for name in start})
         return seen, seen - flat(noise) * (noise_of / K)
@@ -270,7 +290,7 @@ def seed() -> None:
     for replay in (True, False):
         seen, guess = updates(1.0, replay)
         lengths = [float(np.linalg.norm(value)) for value in (true, seen - true, guess - true)]
-        print("replay={}: update {:.3f} long, noise {:.3f}, error of the guess {:.1e}".format(replay, *lengths))
+        print("privacy.replay={}: update {:.3f} long, noise {:.3f}, error of the guess {:.1e}".format(replay, *lengths))
 
 
 def main() -> None:

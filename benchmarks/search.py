@@ -38,7 +38,7 @@ def ways() -> dict[str, Callable[[], None]]:
     """The ways to go through the grid in one process."""
     federation = data.load("synthetic_1_1")
     model = models.logistic(federation.shape, federation.classes)
-    grid = [algorithms.folb_hetero(mu=mu, psi=psi) for mu, psi in POINTS]
+    grid = [algorithms.folb_hetero(local={"mu": mu}, rule={"psi": psi}) for mu, psi in POINTS]
 
     def some(points: list[Algorithm], seeds: range) -> None:
         runs = simulate(federation, model, points, rounds=ROUNDS, seeds=seeds)
@@ -65,7 +65,9 @@ def of_epochs() -> dict[str, Any]:
     federation = data.load("synthetic_1_1")
     model = models.logistic(federation.shape, federation.classes)
     mu, psi = np.geomspace(1e-4, 1, 14), np.geomspace(0.1, 100, 10)
-    grid = [algorithms.folb_hetero(mu=m, psi=p, unit="epoch") for m, p in itertools.product(mu, psi)]
+    grid = [
+        algorithms.folb_hetero(local={"mu": m, "unit": "epoch"}, rule={"psi": p}) for m, p in itertools.product(mu, psi)
+    ]
 
     def search() -> None:
         assert len(simulate(federation, model, grid, rounds=200)) == 140
@@ -103,7 +105,8 @@ def as_commands(count: int) -> dict[str, float]:
     tune = ["tune", "synthetic_1_1", "--algorithm", "folb_hetero", *grid, *shared]
     compare = ["compare", "synthetic_1_1", "--algorithms", "folb_hetero", *shared]
     measured = [
-        [*compare, "--set", f"mu={mu}", "--set", f"psi={psi}"] for mu, psi in POINTS[:: -(-len(POINTS) // count)]
+        [*compare, "--set", f"local.mu={mu}", "--set", f"rule.psi={psi}"]
+        for mu, psi in POINTS[:: -(-len(POINTS) // count)]
     ]
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"XDG_CACHE_HOME": f"{home}/cache", "FOLB_RUNS": f"{home}/runs"}

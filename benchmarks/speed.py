@@ -108,7 +108,9 @@ def numpy_loop(federation: Federation) -> Callable[[int], float]:
 def simulator(federation: Federation, seeds: int) -> Callable[[int], float]:
     """The compiled simulator."""
     model = models.logistic(federation.shape, federation.classes)
-    algorithm = algorithms.fedavg(averaging="samples", K=K, replacement=False, batch=BATCH, lr=LR)
+    algorithm = algorithms.fedavg(
+        rule={"weights": "samples"}, select={"K": K, "replacement": False}, local={"batch": BATCH, "lr": LR}
+    )
 
     def run(rounds: int) -> float:
         work = system.fixed(work=STEPS)
@@ -135,7 +137,7 @@ def rounds_per_second(runners: dict[str, tuple[Callable[[int], float], int, int]
 def compare_seconds() -> tuple[float, float]:
     """`folb compare` of three algorithms, three seeds, 100 rounds: from an empty cache, and again."""
     command = [sys.executable, "-m", "folb", "compare", "synthetic_1_1", "--algorithms", "folb,fedprox,fedavg"]
-    command += ["--set", "averaging=simple", "--rounds", "100", "--seeds", "3", "--json", "--again"]
+    command += ["--set", "rule.weights=equal", "--rounds", "100", "--seeds", "3", "--json", "--again"]
     seconds = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):

@@ -4,7 +4,7 @@ The server averages models in which nine of ten numbers are 0. The run of docs/r
 
 folb compare mnist --model mlp --algorithms examples/largest_of_models.py:largest_of_models --set partition=dirichlet \
     --set alpha=0.5 --set capped=true --set devices=100 --set test=server --set pixels=unit --set second=200 \
-    --set init=torch --set replacement=false --set K=10 --set unit=gradient --set work=5 --set lr=0.1 --system fixed \
+    --set init=torch --set select.replacement=false --set select.K=10 --set local.unit=gradient --set work=5 --set local.lr=0.1 --system fixed \
     --rounds 200 --evaluate-every 20 --seeds 1
 """
 

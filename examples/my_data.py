@@ -1,7 +1,7 @@
 """Your own dataset: a table of samples, each with its device, its label, and whether it is for testing.
 
 python examples/my_data.py my_data.csv
-folb compare my_data.csv --algorithms folb,fedavg --rounds 20 --set lr=0.1
+folb compare my_data.csv --algorithms folb,fedavg --rounds 20 --set local.lr=0.1
 """
 
 import csv

@@ -28,4 +28,4 @@ class Softmax(folb.Rule):
 @folb.named
 def softmax(*, mu: float = 0.01, temperature: Annotated[float, "how soft"] = 0.5, **common: object) -> folb.Algorithm:
     """FOLB with soft weights."""
-    return folb.compose(Softmax(temperature), mu=mu, **common)
+    return folb.compose(Softmax(temperature), local={"mu": mu}, **common)

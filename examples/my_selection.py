@@ -37,4 +37,4 @@ class LargeUpdates(folb.Sampling):
 @folb.named
 def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
     """FedAvg whose devices are drawn by the size of their last update."""
-    return folb.compose(folb.rules.Mean(), sampling=LargeUpdates(explore), **common)
+    return folb.compose(folb.rules.Mean(), select=LargeUpdates(explore), **common)

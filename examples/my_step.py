@@ -28,4 +28,4 @@ class HeavyBall(folb.LocalStep):
 
 def local_momentum(*, decay: Annotated[float, "of the momentum"] = 0.9, **common: Any) -> "folb.Algorithm":
     """FedAvg with momentum on its devices."""
-    return folb.compose(folb.rules.Mean(), local_step=HeavyBall(decay), **common)
+    return folb.compose(folb.rules.Mean(), local=HeavyBall(decay), **common)

@@ -27,7 +27,7 @@ from folb.store import run_arrays
 from folb.theory import audit
 
 N = FEDERATION.N
-USUAL = {"lr": LR, "batch": BATCH}
+USUAL = {"local.lr": LR, "local.batch": BATCH}
 ROUNDS = {3: 50, 2: 75, 1: 160}  # of K replies, so that there are 200 events, with those that are lost
 
 
@@ -144,14 +144,31 @@ def polynomial(tau, power=0.5):
 
 
 CASES = {
-    "fedbuff": (algorithms.fedbuff, {"K": 3, "concurrency": 3}, fedbuff, polynomial),
-    "fedasync": (algorithms.fedasync, {"concurrency": 5, "staleness_power": 0.7, "mu": 0.1}, fedasync, polynomial),
-    "folb": (algorithms.folb, {"K": 2, "concurrency": 4, "mu": 0.0, "staleness": "constant"}, folb, lambda tau: 1.0),
+    "fedbuff": (algorithms.fedbuff, {"select.K": 3, "concurrency": 3}, fedbuff, polynomial),
+    "fedasync": (
+        algorithms.fedasync,
+        {"concurrency": 5, "staleness.power": 0.7, "local.mu": 0.1},
+        fedasync,
+        polynomial,
+    ),
+    "folb": (
+        algorithms.folb,
+        {"select.K": 2, "concurrency": 4, "local.mu": 0.0, "staleness": "constant"},
+        folb,
+        lambda tau: 1.0,
+    ),
     "ahead": (
         algorithms.fedacg,
         {
-            **{"K": 3, "concurrency": 2, "mu": 0.0, "beta": 0.8, "averaging": "samples", "sampling": "samples"},
-            **{"staleness": "hinge", "staleness_slope": 2.0, "staleness_bound": 1},
+            **{
+                "select.K": 3,
+                "concurrency": 2,
+                "local.mu": 0.0,
+                "server.beta": 0.8,
+                "rule.weights": "samples",
+                "select": "samples",
+            },
+            **{"staleness": "hinge", "staleness.slope": 2.0, "staleness.bound": 1},
         },
         by_samples_ahead,
         lambda tau: 1 / (1 + 2.0 * max(tau - 1, 0)),
@@ -246,7 +263,14 @@ def test_stacked_runs_are_those_alone():
 
 def test_a_step_size_of_its_own_and_a_guard_in_a_buffer():
     """Each device keeps the step size that it started with, and no reply weighs more than cap / K."""
-    made = algorithms.folb(K=3, concurrency=3, gradient="proxy", guarded=True, cap=1.5, step_size="agreement", **USUAL)
+    made = algorithms.folb(
+        select={"K": 3},
+        concurrency=3,
+        gradient="proxy",
+        guard={"name": "on", "cap": 1.5},
+        step_size="agreement",
+        **USUAL,
+    )
     run = simulated(made, rounds=30, system=UNEVEN, record=("weights", "lr"))
     lr = run.records["lr"][:, :3]
     assert np.any(lr.min(axis=1) < lr.max(axis=1))
@@ -297,14 +321,14 @@ def test_if_only_others_have_a_chance_any_device_that_is_left_is_drawn():
         ("fedavg", {"concurrency": 2.5}, "concurrency = 2.5: .*whole number"),
         ("fedasync", {"concurrency": None}, "concurrency = None: should be a number"),
         ("fedavg", {"staleness": "hinge"}, "staleness = 'hinge': is for rounds that do not wait: set concurrency"),
-        ("fedavg", {"staleness_power": 1.0}, "staleness_power = 1.0: is for rounds that do not wait"),
+        ("fedavg", {"staleness.power": 1.0}, "staleness_power = 1.0: is for rounds that do not wait"),
         ("fedbuff", {"staleness": "old"}, "staleness = 'old': choose one of constant, hinge, polynomial"),
-        ("fedbuff", {"staleness_power": -1.0}, "staleness_power = -1.0: should be at least 0"),
-        ("fedbuff", {"staleness_slope": 1.0}, "staleness_slope = 1.0: is for staleness=hinge; staleness is polynomial"),
+        ("fedbuff", {"staleness.power": -1.0}, "staleness_power = -1.0: should be at least 0"),
+        ("fedbuff", {"staleness.slope": 1.0}, "staleness_slope = 1.0: is for staleness=hinge; staleness is polynomial"),
         ("folb_two_set", {"concurrency": 3}, "should be None with a second set"),
         ("scaffold", {"concurrency": 3}, "memory = 'scaffold': should be None with concurrency"),
-        ("fedbuff", {"sampling": "power_of_choice"}, "sampling = 'power_of_choice': should be uniform, samples"),
-        ("fedbuff", {"sampling": "clusters"}, "sampling = 'clusters': should be uniform, samples"),
+        ("fedbuff", {"select": "power_of_choice"}, "sampling = 'power_of_choice': should be uniform, samples"),
+        ("fedbuff", {"select": "clusters"}, "sampling = 'clusters': should be uniform, samples"),
         ("fednu_norm", {"concurrency": 3}, "sampling = 'norm': should be uniform, samples"),
     ],
 )
@@ -316,9 +340,9 @@ def test_settings_that_cannot_be(make, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"concurrency": 6, "K": 1}, "concurrency = 6: should be at most the 5 devices"),
-        ({"concurrency": 4, "K": 3}, "concurrency = 4: should be at most N - K \\+ 1 = 3 with K = 3"),
-        ({"K": 6, "concurrency": 1}, "K = 6: should be at most the 5 devices"),
+        ({"concurrency": 6, "select.K": 1}, "concurrency = 6: should be at most the 5 devices"),
+        ({"concurrency": 4, "select.K": 3}, "concurrency = 4: should be at most N - K \\+ 1 = 3 with K = 3"),
+        ({"select.K": 6, "concurrency": 1}, "K = 6: should be at most the 5 devices"),
     ],
 )
 def test_more_at_work_than_there_are(settings, message):
@@ -329,18 +353,18 @@ def test_more_at_work_than_there_are(settings, message):
 def test_staleness_of_ones_own():
     """Any function of tau; one that returns another shape is found before anything runs."""
     made = algorithm("fedbuff")
-    own = compose(rules.Mean(), K=3, concurrency=3, staleness=lambda tau: (1 + tau) ** -0.5, **USUAL)
+    own = compose(rules.Mean(), select={"K": 3}, concurrency=3, staleness=lambda tau: (1 + tau) ** -0.5, **USUAL)
     found, expected = (simulated(one, rounds=6, system=UNEVEN).params for one in (own, made))
     assert furthest(found, expected) < 1e-6
     with pytest.raises(InputError, match="staleness: what it returns"):
-        simulated(compose(rules.Mean(), K=3, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
+        simulated(compose(rules.Mean(), select={"K": 3}, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
     with pytest.raises(InputError, match="sampling: a Draw"):
         draw = selection.Draw(2, lambda words: None, lambda device: device)
-        simulated(compose(rules.Mean(), K=3, concurrency=3, sampling=sampling(lambda known: draw)), rounds=1)
+        simulated(compose(rules.Mean(), select={"name": sampling(lambda known: draw), "K": 3}, concurrency=3), rounds=1)
 
 
 def test_what_waits_by_its_nature_refuses():
-    made = algorithms.fedbuff(K=2, concurrency=2)
+    made = algorithms.fedbuff(select={"K": 2}, concurrency=2)
     with pytest.raises(InputError, match="concurrency = 2: should be None with streaming"):
         simulated(made, rounds=1, stream=True)
     with pytest.raises(InputError, match="concurrency = 2: should be None on Flower"):
@@ -352,7 +376,12 @@ def test_what_waits_by_its_nature_refuses():
 def test_a_server_with_samples_of_its_own_and_what_liars_gain():
     """FLTrust in a buffer whose devices have step sizes of different rounds; liars gain what their weights say."""
     made = algorithms.fedbuff(
-        **USUAL, K=3, concurrency=3, robust="fltrust", root=20, step_size="agreement", attack="flipped", attackers=0.4
+        **USUAL,
+        select={"K": 3},
+        concurrency=3,
+        robust={"name": "fltrust", "root": 20},
+        step_size="agreement",
+        attack={"name": "flipped", "share": 0.4},
     )
     run = simulated(made, rounds=12, system=UNEVEN, record=("weights", "attack"))
     assert np.isfinite(run.train_loss).all() and run.train_loss[-1] < run.train_loss[0]

@@ -135,7 +135,7 @@ def test_an_attack_on_updates_alone_needs_no_gradients():
 
 
 def test_many_attacks_are_one_program():
-    made = [algorithms.folb(attack=name, attackers=share) for name in ATTACKS.parts for share in (0.1, 0.4)]
+    made = [algorithms.folb(attack={"name": name, "share": share}) for name in ATTACKS.parts for share in (0.1, 0.4)]
     assert len({jax.tree.structure(one) for one in made}) == 1
 
 
@@ -154,7 +154,9 @@ def small():
 def test_poisoned_samples_and_what_is_recorded(small):
     """Reversed labels and a backdoor change what liars learn; the backdoor's rate is of the model."""
     names = ["honest", "labels", "backdoor"]
-    made = [algorithms.fedavg(K=4, lr=0.1, attack=name, attackers=0.6) for name in names]
+    made = [
+        algorithms.fedavg(select={"K": 4}, local={"lr": 0.1}, attack={"name": name, "share": 0.6}) for name in names
+    ]
     honest, labels, backdoor = simulate(*small, made, rounds=10, record=("attack", "weights"))
     assert honest.test_accuracy[-1] > labels.test_accuracy[-1]
     assert backdoor.records["attack"][-1, 2] > honest.records["attack"][-1, 2] + 0.3
@@ -167,8 +169,8 @@ def test_poisoned_samples_and_what_is_recorded(small):
 def test_honest_liars_change_nothing(small):
     """Up to rounding: it is another program."""
     plain, other = (
-        simulate(*small, algorithms.folb(K=4, **more), rounds=3, record=("weights",))[0]
-        for more in ({}, {"attack": "honest", "attackers": 0.4})
+        simulate(*small, algorithms.folb(select={"K": 4}, **more), rounds=3, record=("weights",))[0]
+        for more in ({}, {"attack": "honest", "attack.share": 0.4})
     )
     np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)
 
@@ -178,21 +180,24 @@ def test_guarded_folb_learns_beside_liars_that_know_the_guard():
     federation = synthetic(1, 1, devices=30, sizes=40)
     model = logistic(federation.shape, federation.classes)
     made = [
-        algorithms.folb(guarded=True, attack=name, attackers=0.1) for name in ("honest", "adaptive", "flipped_x1000")
+        algorithms.folb(guard="on", attack={"name": name, "share": 0.1})
+        for name in ("honest", "adaptive", "flipped_x1000")
     ]
     honest, adaptive, blind = (run.settled for run in simulate(federation, model, made, rounds=40))
     assert adaptive > honest - 0.3 > 0.3 and blind > honest - 0.1
 
 
 def test_a_liar_is_drawn_again_for_its_loss(small):
-    made = algorithms.fedavg(K=2, sampling="remembered_loss", candidates=5, attack="loss", attackers=0.2)
+    made = algorithms.fedavg(
+        select={"name": "remembered_loss", "K": 2, "candidates": 5}, attack={"name": "loss", "share": 0.2}
+    )
     run = simulate(*small, made, rounds=10)[0]
     assert np.mean(np.any((run.devices == 0) & (run.times > 0), axis=1)[5:]) == 1
 
 
 def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
     """A thousandfold update makes c_k, and so the local steps of all, a thousand times too long."""
-    given = {"attack": "flipped_x1000", "attackers": 0.2, "K": 4, "replacement": False}
+    given = {"attack": "flipped_x1000", "attack.share": 0.2, "select.K": 4, "select.replacement": False}
     bare, safe = (
         simulate(*small, algorithms.scaffold(robust=robust, **given), rounds=6)[0] for robust in (None, "median")
     )
@@ -200,7 +205,11 @@ def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
 
 
 def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monkeypatch):
-    made = algorithms.scaffold(K=4, robust="geometric_median", bucket=2, liars=0.0, attack="noise", attackers=0.4)
+    made = algorithms.scaffold(
+        select={"K": 4},
+        robust={"name": "geometric_median", "bucket": 2, "liars": 0.0},
+        attack={"name": "noise", "share": 0.4},
+    )
     whole = simulate(*small, made, rounds=12)[0]
     monkeypatch.setattr(run_arrays, "SECONDS", -1.0)
 
@@ -219,9 +228,9 @@ def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monk
     ("settings", "message"),
     [
         ({"attack": "flip"}, "attack = 'flip': did you mean"),
-        ({"attackers": 0.1}, "attackers = 0.1: is for any attack; attack is not set"),
-        ({"attack": "alie", "attackers": 1.5}, "attackers = 1.5: should be from 0 to 1"),
-        ({"attack": "alie", "attackers": float("nan")}, "attackers = nan: should be from 0 to 1"),
+        ({"attack.share": 0.1}, "attackers = 0.1: is for any attack; attack is not set"),
+        ({"attack": "alie", "attack.share": 1.5}, "attackers = 1.5: should be from 0 to 1"),
+        ({"attack": "alie", "attack.share": float("nan")}, "attackers = nan: should be from 0 to 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -274,7 +283,7 @@ def test_the_table():
 @pytest.mark.slow
 def test_an_attack_that_is_killed_ends_with_the_same_bits(tmp_path):
     """kill -9 of `folb attack`, with a memory and a robust rule; then `folb resume`."""
-    long = ["attack", "--set", "sizes=20,30,40,20,30", "--set", "K=4", "--rounds", "1200", "--seeds", "1"]
+    long = ["attack", "--set", "sizes=20,30,40,20,30", "--set", "select.K=4", "--rounds", "1200", "--seeds", "1"]
     long += ["--algorithms", "scaffold", "--rules", "norm_bound", "--attacks", "noise,backdoor", "--attackers", "0.4"]
     long += ["--evaluate-every", "50"]
     whole, path = tmp_path / "whole", tmp_path / "run"
@@ -309,6 +318,6 @@ def test_bad_input_is_a_line(options, message, capsys):
 def test_guarded_on_the_command_line(capsys, tmp_path):
     tiny = ["--set", "sizes=20,30,40", "--rounds", "2", "--seeds", "1", "--algorithms", "folb"]
     tiny += ["--out", str(tmp_path / "o")]
-    assert main(["compare", "synthetic_1_1", *tiny, "--set", "guarded=true", "--set", "cap=1.5,3", "--json"]) == 0
+    assert main(["compare", "synthetic_1_1", *tiny, "--set", "guard=on", "--set", "guard.cap=1.5,3", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(run["parameters"]["guarded"], run["parameters"]["cap"]) for run in runs] == [(True, 1.5), (True, 3.0)]

@@ -32,7 +32,7 @@ from folb.errors import InputError
 
 K, P, CASES, CAP = 10, 24, 12, 2.0
 GUARDED = ["folb", "folb_two_set", "folb_hetero", "folb_never_flip"]
-VALUES = {"lr": (0.5, 1.0, 2.0, 5.0), "beta": (0.0, 0.5, 0.9), "stretch": (None, 0.5, 1.0)}
+VALUES = {"local.lr": (0.5, 1.0, 2.0, 5.0), "server.beta": (0.0, 0.5, 0.9), "server.stretch": (None, 0.5, 1.0)}
 
 
 def named(setting):
@@ -60,7 +60,7 @@ EVERY = [
 def built(name, settings):
     """The guarded algorithm; None if the guard refuses what stands around it."""
     try:
-        return getattr(algorithms, name)(K=K, guarded=True, cap=CAP, **settings)
+        return getattr(algorithms, name)(select={"K": K}, guard={"name": "on", "cap": CAP}, **settings)
     except InputError as error:
         assert "if guarded" in str(error)
         return None
@@ -175,9 +175,9 @@ def test_every_other_combination_is_refused_or_bounded(replies):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"server": "lookahead", "stretch": 1.0, "robust": "norm_bound"},
+        {"server": "lookahead", "server.stretch": 1.0, "robust": "norm_bound"},
         {"server": "fedexp"},
-        {"server": "plain", "server_lr": 5.0},
+        {"server": "plain", "server.lr": 5.0},
         {"server": "nesterov"},
         {"robust": "krum"},
         {"robust": "multi_krum"},
@@ -187,7 +187,7 @@ def test_every_other_combination_is_refused_or_bounded(replies):
 def test_what_is_refused_would_break_the_bound(settings, replies):
     """Otherwise the test above would find nothing."""
     assert built("folb", settings) is None
-    plain = algorithms.folb(K=K, **settings)
+    plain = algorithms.folb(select={"K": K}, **settings)
     run = jax.vmap(partial(two_steps, replace(plain, guard=Guard(CAP))))
     (step, _, most), _ = jax.tree.map(np.asarray, run(*replies))
     weight = length = 0.0
@@ -209,7 +209,7 @@ def coefficients_of_any(step, delta):
 
 CARRIED = [
     ("folb", {"memory": "scaffold"}),
-    ("folb", {"server": "lookahead", "server_lr": 0.7, "robust": "norm_bound"}),
+    ("folb", {"server": "lookahead", "server.lr": 0.7, "robust": "norm_bound"}),
     ("folb_hetero", {"server": "momentum"}),
 ]
 FEW = [(name, settings) for name, settings in EVERY if settings.get("server_lr") in (0.5, 1.0)]
@@ -292,12 +292,12 @@ def deployed(monkeypatch, federation, algorithm):
 
 
 def carried(name, settings):
-    return getattr(algorithms, name)(K=8, guarded=True, cap=CAP, **settings)
+    return getattr(algorithms, name)(select={"K": 8}, guard={"name": "on", "cap": CAP}, **settings)
 
 
 @pytest.mark.parametrize(("name", "settings", "attack"), [(*one, "adaptive") for one in CARRIED])
 def test_the_steps_of_the_simulator(name, settings, attack, federation, monkeypatch):
-    algorithm = carried(name, settings | {"attack": attack, "attackers": 0.3})
+    algorithm = carried(name, settings | {"attack": attack, "attack.share": 0.3})
     assert_steps(simulated(monkeypatch, federation, algorithm), 8)
 
 
@@ -310,7 +310,7 @@ def test_the_steps_of_the_strategy(name, settings, federation, monkeypatch):
 def test_every_step_of_both(federation, monkeypatch):
     for name, settings in FEW:
         if built(name, settings) is not None:
-            lying = carried(name, settings | {"attack": "adaptive", "attackers": 0.3})
+            lying = carried(name, settings | {"attack": "adaptive", "attack.share": 0.3})
             assert_steps(simulated(monkeypatch, federation, lying), 8)
             if name != "folb_two_set":  # its S_2 is not asked on Flower in the same exchange
                 assert_steps(deployed(monkeypatch, federation, carried(name, settings)), 8)

@@ -150,7 +150,7 @@ def test_the_table_has_the_results_of_a_real_run(real, tmp_path, visit):
     expect(tab.locator(".state")).to_have_text("finished")
     headings = tab.locator("table.results thead th").all_text_contents()
     rows = [row.locator("th, td").all_text_contents() for row in tab.locator("table.results tbody tr").all()]
-    assert [row[0] for row in rows] == ["folb mu=0.01", "folb mu=1"]
+    assert [row[0] for row in rows] == ["folb local.mu=0.01", "folb local.mu=1"]
     for row, runs in zip(rows, (results[:2], results[2:]), strict=True):
         shown = dict(zip(headings, row, strict=True))
         reached = [run["rounds_to_target"] for run in runs]
@@ -622,7 +622,7 @@ def test_the_csv_has_the_numbers_of_results_json(real, tmp_path, visit):
     content, name = downloaded(tab, "main", "Results of each seed as csv")
     assert name == "run-results.csv"
     rows = list(csv.DictReader(io.StringIO(content.decode())))
-    assert [row["algorithm"] for row in rows] == ["folb mu=0.01"] * 2 + ["folb mu=1"] * 2
+    assert [row["algorithm"] for row in rows] == ["folb local.mu=0.01"] * 2 + ["folb local.mu=1"] * 2
     keys = ["seed", "rounds_to_target", "held_from", "bytes_to_target", "seconds_to_target"]
     keys += ["final", "best", "bytes_up", "bytes_down"]
     for row, run in zip(rows, results, strict=True):
@@ -673,7 +673,7 @@ def test_a_device_alone(real, tmp_path, visit):
     tab = visit(address)
     tab.locator("table.counts").get_by_role("button", name="1", exact=True).click()
     panel = tab.locator(".device")
-    expect(panel).to_contain_text("Device 1, folb mu=0.01, seed 0")
+    expect(panel).to_contain_text("Device 1, folb local.mu=0.01, seed 0")
     federation = data.load("synthetic_1_1", sizes=[20, 30, 40])
     train, test = federation.train.size[1], federation.test.size[1]
     expect(panel).to_contain_text(f"Samples: {train} to train on, {test} to test on.")
@@ -713,7 +713,7 @@ def test_another_metric(real, tmp_path, visit):
     expect(tab.locator("figcaption").first).to_contain_text("Accuracy of the worst decile of devices (%)")
     expect(chart.locator("text.target")).to_have_count(0)  # the target is for the accuracy
     ends = [line["metrics"]["own_worst"] for line in lines(real) if line["round"] == 30 and line["run"] < 2]
-    assert f"folb mu=0.01 is at {50 * sum(ends):.1f}" in chart.get_attribute("aria-label")
+    assert f"folb local.mu=0.01 is at {50 * sum(ends):.1f}" in chart.get_attribute("aria-label")
     link = settle(tab)
     assert "metric=own_worst" in link
     other = visit(link, allowed=address)
@@ -935,15 +935,15 @@ def test_it_survives_a_restart_of_the_run(home, served, visit):
 
 @pytest.mark.slow
 def test_the_list_of_runs_is_live_and_tells_them_apart(home, served, visit):
-    rundirectory.write(home, "a-1", rounds=2, differs="mu=0.1 rounds=2")
+    rundirectory.write(home, "a-1", rounds=2, differs="local.mu=0.1 rounds=2")
     tab = visit(served()[0])
     rows = tab.locator("table.runs tbody tr")
     expect(rows).to_have_count(1)
-    expect(rows.first).to_contain_text("mu=0.1 rounds=2")
+    expect(rows.first).to_contain_text("local.mu=0.1 rounds=2")
     expect(rows.first).to_contain_text("2026-01-02 03:04 UTC")
     link = tab.get_by_role("link", name="a-1")
     link.focus()
-    other = rundirectory.write(home, "b-2", done=3, rounds=20, finished=False, differs="lr=0.5")
+    other = rundirectory.write(home, "b-2", done=3, rounds=20, finished=False, differs="local.lr=0.5")
     expect(rows).to_have_count(2)
     expect(link).to_be_focused()
     state = rows.filter(has_text="b-2").locator(".state")
@@ -960,7 +960,9 @@ def test_the_list_of_runs_is_live_and_tells_them_apart(home, served, visit):
 
 @pytest.mark.parametrize("width", [400, 1000, 1400])
 def test_a_name_in_the_list_is_on_one_line(width, home, served, visit):
-    rundirectory.write(home, "synthetic_1_1-0123abcd", rounds=2, differs="algorithms=folb,fedavg rounds=2 mu=0.01,0.1")
+    rundirectory.write(
+        home, "synthetic_1_1-0123abcd", rounds=2, differs="algorithms=folb,fedavg rounds=2 local.mu=0.01,0.1"
+    )
     tab = visit(served()[0], viewport={"width": width, "height": 800})
     link = tab.get_by_role("link", name="synthetic_1_1-0123abcd")
     expect(link).to_be_visible()
@@ -980,11 +982,11 @@ def test_a_table_of_unequal_rounds_says_so(tmp_path, visit):
 
 
 def test_the_contents_of_a_report_tell_experiments_apart(tmp_path, visit):
-    paths = [rundirectory.write(tmp_path, name, rounds=2, differs=f"mu={name}") for name in ("a", "b")]
+    paths = [rundirectory.write(tmp_path, name, rounds=2, differs=f"local.mu={name}") for name in ("a", "b")]
     entries = visit(report(tmp_path / "report.html", *paths)).locator("nav li")
     assert entries.all_text_contents() == [
-        "synthetic_1_1, logistic regression a, finished mu=a",
-        "synthetic_1_1, logistic regression b, finished mu=b",
+        "synthetic_1_1, logistic regression a, finished local.mu=a",
+        "synthetic_1_1, logistic regression b, finished local.mu=b",
     ]
 
 

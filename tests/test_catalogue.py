@@ -297,9 +297,9 @@ def test_lr_is_for_all_algorithms_and_mu_for_fedprox_unless_set(monkeypatch):
     assert model == "mlp"
     own = measured[3][2]
     assert measured == [("folb", 0.5, 0.01), ("fedprox", 0.5, 0.125), ("fedavg", 0.5, 0.0), ("softmax", 0.5, own)]
-    _, measured = rates(lr="0.2", folb={"lr": "0.3"}, mu="0.7")
+    _, measured = rates(lr="0.2", folb={"local.lr": "0.3"}, mu="0.7")
     assert measured == [("folb", 0.3, 0.7), ("fedprox", 0.2, 0.7), ("fedavg", 0.2, 0.0), ("softmax", 0.2, 0.7)]
-    _, measured = rates(fedprox={"mu": [1, 2]})
+    _, measured = rates(fedprox={"local.mu": [1, 2]})
     assert [(lr, mu) for name, lr, mu in measured if name == "fedprox"] == [(0.5, 1.0), (0.5, 2.0)]
 
 
@@ -376,7 +376,7 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
 
     common = common_hints()
     known = {
-        "local_step": LOCAL_STEPS.parts,
+        "local": LOCAL_STEPS.parts,
         "memory": MEMORIES.parts,
         "server": SERVERS.parts,
         "step_size": STEP_SIZES.parts,

@@ -10,7 +10,7 @@ FEDERATION = data.load("synthetic_1_1", sizes=[20, 30])
 
 
 def run(path, model, rounds, **settings):
-    algorithm = algorithms.fedavg(K=2, **settings)
+    algorithm = algorithms.fedavg(select={"K": 2}, **settings)
     return simulate(FEDERATION, model, algorithm, rounds=rounds, checkpoints=path)[0]
 
 

@@ -207,7 +207,7 @@ def test_a_comparison_and_its_model(store, tmp_path, undrawn, model):
     given = {"algorithms": "fedavg", "rounds": 1, "seeds": 1, "out": tmp_path / "run"}
     command = ["compare", "cifar10", *(f"--{name}={value}" for name, value in given.items())]
     more = "--set=width=2" if model == "resnet" else f"--model={model}"
-    assert main([*command, "--set=devices=3", "--set=K=2", more]) == 0
+    assert main([*command, "--set=devices=3", "--set=select.K=2", more]) == 0
     document = json.loads((tmp_path / "run" / "results.json").read_text())
     assert document["model"] == model and document["runs"][0]["parameters"]["lr"] == 0.05
     kept = folb.load_model(tmp_path / "run")

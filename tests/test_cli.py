@@ -18,7 +18,7 @@ from folb.experiments.plan import ELSEWHERE
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "4", "--seeds", "2"]
+TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "select.K=2", "--rounds", "4", "--seeds", "2"]
 
 
 def folb(capsys, *arguments):
@@ -34,7 +34,7 @@ def folb(capsys, *arguments):
 def results(tmp_path_factory):
     """A comparison written to a directory, with a sweep over mu and both averages."""
     out = tmp_path_factory.mktemp("out") / "new" / "directory"
-    sweep = ["--set", "mu=0.01,1", "--set", "averaging=simple,samples", "--evaluate-every", "2"]
+    sweep = ["--set", "local.mu=0.01,1", "--set", "rule.weights=equal,samples", "--evaluate-every", "2"]
     assert main(["compare", *TINY, *sweep, "--out", str(out)]) == 0
     return out
 
@@ -156,16 +156,19 @@ REFUSED = {
     "unknown system": (["--system", "deadlin"], "did you mean 'deadline'?"),
     "unknown setting": (["--set", "serve=adam"], "set = 'serve': did you mean 'server'?"),
     "psi on one that has none": (
-        ["--algorithms", "fedavg", "--set", "psi=1"],
+        ["--algorithms", "fedavg", "--set", "rule.psi=1"],
         "psi = '1': is a setting of folb_hetero",
     ),
-    "scoped psi": (["--set", "folb.psi=1"], "psi = '1': is a setting of folb_hetero"),
+    "scoped psi": (["--set", "folb.rule.psi=1"], "psi = '1': is a setting of folb_hetero"),
     "other system's setting": (["--set", "tau=3"], "tau = '3': is a setting of deadline"),
     "setting without value": (["--set", "mu"], "set = 'mu': should be KEY=VALUE"),
-    "negative mu": (["--set", "mu=-1"], "mu = -1.0: should be at least 0"),
-    "nan": (["--set", "lr=nan"], "lr = 'nan': should be a finite number"),
-    "word for a number": (["--set", "batch=ten"], "batch = 'ten': should be a whole number"),
-    "too large K": (["--set", "folb.K=4", "--set", "replacement=false"], "K = 4: should be at most the 3 devices"),
+    "negative mu": (["--set", "local.mu=-1"], "mu = -1.0: should be at least 0"),
+    "nan": (["--set", "local.lr=nan"], "lr = 'nan': should be a finite number"),
+    "word for a number": (["--set", "local.batch=ten"], "batch = 'ten': should be a whole number"),
+    "too large K": (
+        ["--set", "folb.select.K=4", "--set", "select.replacement=false"],
+        "K = 4: should be at most the 3 devices",
+    ),
     "no rounds": (["--rounds", "0"], "rounds = 0: should be at least 1"),
     "rounds no number": (["--rounds", "x"], "invalid int value: 'x'"),
     "target too high": (["--target", "1.5"], "target = 1.5: should be more than 0 and at most 1"),
@@ -176,10 +179,13 @@ REFUSED = {
     "missing rule file": (["--algorithms", "nowhere.py:rule"], "there is no file nowhere.py"),
     "no seeds": (["--seeds", ""], "seeds = []: should be"),
     "too many seeds": (["--seeds", "8589934592"], "seeds = 8589934592: should be from 1 to"),
-    "absurd K": (["--set", "folb.K=10000000"], "K = 10000000: should be a whole number from 1 to 10000"),
-    "K of many digits": (["--set", f"folb.K={'9' * 23}"], f"K = {'9' * 23}: should be a whole number from 1 to 10000"),
-    "a setting twice": (["--set", "mu=1", "--set", "mu=2"], "set = 'mu=2': mu is given already"),
-    "a value twice": (["--set", "mu=0.1,0.10"], "mu = ['0.1', '0.10']: should be different values"),
+    "absurd K": (["--set", "folb.select.K=10000000"], "K = 10000000: should be a whole number from 1 to 10000"),
+    "K of many digits": (
+        ["--set", f"folb.select.K={'9' * 23}"],
+        f"K = {'9' * 23}: should be a whole number from 1 to 10000",
+    ),
+    "a setting twice": (["--set", "local.mu=1", "--set", "local.mu=2"], "set = 'local.mu=2': mu is given already"),
+    "a value twice": (["--set", "local.mu=0.1,0.10"], "mu = ['0.1', '0.10']: should be different values"),
     "absurd layer": (
         ["--model", "mlp", "--set", "first=1000000000"],
         "first = 1000000000: should be a whole number from",
@@ -266,7 +272,7 @@ def test_nothing_of_the_users_is_taken_for_a_run(tmp_path, capsys):
 
 @pytest.mark.drawn
 def test_divergence_is_shown_and_finishes(tmp_path, capsys):
-    run = ["compare", *TINY, "--algorithms", "folb", "--set", "lr=1e30"]
+    run = ["compare", *TINY, "--algorithms", "folb", "--set", "local.lr=1e30"]
     code, out, err = folb(capsys, *run, "--out", tmp_path / "out")
     assert code == 0 and "(2 of 2 diverged)" in out, err
     assert (tmp_path / "out" / "curves.png").exists()
@@ -336,7 +342,7 @@ def test_the_same_experiment_is_not_run_twice(capsys, tmp_path):
     once = ["compare", *TINY, "--algorithms", "fedavg"]
     code, out, err = folb(capsys, *once)
     assert code == 0 and "finished already" not in err
-    code, again, err = folb(capsys, *once, "--set", "lr=0.01")  # as it is by default
+    code, again, err = folb(capsys, *once, "--set", "local.lr=0.01")  # as it is by default
     assert code == 0 and "is finished already; --again runs it from the start" in err and again == out
     (run,) = (tmp_path / "runs").iterdir()
     before = (run / "rounds.jsonl").stat().st_mtime_ns, (run / "results.json").read_bytes()
@@ -439,19 +445,33 @@ def test_what_others_call_a_setting(name, here, capsys):
 
 def test_the_local_epochs_of_others_are_settings_here(capsys, tmp_path):
     words = ["compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path / "run"]
-    assert ELSEWHERE["epochs"] == "unit=epoch, with --system fixed --set work=EPOCHS"
-    assert folb(capsys, *words, "--set", "unit=epoch", "--system", "fixed", "--set", "work=2")[0] == 0
+    assert ELSEWHERE["epochs"] == "local.unit=epoch, with --system fixed --set work=EPOCHS"
+    assert folb(capsys, *words, "--set", "local.unit=epoch", "--system", "fixed", "--set", "work=2")[0] == 0
 
 
 def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
-    words = ["compare", *TINY[:3], "--set", "K=2,3,6", "--rounds", "1", "--seeds", "2", "--out", tmp_path / "run"]
+    words = [
+        "compare",
+        *TINY[:3],
+        "--set",
+        "select.K=2,3,6",
+        "--rounds",
+        "1",
+        "--seeds",
+        "2",
+        "--out",
+        tmp_path / "run",
+    ]
     assert folb(capsys, *words)[0] == 0
     note = "K = 6 draws with replacement from 3 devices: a round counts each 2 times on average"
     assert [record.getMessage() for record in caplog.records if "draws" in record.getMessage()] == [note]
     caplog.clear()  # of 6 devices that are asked, the first 3 count
-    assert folb(capsys, *words[:4], "--set", "K=3", "--set", "over_selection=2", *words[6:], "--again")[0] == 0
+    assert (
+        folb(capsys, *words[:4], "--set", "select.K=3", "--set", "select.over_selection=2", *words[6:], "--again")[0]
+        == 0
+    )
     assert "draws" not in caplog.text
-    code, _, err = folb(capsys, *words, "--set", "replacement=false")
+    code, _, err = folb(capsys, *words, "--set", "select.replacement=false")
     assert code == 2 and "K = 6: should be at most the 3 devices: a round draws each device at most once" in err
 
 

@@ -37,14 +37,14 @@ from folb.simulation import problem as problems
 from folb.simulation.play import start
 from folb.store import directory
 
-USUAL = {"K": 6, "lr": LR, "batch": 5}
+USUAL = {"select.K": 6, "local.lr": LR, "local.batch": 5}
 D = sum(value.size for value in begin().values())
 WORDS = np.array([123456789, 987654321], np.uint32)
 SOME = {"bias": np.linspace(-1, 2, 7, dtype=np.float32), "weight": np.sin(np.arange(600.0, dtype=np.float32)) ** 3}
 
 
 def codec(name, keep=0.1):
-    return UP.part(name, {"keep": keep} if name.endswith("_k") else {})
+    return UP.part(name, {"compress_up.keep": keep} if name.endswith("_k") else {})
 
 
 # A codec, number by number -------------------------------------------------------------------------------------------
@@ -213,11 +213,14 @@ LOOPS = {
         lambda run: fedavg(run, "int8", feedback=True),
     ),
     "int4": ({"compress_up": "int4"}, lambda run: fedavg(run, "int4")),
-    "top_k": ({"compress_up": "top_k", "keep": 0.05}, lambda run: fedavg(run, "top_k", 0.05, feedback=True)),
+    "top_k": (
+        {"compress_up": "top_k", "compress_up.keep": 0.05},
+        lambda run: fedavg(run, "top_k", 0.05, feedback=True),
+    ),
     "top_k without feedback": ({"compress_up": "top_k", "error_feedback": False}, lambda run: fedavg(run, "top_k")),
     "random_k": ({"compress_up": "random_k"}, lambda run: fedavg(run, "random_k", feedback=True)),
     "random_k without feedback": (
-        {"compress_up": "random_k", "keep": 0.5, "error_feedback": False},
+        {"compress_up": "random_k", "compress_up.keep": 0.5, "error_feedback": False},
         lambda run: fedavg(run, "random_k", 0.5),
     ),
     "sign": ({"compress_up": "sign"}, lambda run: fedavg(run, "sign", feedback=True)),
@@ -242,7 +245,7 @@ def test_a_run_is_a_literal_loop_in_both_carriers(case):
 
 
 def test_folb_sends_its_gradients_through_the_codec():
-    made = algorithms.folb(**USUAL, mu=0.0, compress_up="int4")
+    made = algorithms.folb(**USUAL, local={"mu": 0.0}, compress_up="int4")
     run, (deployed, _) = simulated(made), on_flower(made)
     expected = folb(run, "int4")
     assert furthest(expected, run.params) < 1e-5
@@ -275,8 +278,8 @@ def test_codecs_in_rounds_that_do_not_wait_are_a_literal_loop():
     loop = Encoded(UNEVEN, 3, 2, lambda tau: (1 + tau) ** -0.5, buffered)
     for t in range(1, 31):
         loop.play_encoded(t)
-    usual = {"lr": LR, "batch": 5, "compress_up": "top_k", "keep": 0.2, "compress_down": "int8"}
-    run = simulated(algorithms.fedbuff(K=2, concurrency=3, **usual), rounds=30, system=UNEVEN)
+    usual = {"local.lr": LR, "local.batch": 5, "compress_up": "top_k", "compress_up.keep": 0.2, "compress_down": "int8"}
+    run = simulated(algorithms.fedbuff(select={"K": 2}, concurrency=3, **usual), rounds=30, system=UNEVEN)
     for t, (buffer, lost, _, _) in enumerate(loop.rounds):
         assert run.devices[t][run.times[t] > 0].tolist() == [reply["k"] for reply in buffer]
         assert run.devices[t][run.lost[t]].tolist() == lost
@@ -285,10 +288,12 @@ def test_codecs_in_rounds_that_do_not_wait_are_a_literal_loop():
 
 
 OTHERS = {
-    "two sets": algorithms.folb_two_set(**USUAL, compress_up="top_k", keep=0.2),
-    "guarded": algorithms.folb_hetero(**USUAL, guarded=True, compress_up="int8"),
+    "two sets": algorithms.folb_two_set(**USUAL, compress_up={"name": "top_k", "keep": 0.2}),
+    "guard": algorithms.folb_hetero(**USUAL, guard="on", compress_up="int8"),
     "scaffold": algorithms.scaffold(**USUAL, compress_up="int8", error_feedback=True),
-    "accord": algorithms.accord(lr=LR, batch=5, K=4, compress_up="int8", compress_down="int8", error_feedback=True),
+    "accord": algorithms.accord(
+        local={"lr": LR, "batch": 5}, select={"K": 4}, compress_up="int8", compress_down="int8", error_feedback=True
+    ),
     "a survey": algorithms.fednu_direct(**USUAL, compress_up="sign", compress_down="int8"),
 }
 
@@ -301,7 +306,7 @@ def test_any_algorithm_is_the_same_in_both_carriers(case):
 
 def test_a_lost_reply_takes_what_it_carried_with_it():
     """A device does not know what becomes of its reply: what it left out is as if the reply had arrived."""
-    made = algorithms.fedavg(K=5, replacement=False, lr=LR, batch=5, compress_up="top_k")
+    made = algorithms.fedavg(select={"K": 5, "replacement": False}, local={"lr": LR, "batch": 5}, compress_up="top_k")
     left = []
 
     def lose(partition, message, reply):
@@ -319,7 +324,7 @@ def test_a_lost_reply_takes_what_it_carried_with_it():
 
 def test_what_another_run_left_out_is_dropped():
     """Rounds count upwards: a device that is asked for an earlier round than its last begins anew."""
-    ones = {"delta": {"w": np.arange(1, 9, dtype=np.float32)}}
+    ones = {"privacy.delta": {"w": np.arange(1, 9, dtype=np.float32)}}
     task = Task(1, ("delta",), codec="top_k", numbers={"codec.keep": 0.25, "codec.feedback": 1.0})
     state = RecordDict()
     first = device_sent.encoded(task, ones, state)["delta"]
@@ -340,7 +345,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, monkeypatch):
 
 
 def test_an_update_through_a_codec_needs_no_room_for_devices_that_are_not_met():
-    made = algorithms.fedavg(K=1, lr=LR, compress_up="sign")
+    made = algorithms.fedavg(select={"K": 1}, local={"lr": LR}, compress_up="sign")
     problem = problems.problem(FEDERATION, MODEL)
     rows = jax.eval_shape(lambda: start(problem, made, 0, rounds=3)).residuals
     assert rows.rows["weight"].shape[0] == 3
@@ -374,7 +379,10 @@ def wide(k):
 )
 def test_the_bytes_counted_are_those_of_the_messages(settings, tmp_path):
     """Within 3 %, and within the framing."""
-    made, model = algorithms.fedavg(K=2, replacement=False, **settings), {"w": np.zeros((500, 500), np.float32)}
+    made, model = (
+        algorithms.fedavg(select={"K": 2, "replacement": False}, **settings),
+        {"w": np.zeros((500, 500), np.float32)},
+    )
     replied = []
     app = client_app(lambda context: wide(context.node_config["partition-id"]))
 
@@ -447,7 +455,7 @@ def check_refused(name, spoil):
         return reply
 
     apps = [client_app(lambda context: device(context.node_config["partition-id"]))] * 4
-    made = algorithms.folb(K=4, replacement=False, lr=0.1, compress_up=name)
+    made = algorithms.folb(select={"K": 4, "replacement": False}, local={"lr": 0.1}, compress_up=name)
     strategy = FederatedStrategy(made, system=system.fixed(work=2), wait=0.0, deadline=0.05)
     first = {key: np.full(shape, 0.1, np.float32) for key, shape in SHAPES.items()}
     result = strategy.start(InProcessGrid(apps, tamper=tamper), arrays(first), num_rounds=1)
@@ -463,11 +471,11 @@ MISTAKES = {
     "an unknown codec": ({"compress_up": "zip"}, "compress_up = 'zip'"),
     "an unknown codec down": ({"compress_down": "zip"}, "compress_down = 'zip'"),
     "a part of the model": ({"compress_down": "top_k"}, "devices keep no model"),
-    "keep with int8": ({"compress_up": "int8", "keep": 0.1}, "is for compress_up=top_k, random_k"),
-    "keep alone": ({"keep": 0.1}, "compress_up is not set"),
-    "keep nothing": ({"compress_up": "top_k", "keep": 0.0}, "more than 0 and at most 1"),
-    "keep more than all": ({"compress_up": "random_k", "keep": 1.5}, "more than 0 and at most 1"),
-    "keep what is no number": ({"compress_up": "top_k", "keep": float("nan")}, "keep"),
+    "keep with int8": ({"compress_up": "int8", "compress_up.keep": 0.1}, "is for compress_up=top_k, random_k"),
+    "keep alone": ({"compress_up.keep": 0.1}, "compress_up is not set"),
+    "keep nothing": ({"compress_up": "top_k", "compress_up.keep": 0.0}, "more than 0 and at most 1"),
+    "keep more than all": ({"compress_up": "random_k", "compress_up.keep": 1.5}, "more than 0 and at most 1"),
+    "keep what is no number": ({"compress_up": "top_k", "compress_up.keep": float("nan")}, "keep"),
     "feedback without a codec": ({"error_feedback": True}, "needs a codec"),
     "feedback that is no yes or no": ({"compress_up": "int8", "error_feedback": 2}, "True or False"),
 }
@@ -487,7 +495,7 @@ def test_what_does_not_go_together_is_refused():
         algorithms.folb_two_set(gradient="proxy", compress_up="int8")
     for name in ("compress_up", "compress_down"):
         with pytest.raises(InputError, match=f"{name} .*do not add up"):
-            TwoPhaseStrategy(algorithms.folb(K=4, **{name: "int8"}))
+            TwoPhaseStrategy(algorithms.folb(select={"K": 4}, **{name: "int8"}))
     with pytest.raises(InputError, match="fewer than 16777216 parameters"):
         RandomK().shapes(2**24)
 
@@ -530,13 +538,15 @@ def test_codecs_are_swept_on_the_command_line(tmp_path, capsys):
             "--rounds",
             "2",
         ),
-        *("--seeds", "1", "--set", "devices=4", "--set", "K=2", "--json", "--out", tmp_path / "run"),
+        *("--seeds", "1", "--set", "devices=4", "--set", "select.K=2", "--json", "--out", tmp_path / "run"),
     )
     assert code == 0, err
     runs = json.loads(out)["runs"]
     assert [run["parameters"]["compress_up"] for run in runs] == [None, "int8"]
     assert runs[1]["bytes_up"] < 0.26 * runs[0]["bytes_up"]
-    code, _, err = folb_command(capsys, "compare", "synthetic_1_1", "--set", "compress_up=int8", "--set", "keep=0.2")
+    code, _, err = folb_command(
+        capsys, "compare", "synthetic_1_1", "--set", "compress_up=int8", "--set", "compress_up.keep=0.2"
+    )
     assert code == 2
     assert err.count("\n") == 1 and "keep" in err and "0.2" in err
     assert "random_k" in folb_command(capsys, "list", "parts")[1]

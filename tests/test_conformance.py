@@ -69,40 +69,68 @@ class Case(NamedTuple):
     sweep: list[dict[str, float]]
 
     def algorithms(self):
-        usual = {"K": K, "batch": 5}
+        usual = {"select.K": K, "local.batch": 5}
         return [MAKERS[self.algorithm](**usual | self.settings | numbers) for numbers in self.sweep]
 
 
-LR = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.05}]
-MU = [{"mu": 0.0, "lr": 0.1}, {"mu": 1.0, "lr": 0.1}, {"mu": 0.1, "lr": 0.2}]
-PSI = [{"psi": 0.0, "mu": 0.0, "lr": 0.1}, {"psi": 0.5, "mu": 0.0, "lr": 0.1}, {"psi": 2.0, "mu": 0.1, "lr": 0.2}]
-STEP = [{"server_lr": 0.5, "lr": 0.1}, {"server_lr": 0.1, "lr": 0.1}, {"server_lr": 0.1, "lr": 0.2}]
-BETA = [{"beta": 0.5, "lr": 0.1}, {"beta": 0.8, "lr": 0.1}, {"beta": 0.8, "lr": 0.2}]
+LR = [{"local.lr": 0.1}, {"local.lr": 0.2}, {"local.lr": 0.05}]
+MU = [{"local.mu": 0.0, "local.lr": 0.1}, {"local.mu": 1.0, "local.lr": 0.1}, {"local.mu": 0.1, "local.lr": 0.2}]
+PSI = [
+    {"rule.psi": 0.0, "local.mu": 0.0, "local.lr": 0.1},
+    {"rule.psi": 0.5, "local.mu": 0.0, "local.lr": 0.1},
+    {"rule.psi": 2.0, "local.mu": 0.1, "local.lr": 0.2},
+]
+STEP = [{"server.lr": 0.5, "local.lr": 0.1}, {"server.lr": 0.1, "local.lr": 0.1}, {"server.lr": 0.1, "local.lr": 0.2}]
+BETA = [
+    {"server.beta": 0.5, "local.lr": 0.1},
+    {"server.beta": 0.8, "local.lr": 0.1},
+    {"server.beta": 0.8, "local.lr": 0.2},
+]
 AVERAGED = [
-    {"average_rate": 0.5, "beta": 0.9, "beta2": 0.99, "eps": 0.01, "lr": 0.1},
-    {"average_rate": 0.8, "beta": 0.7, "beta2": 0.9, "eps": 0.01, "lr": 0.1},
-    {"average_rate": 0.8, "beta": 0.7, "beta2": 0.9, "eps": 0.1, "lr": 0.1},
+    {"average.rate": 0.5, "server.beta": 0.9, "server.beta2": 0.99, "server.eps": 0.01, "local.lr": 0.1},
+    {"average.rate": 0.8, "server.beta": 0.7, "server.beta2": 0.9, "server.eps": 0.01, "local.lr": 0.1},
+    {"average.rate": 0.8, "server.beta": 0.7, "server.beta2": 0.9, "server.eps": 0.1, "local.lr": 0.1},
 ]
 AGREED = [
-    {"step_gain": 1.0, "stretch": 0.5, "lr": 0.1},
-    {"step_gain": 3.0, "stretch": 0.2, "lr": 0.1},
-    {"step_gain": 1.0, "stretch": 0.5, "lr": 0.05},
+    {"step_size.gain": 1.0, "server.stretch": 0.5, "local.lr": 0.1},
+    {"step_size.gain": 3.0, "server.stretch": 0.2, "local.lr": 0.1},
+    {"step_size.gain": 1.0, "server.stretch": 0.5, "local.lr": 0.05},
 ]
 STALE = [
-    {"staleness_power": 0.5, "lr": 0.1},
-    {"staleness_power": 0.9, "lr": 0.1},
-    {"staleness_power": 0.9, "lr": 0.2},
+    {"staleness.power": 0.5, "local.lr": 0.1},
+    {"staleness.power": 0.9, "local.lr": 0.1},
+    {"staleness.power": 0.9, "local.lr": 0.2},
 ]
-ALPHA = [{"memory_alpha": 0.1, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.1}, {"memory_alpha": 0.5, "lr": 0.05}]
-MOMENTUM = [{"memory_beta": 0.5, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.1}, {"memory_beta": 0.8, "lr": 0.2}]
-LOCAL = [{"local_beta": 0.5, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.1}, {"local_beta": 0.8, "lr": 0.05}]
-LIARS = [{"liars": 0.0, "lr": 0.1}, {"liars": 0.2, "lr": 0.1}, {"liars": 0.2, "lr": 0.05}]
-ATTACKERS = [{"attackers": 0.2, "lr": 0.1}, {"attackers": 0.5, "lr": 0.1}, {"attackers": 0.5, "lr": 0.05}]
-CAP = [{"cap": 1.5, "lr": 0.1}, {"cap": 3.0, "lr": 0.1}, {"cap": 2.0, "lr": 0.2}]
+ALPHA = [
+    {"memory.alpha": 0.1, "local.lr": 0.1},
+    {"memory.alpha": 0.5, "local.lr": 0.1},
+    {"memory.alpha": 0.5, "local.lr": 0.05},
+]
+MOMENTUM = [
+    {"memory.beta": 0.5, "local.lr": 0.1},
+    {"memory.beta": 0.8, "local.lr": 0.1},
+    {"memory.beta": 0.8, "local.lr": 0.2},
+]
+LOCAL = [
+    {"local.beta": 0.5, "local.lr": 0.1},
+    {"local.beta": 0.8, "local.lr": 0.1},
+    {"local.beta": 0.8, "local.lr": 0.05},
+]
+LIARS = [
+    {"robust.liars": 0.0, "local.lr": 0.1},
+    {"robust.liars": 0.2, "local.lr": 0.1},
+    {"robust.liars": 0.2, "local.lr": 0.05},
+]
+ATTACKERS = [
+    {"attack.share": 0.2, "local.lr": 0.1},
+    {"attack.share": 0.5, "local.lr": 0.1},
+    {"attack.share": 0.5, "local.lr": 0.05},
+]
+CAP = [{"guard.cap": 1.5, "local.lr": 0.1}, {"guard.cap": 3.0, "local.lr": 0.1}, {"guard.cap": 2.0, "local.lr": 0.2}]
 
 TABLE = {
     "fedavg": Case("fedavg", {}, LR),
-    "fedavg, samples, momentum": Case("fedavg", {"averaging": "samples", "server": "momentum"}, STEP),
+    "fedavg, samples, momentum": Case("fedavg", {"rule.weights": "samples", "server": "momentum"}, STEP),
     "fedprox": Case("fedprox", {}, MU),
     "fednu_direct": Case("fednu_direct", {}, MU),
     "fednu_direct, signed, adam": Case("fednu_direct", {"rule": "signed", "server": "adam"}, STEP),
@@ -114,46 +142,52 @@ TABLE = {
     "folb_two_set, yogi": Case("folb_two_set", {"server": "yogi"}, STEP),
     "folb_hetero": Case("folb_hetero", {}, PSI),
     "folb_never_flip": Case("folb_never_flip", {}, PSI),
-    "folb, guarded, nesterov": Case("folb", {"guarded": True, "server": "nesterov", "server_lr": 0.5}, CAP),
-    "folb_two_set, guarded": Case("folb_two_set", {"guarded": True}, MU),
+    "folb, guarded, nesterov": Case("folb", {"guard": "on", "server": "nesterov", "server.lr": 0.5}, CAP),
+    "folb_two_set, guarded": Case("folb_two_set", {"guard": "on"}, MU),
     "own scaffold": Case("own scaffold", {}, LR),
     "scaffold": Case("scaffold", {}, LR),
-    "scaffold, option 1, yogi, ema": Case("scaffold", {"option": "1", "server": "yogi", "average": "ema"}, AVERAGED),
+    "scaffold, option 1, yogi, ema": Case(
+        "scaffold", {"memory.option": "1", "server": "yogi", "average": "ema"}, AVERAGED
+    ),
     "feddyn": Case("feddyn", {}, ALPHA),
     "fedvarp": Case("fedvarp", {}, LR),
     "fedcm": Case("fedcm", {}, ALPHA),
     "mimelite": Case("mimelite", {}, MOMENTUM),
-    "ghbm": Case("ghbm", {"memory_tau": 2}, MOMENTUM),
+    "ghbm": Case("ghbm", {"memory.tau": 2}, MOMENTUM),
     "adabest": Case("adabest", {}, MOMENTUM),
-    "fednova": Case("fednova", {"averaging": "samples", "local_step": "momentum"}, LOCAL),
+    "fednova": Case("fednova", {"rule.weights": "samples", "local": "momentum"}, LOCAL),
     "fedacg": Case("fedacg", {}, BETA),
-    "accord": Case("accord", {"replacement": True, "sampling": "uniform"}, AGREED),
-    "fedbuff": Case("fedbuff", {"K": 3, "concurrency": 3}, STALE),
-    "fedasync": Case("fedasync", {"K": 1, "concurrency": 4}, STALE),
-    "fedavg, delta_sgd, adagrad": Case("fedavg", {"local_step": "delta_sgd", "server": "adagrad"}, STEP),
-    "fedavg, power of choice": Case("fedavg", {"sampling": "power_of_choice", "K": 3}, LR),
+    "accord": Case("accord", {"select.replacement": True, "select": "uniform"}, AGREED),
+    "fedbuff": Case("fedbuff", {"select.K": 3, "concurrency": 3}, STALE),
+    "fedasync": Case("fedasync", {"select.K": 1, "concurrency": 4}, STALE),
+    "fedavg, delta_sgd, adagrad": Case("fedavg", {"local": "delta_sgd", "server": "adagrad"}, STEP),
+    "fedavg, power of choice": Case("fedavg", {"select": "power_of_choice", "select.K": 3}, LR),
     "fedavg, remembered loss, nesterov": Case(
-        "fedavg", {"sampling": "remembered_loss", "server": "nesterov", "K": 3}, BETA
+        "fedavg", {"select": "remembered_loss", "server": "nesterov", "select.K": 3}, BETA
     ),
-    "fedavg, clusters": Case("fedavg", {"sampling": "clusters", "K": 3}, LR),
-    "folb, sketch, guarded": Case("folb", {"gradient": "sketch", "sketch": 64, "bits": 32, "guarded": True}, CAP),
-    "folb_two_set, sketch of 8 bits": Case("folb_two_set", {"gradient": "sketch", "sketch": 64, "bits": 8}, MU),
+    "fedavg, clusters": Case("fedavg", {"select": "clusters", "select.K": 3}, LR),
+    "folb, sketch, guarded": Case(
+        "folb", {"gradient": "sketch", "gradient.m": 64, "gradient.bits": 32, "guard": "on"}, CAP
+    ),
+    "folb_two_set, sketch of 8 bits": Case(
+        "folb_two_set", {"gradient": "sketch", "gradient.m": 64, "gradient.bits": 8}, MU
+    ),
     "folb_two_set, proxy": Case("folb_two_set", {"gradient": "proxy"}, MU),
     "folb_hetero, proxy, scaffold, lookahead": Case(
         "folb_hetero", {"gradient": "proxy", "memory": "scaffold", "server": "lookahead"}, BETA
     ),
     "fedavg, top_k, int8 down": Case("fedavg", {"compress_up": "top_k", "compress_down": "int8"}, LR),
     "folb, int4": Case("folb", {"compress_up": "int4", "error_feedback": True}, MU),
-    "fedavg, median, buckets": Case("fedavg", {"robust": "median", "bucket": 2, "liars": 0.0}, LR),
+    "fedavg, median, buckets": Case("fedavg", {"robust": "median", "robust.bucket": 2, "robust.liars": 0.0}, LR),
     "fedavg, trimmed mean": Case("fedavg", {"robust": "trimmed_mean"}, LIARS),
-    "fedprox, krum, nesterov": Case("fedprox", {"robust": "krum", "liars": 0.0, "server": "nesterov"}, BETA),
-    "scaffold, multi-krum": Case("scaffold", {"robust": "multi_krum", "liars": 0.0}, LR),
+    "fedprox, krum, nesterov": Case("fedprox", {"robust": "krum", "robust.liars": 0.0, "server": "nesterov"}, BETA),
+    "scaffold, multi-krum": Case("scaffold", {"robust": "multi_krum", "robust.liars": 0.0}, LR),
     "accord, geometric median": Case(
-        "accord", {"robust": "geometric_median", "replacement": True, "sampling": "uniform"}, AGREED
+        "accord", {"robust": "geometric_median", "select.replacement": True, "select": "uniform"}, AGREED
     ),
-    "folb, guarded, norm bound": Case("folb", {"guarded": True, "robust": "norm_bound"}, CAP),
+    "folb, guarded, norm bound": Case("folb", {"guard": "on", "robust": "norm_bound"}, CAP),
     "feddyn, norm bound, ema": Case("feddyn", {"robust": "norm_bound", "average": "ema"}, ALPHA),
-    "fedavg, fltrust, attacked": Case("fedavg", {"robust": "fltrust", "root": 20, "attack": "alie"}, ATTACKERS),
+    "fedavg, fltrust, attacked": Case("fedavg", {"robust": "fltrust", "robust.root": 20, "attack": "alie"}, ATTACKERS),
     "fedavg, momentum, last two": Case("fedavg", {"server": "momentum", "average": "last_two"}, BETA),
 }
 
@@ -499,7 +533,7 @@ def test_memory_does_not_grow_with_the_devices_times_the_parameters(name):
     for devices in (10, 160):
         federation = Federation.from_arrays("random", x, y, np.arange(samples) % devices, np.zeros(samples, bool))
         problem = problems.problem(federation, model, system=SYSTEM)
-        algorithm = ALGORITHMS[name](K=4)
+        algorithm = ALGORITHMS[name](select={"K": 4})
         state = rounds.start(problem, algorithm, 0)
         compiled = jax.jit(rounds.play).lower(problem, algorithm, state, 0, 1).compile()
         used.append(compiled.memory_analysis().temp_size_in_bytes)

@@ -211,7 +211,7 @@ def test_a_killed_superlink_is_resumed_and_the_result_is_the_simulators(deployed
     assert holds(lambda: again.code is not None, LONG)
     assert rounds(directory)[:1] == before  # and not done again
     assert store.read(directory).state == "finished"
-    assert_equal_to_the_simulator(directory, algorithms.folb(K=2, lr=0.01), 2)
+    assert_equal_to_the_simulator(directory, algorithms.folb(select={"K": 2}, local={"lr": 0.01}), 2)
 
 
 def assert_equal_to_the_simulator(directory, algorithm, count):
@@ -241,7 +241,9 @@ def assert_equal_to_the_simulator(directory, algorithm, count):
 def test_ten_rounds_equal_the_simulators(name, deployed, tmp_path):
     config = {"algorithm": name, "k": 2, "rounds": 10, **ALL_FOUR, "directory": str(tmp_path / "run")}
     ended(deployed, EXAMPLES / "synthetic", config, 2 * LONG)
-    assert_equal_to_the_simulator(tmp_path / "run", algorithms.ALGORITHMS[name](K=2, lr=0.01), 10)
+    assert_equal_to_the_simulator(
+        tmp_path / "run", algorithms.ALGORITHMS[name](select={"K": 2}, local={"lr": 0.01}), 10
+    )
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ DRAWS = np.asarray(
 @pytest.mark.parametrize("replacement", [False, True])
 def test_rounds_are_the_literal_loop_s(file, replacement):
     K, low, high, dropout, rounds = 3, 2, 12, 0.1, 40
-    algorithm = algorithms.fedavg(K=K, replacement=replacement)
+    algorithm = algorithms.fedavg(select={"K": K, "replacement": replacement})
     model = trace(file=file, period=PERIOD, low=low, high=high, dropout=dropout)
     played = run(algorithm, rounds=rounds, system=model)[0]
     now, gone, waited, few = 0.0, 0, 0, 0
@@ -128,7 +128,7 @@ def test_rounds_are_the_literal_loop_s(file, replacement):
 def test_no_sampling_asks_who_is_offline(file, sampling):
     """And a survey asks nobody else, either."""
     K = 2
-    algorithm = algorithms.compose(algorithms.fedavg().rule, K=K, sampling=sampling, replacement=False)
+    algorithm = algorithms.compose(algorithms.fedavg().rule, select={"name": sampling, "K": K, "replacement": False})
     played = run(algorithm, rounds=12, system=trace(file=file, period=PERIOD, high=3))[0]
     now = 0.0
     for t in range(12):
@@ -144,7 +144,7 @@ def test_no_sampling_asks_who_is_offline(file, sampling):
 
 
 def test_the_second_set_is_online_too(file):
-    played = run(algorithms.folb_two_set(K=2), rounds=12, system=trace(file=file, period=PERIOD, high=3))[0]
+    played = run(algorithms.folb_two_set(select={"K": 2}), rounds=12, system=trace(file=file, period=PERIOD, high=3))[0]
     assert played.updated.any()
     assert np.all(played.bytes_down <= 4 * MODEL_BYTES)
 
@@ -174,7 +174,7 @@ def test_a_trace_that_ends(tmp_path):
     """If nobody will ever be online again, rounds ask nobody, take no time and change nothing."""
     lines = "".join(f"{k},10,1,1,0,3\n" for k in range(N))
     path = write(tmp_path, "device,speed,up,down,from,until\n" + lines)
-    played = run(algorithms.fedavg(K=2), rounds=8, system=trace(file=path, low=5, high=5))[0]
+    played = run(algorithms.fedavg(select={"K": 2}), rounds=8, system=trace(file=path, low=5, high=5))[0]
     assert played.updated.tolist() == [True] * 5 + [False] * 3  # a round takes 0.54 seconds
     assert played.bytes_down[6:].tolist() == [0, 0]
     assert played.seconds[6:].tolist() == [0, 0]
@@ -183,7 +183,7 @@ def test_a_trace_that_ends(tmp_path):
 
 
 def test_a_trace_resumes_bit_for_bit(file, tmp_path):
-    play = partial(run, algorithms.folb(K=3, over_selection=1.3), system=trace(file=file, period=PERIOD))
+    play = partial(run, algorithms.folb(select={"K": 3, "over_selection": 1.3}), system=trace(file=file, period=PERIOD))
     whole = play(rounds=12)[0]
     play(rounds=5, checkpoints=tmp_path / "kept")
     observed = []
@@ -224,7 +224,7 @@ def test_csv_gz_and_parquet_are_one_trace(file, tmp_path):
 def test_only_four_columns_are_needed(tmp_path):
     path = write(tmp_path, "down,device,up,speed\n" + "".join(f"2,{k},1,10\n" for k in range(N)))
     traced = trace(file=path, low=4, high=4)
-    played = run(algorithms.fedavg(K=2), rounds=2, system=traced)[0]
+    played = run(algorithms.fedavg(select={"K": 2}), rounds=2, system=traced)[0]
     np.testing.assert_allclose(played.seconds, 0.4 + MODEL_BYTES * 8e-6 * (1 / 2 + 1 / 1), rtol=1e-5)
 
 
@@ -261,7 +261,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path, name):
     assert before in text
     with pytest.raises(InputError, match=said) as raised:
         run(
-            algorithms.fedavg(K=2),
+            algorithms.fedavg(select={"K": 2}),
             rounds=1,
             system=trace(file=write(tmp_path, text.replace(before, after, 1)), period=PERIOD),
         )
@@ -284,8 +284,8 @@ def test_other_mistakes(tmp_path, file):
     with pytest.raises(InputError, match="period = -1: should be more than 0"):
         trace(file=file, period=-1)
     with pytest.raises(InputError, match="stream = True: should be false: the devices online"):
-        run(algorithms.fedavg(K=2), rounds=1, system=trace(file=file, period=PERIOD), stream=True)
-    clusters = algorithms.compose(algorithms.fedavg().rule, K=2, sampling="clusters", replacement=False)
+        run(algorithms.fedavg(select={"K": 2}), rounds=1, system=trace(file=file, period=PERIOD), stream=True)
+    clusters = algorithms.compose(algorithms.fedavg().rule, select={"name": "clusters", "K": 2, "replacement": False})
     with pytest.raises(InputError, match="does not ask all devices at once"):
         run(clusters, rounds=1, system=trace(file=file, period=PERIOD))
 
@@ -323,7 +323,7 @@ def test_the_file_is_part_of_the_experiment(tmp_path, monkeypatch):
 
 def test_over_selection_is_swept_and_what_is_none_by_default_is_not_written():
     experiment = Experiment("synthetic_1_1", system="network", algorithms=["fedavg"])
-    planned = plan(Experiment("synthetic_1_1", algorithms=["fedavg"], set={"over_selection": ["none", 1.3, 2]}))
+    planned = plan(Experiment("synthetic_1_1", algorithms=["fedavg"], set={"select.over_selection": ["none", 1.3, 2]}))
     assert [algorithm.selection.K for algorithm in planned.algorithms] == [10, 13, 20]
     assert "over_selection" not in plan(experiment).experiment.set["fedavg"]
     assert plan(experiment).experiment.set["network"].get("tau") is None

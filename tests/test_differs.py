@@ -25,13 +25,13 @@ def differs(**choices):
         ({"algorithms": ["folb"], "rounds": 200, "seeds": 3}, "algorithms=folb rounds=200 seeds=3"),
         ({"seeds": [4, 5], "target": 0.85, "records": True}, "seeds=4,5 target=0.85 records=true"),
         ({"system": "deadline", "set": {"tau": 10}}, "system=deadline tau=10"),
-        ({"set": {"lr": 0.5}}, "lr=0.5"),
-        ({"set": {"lr": 0.01, "K": 10}}, ""),  # as by default
-        ({"set": {"mu": [0.1, 0.2]}}, "mu=0.1,0.2"),
-        ({"set": {"folb": {"mu": 0.1}}}, "folb.mu=0.1"),
-        ({"set": {"mu": 1}}, "folb.mu=1"),  # which is fedprox's own
-        ({"set": {"lr": [0.01 * n for n in range(1, 9)]}}, "lr=0.01,0.02,…,0.08"),
-        ({"box": {"lr": "log:0.001..1"}, "points": 4}, "points=4 lr=log:0.001..1"),
+        ({"set": {"local.lr": 0.5}}, "local.lr=0.5"),
+        ({"set": {"local.lr": 0.01, "select.K": 10}}, ""),  # as by default
+        ({"set": {"local.mu": [0.1, 0.2]}}, "local.mu=0.1,0.2"),
+        ({"set": {"folb": {"local.mu": 0.1}}}, "folb.local.mu=0.1"),
+        ({"set": {"local.mu": 1}}, "folb.local.mu=1"),  # which is fedprox's own
+        ({"set": {"local.lr": [0.01 * n for n in range(1, 9)]}}, "local.lr=0.01,0.02,…,0.08"),
+        ({"box": {"local.lr": "log:0.001..1"}, "points": 4}, "points=4 local.lr=log:0.001..1"),
         ({"model": "examples/my_model.py:mlp", "set": {"width": 8}}, "model=my_model.py:mlp width=8"),
     ],
 )
@@ -40,10 +40,10 @@ def test_the_choices_that_are_not_the_defaults(choices, words):
 
 
 def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
-    first = plan(Experiment("synthetic_1_1", rounds=7, set=SMALL | {"lr": 0.5, "server": "adam"}))
+    first = plan(Experiment("synthetic_1_1", rounds=7, set=SMALL | {"local.lr": 0.5, "server": "adam"}))
     (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
     again = plan(from_toml(tmp_path / "experiment.toml"))
-    assert again.differs == first.differs == "rounds=7 sizes=20,30 lr=0.5 server=adam"
+    assert again.differs == first.differs == "rounds=7 sizes=20,30 local.lr=0.5 server=adam"
 
 
 def test_on_flower_only_what_a_file_can_hold_is_told():
@@ -51,5 +51,5 @@ def test_on_flower_only_what_a_file_can_hold_is_told():
     from folb.flower.run_directory import RunSettings
     from folb.flower.strategy_settings import StrategySettings
 
-    made = algorithms.fedavg(K=3, sampling=Uniform())
-    assert RunSettings(StrategySettings(made), made, 5).differs() == "algorithms=fedavg rounds=5 K=3"
+    made = algorithms.fedavg(select={"name": Uniform(), "K": 3})
+    assert RunSettings(StrategySettings(made), made, 5).differs() == "algorithms=fedavg rounds=5 select.K=3"

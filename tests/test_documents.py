@@ -143,7 +143,10 @@ def test_the_notebook_draws_its_figure(tmp_path, monkeypatch, capsys):
     ("written", "typed"),
     [
         ("folb compare synthetic_1_1", "folb compare synthetic_1_1 --rounds 5 --seeds 1"),
-        ("folb compare mine.npz --rounds 30 --set lr=0.1", "folb compare mine.npz --rounds 5 --set lr=0.1 --seeds 1"),
+        (
+            "folb compare mine.npz --rounds 30 --set local.lr=0.1",
+            "folb compare mine.npz --rounds 5 --set local.lr=0.1 --seeds 1",
+        ),
         ("folb report RUN RUN --figures", "folb report last --figures"),
         ("folb list scaffold", "folb list scaffold"),
     ],

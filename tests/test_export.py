@@ -67,7 +67,7 @@ def test_csv_has_every_round_run_by_run(path, capsys):
         *export.COLUMNS,
         *(name for name in export.OF_DEVICES if name != "own"),  # it has no metrics
     ]
-    assert [row["algorithm"] for row in rows] == 12 * ["folb mu=0.01"] + 12 * ["folb mu=1"]
+    assert [row["algorithm"] for row in rows] == 12 * ["folb local.mu=0.01"] + 12 * ["folb local.mu=1"]
     assert [int(row["round"]) for row in rows] == 4 * [1, 2, 3, 4, 5, 6]
     for run, own in zip(runs, (rows[i : i + 6] for i in range(0, 24, 6)), strict=True):
         assert [int(row["seed"]) for row in own] == 6 * [run.seed]
@@ -153,7 +153,7 @@ def test_unfinished_runs_are_exported_as_far_as_they_are(path, capsys):
     rows = parsed(exported(capsys, path, "csv"))
     assert [(row["seed"], row["round"]) for row in rows] == [("0", "1"), ("0", "2"), ("1", "1")]
     (row,) = [line for line in exported(capsys, path, "latex").splitlines() if line.startswith("folb")]
-    assert row.startswith("folb mu=0.01 & ")  # by its name in the whole experiment
+    assert row.startswith("folb local.mu=0.01 & ")  # by its name in the whole experiment
     (path / directory.ROUNDS).unlink()
     assert exported(capsys, path, "csv") == ",".join(export.COLUMNS) + "\n"
     assert main(["export", str(path), "--format", "latex"]) == 2

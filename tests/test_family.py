@@ -29,7 +29,7 @@ from folb.simulation import problem as problems
 from folb.simulation import program
 
 N, K, ROUNDS, LR, BATCH = FEDERATION.N, 6, 8, 0.05, 5
-USUAL = {"K": K, "lr": LR, "batch": BATCH}
+USUAL = {"select.K": K, "local.lr": LR, "local.batch": BATCH}
 
 
 # A literal loop: device by device, step by step, in 64 bits. The draws and the work are the record's. ---------------
@@ -409,48 +409,47 @@ def scaffold_with_momentum(run, beta=0.5):
 
 LITERAL = {
     "scaffold, local momentum": (
-        algorithms.scaffold(local_step="momentum", local_beta=0.5, **USUAL),
+        algorithms.scaffold(local={"name": "momentum", "beta": 0.5}, **USUAL),
         scaffold_with_momentum,
     ),
     "fednova": (algorithms.fednova(**USUAL), fednova),
     "fednova, samples, momentum": (
-        algorithms.fednova(averaging="samples", local_step="momentum", local_beta=0.5, **USUAL),
+        algorithms.fednova(rule={"weights": "samples"}, local={"name": "momentum", "beta": 0.5}, **USUAL),
         functools.partial(fednova, momentum=0.5, by_samples=True),
     ),
-    "feddyn": (algorithms.feddyn(memory_alpha=0.1, **USUAL), feddyn),
+    "feddyn": (algorithms.feddyn(memory={"alpha": 0.1}, **USUAL), feddyn),
     "fedvarp": (algorithms.fedvarp(**USUAL), fedvarp),
-    "fedacg": (algorithms.fedacg(beta=0.8, mu=0.1, **USUAL), fedacg),
-    "accord": (algorithms.accord(beta=0.8, replacement=True, **USUAL), accord),
+    "fedacg": (algorithms.fedacg(server={"beta": 0.8}, local={"mu": 0.1}, **USUAL), fedacg),
+    "accord": (algorithms.accord(server={"beta": 0.8}, select={"replacement": True}, **USUAL), accord),
     "accord by agreement": (
-        algorithms.accord(beta=0.8, replacement=True, step_size="agreement", **USUAL),
+        algorithms.accord(server={"beta": 0.8}, select={"replacement": True}, step_size="agreement", **USUAL),
         functools.partial(accord, by=by_agreement),
     ),
-    "fedcm": (algorithms.fedcm(memory_alpha=0.3, **USUAL), fedcm),
-    "mimelite": (algorithms.mimelite(memory_beta=0.8, **USUAL), mimelite),
-    "ghbm": (algorithms.ghbm(memory_tau=2, memory_beta=0.8, **USUAL), ghbm),
-    "adabest": (algorithms.adabest(memory_beta=0.5, memory_mu=0.5, **USUAL), adabest),
-    "nesterov": (algorithms.fedavg(server="nesterov", beta=0.8, **USUAL), nesterov),
-    "adagrad": (algorithms.fedavg(server="adagrad", server_lr=0.1, eps=0.01, **USUAL), adagrad),
-    "fedexp": (algorithms.fedavg(server="fedexp", eps=0.01, eps_decay=0.9, **USUAL), fedexp),
-    "local momentum": (algorithms.fedavg(local_step="momentum", **USUAL), local_momentum),
-    "delta_sgd": (algorithms.fedavg(local_step="delta_sgd", **USUAL), delta_sgd),
+    "fedcm": (algorithms.fedcm(memory={"alpha": 0.3}, **USUAL), fedcm),
+    "mimelite": (algorithms.mimelite(memory={"beta": 0.8}, **USUAL), mimelite),
+    "ghbm": (algorithms.ghbm(memory={"tau": 2, "beta": 0.8}, **USUAL), ghbm),
+    "adabest": (algorithms.adabest(memory={"beta": 0.5, "mu": 0.5}, **USUAL), adabest),
+    "nesterov": (algorithms.fedavg(server={"name": "nesterov", "beta": 0.8}, **USUAL), nesterov),
+    "adagrad": (algorithms.fedavg(server={"name": "adagrad", "lr": 0.1, "eps": 0.01}, **USUAL), adagrad),
+    "fedexp": (algorithms.fedavg(server={"name": "fedexp", "eps": 0.01, "eps_decay": 0.9}, **USUAL), fedexp),
+    "local momentum": (algorithms.fedavg(local="momentum", **USUAL), local_momentum),
+    "delta_sgd": (algorithms.fedavg(local="delta_sgd", **USUAL), delta_sgd),
     "local adam, cosine": (
         algorithms.fedavg(
-            local_step="adam",
-            local_beta=0.8,
-            local_beta2=0.9,
-            local_eps=1e-3,
-            step_size="cosine",
-            step_end=0.1,
+            local={"name": "adam", "beta": 0.8, "beta2": 0.9, "eps": 1e-3},
+            step_size={"name": "cosine", "end": 0.1},
             **USUAL,
         ),
         local_adam,
     ),
-    "folb, sketch": (algorithms.folb(gradient="sketch", sketch=32, bits=32, mu=0.0, **USUAL), folb_by(by_sketch)),
-    "folb, proxy": (algorithms.folb(gradient="proxy", mu=0.0, **USUAL), folb_by(by_proxy)),
-    "power_of_choice": (algorithms.fedavg(sampling="power_of_choice", **USUAL | {"K": 3}), fedavg),
-    "remembered_loss": (algorithms.fedavg(sampling="remembered_loss", **USUAL | {"K": 3}), fedavg),
-    "clusters": (algorithms.fedavg(sampling="clusters", **USUAL | {"K": 3}), fedavg),
+    "folb, sketch": (
+        algorithms.folb(gradient={"name": "sketch", "m": 32, "bits": 32}, local={"mu": 0.0}, **USUAL),
+        folb_by(by_sketch),
+    ),
+    "folb, proxy": (algorithms.folb(gradient="proxy", local={"mu": 0.0}, **USUAL), folb_by(by_proxy)),
+    "power_of_choice": (algorithms.fedavg(select="power_of_choice", **USUAL | {"select.K": 3}), fedavg),
+    "remembered_loss": (algorithms.fedavg(select="remembered_loss", **USUAL | {"select.K": 3}), fedavg),
+    "clusters": (algorithms.fedavg(select="clusters", **USUAL | {"select.K": 3}), fedavg),
 }
 
 
@@ -492,7 +491,7 @@ def models_before(algorithm):
 
 
 def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
-    algorithm = algorithms.fedavg(sampling="power_of_choice", candidates=4, **USUAL | {"K": 2})
+    algorithm = algorithms.fedavg(select={"name": "power_of_choice", "candidates": 4}, **USUAL | {"select.K": 2})
     run = simulated(algorithm)
     for t, w in enumerate(models_before(algorithm), start=1):
         some = candidates_of(t, 4)
@@ -505,7 +504,7 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
 
 
 def test_remembered_losses_are_the_last_that_a_device_sent():
-    algorithm = algorithms.fedavg(sampling="remembered_loss", candidates=4, **USUAL | {"K": 2})
+    algorithm = algorithms.fedavg(select={"name": "remembered_loss", "candidates": 4}, **USUAL | {"select.K": 2})
     run, known = simulated(algorithm), dict.fromkeys(range(N), np.inf)
     for t, w in enumerate(models_before(algorithm), start=1):
         some = candidates_of(t, 4)
@@ -563,10 +562,12 @@ def test_all_devices_are_asked_for_a_sketch_once():
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("rule", ["folb", "folb_two_set", "folb_hetero"])
 @pytest.mark.parametrize(
-    "settings", [{"gradient": "sketch", "sketch": 32, "bits": 8}, {"gradient": "proxy"}], ids=lambda s: s["gradient"]
+    "settings",
+    [{"gradient": "sketch", "gradient.m": 32, "gradient.bits": 8}, {"gradient": "proxy"}],
+    ids=lambda s: s["gradient"],
 )
 def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
-    made = ALGORITHMS[rule](guarded=guarded, **settings, **USUAL)
+    made = ALGORITHMS[rule](guard=guarded, **settings, **USUAL)
     run = simulated(made, rounds=3)
     deployed, strategy = on_flower(made, rounds=3)
     # bits may round to another level, if the sums differ in the last digit
@@ -576,7 +577,9 @@ def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
 
 @pytest.mark.parametrize("bits", sketch.BITS)
 def test_bytes_are_counted_as_they_are_sent(bits, tmp_path):
-    made = algorithms.folb(gradient="sketch", sketch=32, bits=bits, **USUAL)  # some of these programs are there already
+    made = algorithms.folb(
+        gradient={"name": "sketch", "m": 32, "bits": bits}, **USUAL
+    )  # some of these programs are there already
     on_flower(made, rounds=1, directory=tmp_path / "run", system=None)
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     run = simulated(made, rounds=1, system=None)
@@ -621,20 +624,20 @@ def test_settings_of_a_sketch_share_a_program_only_if_shapes_agree():
 
 
 def test_three_words_make_a_combination():
-    made = algorithms.folb(memory="scaffold", server="lookahead", sampling="remembered_loss", **USUAL | {"K": 3})
+    made = algorithms.folb(memory="scaffold", server="lookahead", select="remembered_loss", **USUAL | {"select.K": 3})
     run, (deployed, _) = simulated(made), on_flower(made)
     assert furthest(deployed, run.params) < 1e-5
-    assert furthest(simulated(algorithms.folb(**USUAL | {"K": 3})).params, run.params) > 1e-3
+    assert furthest(simulated(algorithms.folb(**USUAL | {"select.K": 3})).params, run.params) > 1e-3
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"gradient": "sketch", "bits": 32}, {"gradient": "proxy"}],
+    [{}, {"gradient": "sketch", "gradient.bits": 32}, {"gradient": "proxy"}],
     ids=str,
 )
 def test_the_guard_rejects_no_honest_device_that_a_memory_bends(settings):
     """SCAFFOLD's devices descend along g - c_k + c, and not along their own gradients."""
-    made = algorithms.folb(memory="scaffold", guarded=True, **settings, **USUAL | {"K": 3})
+    made = algorithms.folb(memory="scaffold", guard="on", **settings, **USUAL | {"select.K": 3})
     run = simulated(made, rounds=30)
     late = run.times[10:] > 0
     assert np.mean(run.records["weights"][10:][late] == 0) < 0.35
@@ -653,7 +656,7 @@ def test_lost_devices_are_not_asked_for_ever():
 
 
 def test_candidates_grow_with_the_devices_of_a_round():
-    made = algorithms.fedavg(sampling="power_of_choice", candidates=2, **USUAL | {"K": 2})
+    made = algorithms.fedavg(select={"name": "power_of_choice", "candidates": 2}, **USUAL | {"select.K": 2})
     _, strategy = on_flower(made, rounds=1, fraction_train=0.8, system=None)
     assert len(strategy.opened.drawn) == 4
 
@@ -661,7 +664,7 @@ def test_candidates_grow_with_the_devices_of_a_round():
 def test_candidates_of_a_sampling_of_one_s_own():
     """Chances for the candidates alone."""
     own = sampling(lambda known: known.survey, survey="loss", pool=lambda self, K: 4)
-    run = simulated(folb.compose(folb.rules.Mean(), sampling=own, **USUAL | {"K": 3}))
+    run = simulated(folb.compose(folb.rules.Mean(), select=own, **USUAL | {"select.K": 3}))
     for t in range(1, ROUNDS + 1):
         assert set(run.devices[t - 1].tolist()) <= set(candidates_of(t, 4))
 
@@ -691,82 +694,94 @@ def test_what_an_algorithm_fixes_is_recorded():
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
-    "lambda of 1": (lambda: algorithms.fedacg(beta=1.0), "beta = 1.0: should be at least 0 and less than 1"),
-    "tau of 0": (lambda: algorithms.ghbm(memory_tau=0), "memory_tau = 0: should be a whole number from 1"),
-    "no numbers": (lambda: algorithms.folb(gradient="sketch", sketch=0), "sketch = 0: should be a whole number"),
-    "odd bits": (lambda: algorithms.folb(gradient="sketch", bits=3), "bits = 3: should be one of 1, 2, 4, 8, 32"),
-    "a sketch of nothing": (lambda: algorithms.folb(sketch=64), "is for gradient=sketch; gradient is exact"),
-    "alpha of 0": (lambda: algorithms.feddyn(memory_alpha=0.0), "memory_alpha = 0.0: should be more than 0"),
+    "lambda of 1": (
+        lambda: algorithms.fedacg(server={"beta": 1.0}),
+        "beta = 1.0: should be at least 0 and less than 1",
+    ),
+    "tau of 0": (lambda: algorithms.ghbm(memory={"tau": 0}), "memory_tau = 0: should be a whole number from 1"),
+    "no numbers": (
+        lambda: algorithms.folb(gradient={"name": "sketch", "m": 0}),
+        "sketch = 0: should be a whole number",
+    ),
+    "odd bits": (
+        lambda: algorithms.folb(gradient={"name": "sketch", "bits": 3}),
+        "bits = 3: should be one of 1, 2, 4, 8, 32",
+    ),
+    "a sketch of nothing": (lambda: algorithms.folb(gradient={"m": 64}), "is for gradient=sketch; gradient is exact"),
+    "alpha of 0": (lambda: algorithms.feddyn(memory={"alpha": 0.0}), "memory_alpha = 0.0: should be more than 0"),
     "alpha above 1": (
-        lambda: algorithms.fedcm(memory_alpha=1.5),
+        lambda: algorithms.fedcm(memory={"alpha": 1.5}),
         "memory_alpha = 1.5: should be more than 0 and at most 1",
     ),
     "alpha of nobody": (
-        lambda: algorithms.fedavg(memory_alpha=0.1),
+        lambda: algorithms.fedavg(memory={"alpha": 0.1}),
         "memory_alpha = 0.1: is for memory=feddyn, fedcm; memory is not set",
     ),
-    "option 3": (lambda: algorithms.scaffold(option="3"), "option = '3'"),
+    "option 3": (lambda: algorithms.scaffold(memory={"option": "3"}), "option = '3'"),
     "two memories": (lambda: algorithms.scaffold(memory="fedvarp"), "memory = 'fedvarp': is fixed"),
     "another server": (lambda: algorithms.fedacg(server="adam"), "server = 'adam': is fixed"),
     "another server of accord": (lambda: algorithms.accord(server="adam"), "server = 'adam': is fixed"),
-    "a stretch of 2": (lambda: algorithms.accord(stretch=2.0), "stretch = 2.0: should be from 0 to 1"),
+    "a stretch of 2": (lambda: algorithms.accord(server={"stretch": 2.0}), "stretch = 2.0: should be from 0 to 1"),
     "a stretch of another server": (
-        lambda: algorithms.fedavg(server="momentum", stretch=0.5),
+        lambda: algorithms.fedavg(server={"name": "momentum", "stretch": 0.5}),
         "stretch = 0.5: is for server=lookahead",
     ),
     "a gain below 0": (
-        lambda: algorithms.fedavg(step_size="agreement", step_gain=-1.0),
+        lambda: algorithms.fedavg(step_size={"name": "agreement", "gain": -1.0}),
         "step_gain = -1.0: should be from 0 to 100",
     ),
     "a goal that no cosine reaches": (
-        lambda: algorithms.fedavg(step_size="agreement", step_goal=3.0),
+        lambda: algorithms.fedavg(step_size={"name": "agreement", "goal": 3.0}),
         "step_goal = 3.0: should be from -1 to 1",
     ),
     "a gain without its step size": (
-        lambda: algorithms.fedavg(step_gain=1.0),
+        lambda: algorithms.fedavg(step_size={"gain": 1.0}),
         "step_gain = 1.0: is for step_size=consensus, agreement",
     ),
     "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of consensus"),
     "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),
     "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
-    "few candidates": (lambda: algorithms.fedavg(sampling="power_of_choice", K=5, candidates=4), "candidates = 4"),
+    "few candidates": (
+        lambda: algorithms.fedavg(select={"name": "power_of_choice", "K": 5, "candidates": 4}),
+        "candidates = 4",
+    ),
     "candidates of nobody": (
-        lambda: algorithms.fedavg(candidates=4),
-        "is for sampling=power_of_choice, remembered_loss",
+        lambda: algorithms.fedavg(select={"candidates": 4}),
+        "is for select=power_of_choice, remembered_loss",
     ),
     "1 in 32 bits": (
-        lambda: algorithms.fedavg(local_step="adam", local_beta2=1 - 1e-9),
+        lambda: algorithms.fedavg(local={"name": "adam", "beta2": 1 - 1e-9}),
         "local_beta2 = 0.999999999: should be at least 0 and less than 1, in 32 bits",
     ),
     "0 in 32 bits": (
-        lambda: algorithms.fedavg(local_step="adam", local_eps=1e-46),
+        lambda: algorithms.fedavg(local={"name": "adam", "eps": 1e-46}),
         "should be more than 0, in 32 bits",
     ),
-    "beta of sgd": (lambda: algorithms.fedavg(local_beta=0.9), "local_beta = 0.9: is for local_step=momentum"),
+    "beta of sgd": (lambda: algorithms.fedavg(local={"beta": 0.9}), "local_beta = 0.9: is for local=momentum"),
     "sketch and gradient": (
-        lambda: algorithms.folb(gradient="sketch", memory="scaffold", option="1"),
+        lambda: algorithms.folb(gradient="sketch", memory={"name": "scaffold", "option": "1"}),
         "gradient = 'sketch': should be exact",
     ),
-    "no one size": (lambda: algorithms.folb(gradient="proxy", local_step="delta_sgd"), "gradient = 'proxy'"),
+    "no one size": (lambda: algorithms.folb(gradient="proxy", local="delta_sgd"), "gradient = 'proxy'"),
     "a memory without a size": (
-        lambda: algorithms.fedcm(local_step="delta_sgd"),
+        lambda: algorithms.fedcm(local="delta_sgd"),
         "local_step = 'delta_sgd': should be sgd or momentum: memory=fedcm",
     ),
     "S_2 without its shift": (
         lambda: algorithms.folb_two_set(gradient="proxy", memory="scaffold"),
         "gradient = 'proxy': should be exact or sketch: S_2",
     ),
-    "a large sketch": (lambda: algorithms.folb(gradient="sketch", sketch=10**6), "sketch = 1000000: should be"),
+    "a large sketch": (lambda: algorithms.folb(gradient={"name": "sketch", "m": 10**6}), "sketch = 1000000: should be"),
     "fewer candidates than draws": (
         lambda: folb.compose(
-            folb.rules.Mean(), K=5, sampling=sampling(lambda known: known.size, pool=lambda self, K: 2)
+            folb.rules.Mean(), select={"name": sampling(lambda known: known.size, pool=lambda self, K: 2), "K": 5}
         ),
         "candidates = 2: should be a whole number from 5",
     ),
-    "nova without a size": (lambda: algorithms.fednova(local_step="delta_sgd"), "local_step = 'delta_sgd'"),
-    "eps that grows": (lambda: algorithms.fedavg(server="fedexp", eps_decay=1.1), "eps_decay = 1.1"),
+    "nova without a size": (lambda: algorithms.fednova(local="delta_sgd"), "local_step = 'delta_sgd'"),
+    "eps that grows": (lambda: algorithms.fedavg(server={"name": "fedexp", "eps_decay": 1.1}), "eps_decay = 1.1"),
     "more draws than devices": (
-        lambda: simulated(algorithms.fedavg(sampling="power_of_choice", K=N + 1)),
+        lambda: simulated(algorithms.fedavg(select={"name": "power_of_choice", "K": N + 1})),
         f"K = {N + 1}: should be at most the {N} devices",
     ),
     "sums and a memory": (lambda: TwoPhaseStrategy(algorithms.folb(memory="scaffold")), "memory = 'folb'"),

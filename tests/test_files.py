@@ -542,7 +542,7 @@ def test_the_second_time_is_from_the_cache(data, source):
 def test_another_recipe_or_source_is_another_entry(data, source):
     build = Build()
     cache.cached(RECIPE, [source], build)
-    cache.cached(RECIPE | {"option": 2}, [source], build)
+    cache.cached(RECIPE | {"memory.option": 2}, [source], build)
     source.write_text("other")
     cache.cached(RECIPE, [source], build)
     os.utime(source, ns=(1, 1))

@@ -114,11 +114,11 @@ def same(a, b):
 
 VARIANTS = {
     **{name: (name, {}) for name, make in ALGORITHMS.items() if make().asynchrony is None},  # rounds wait on Flower
-    "by samples": ("fedprox", {"averaging": "samples", "sampling": "samples", "mu": 0.5}),
-    "without replacement": ("folb", {"replacement": False, "unit": "epoch", "server": "adam"}),
-    "full gradients": ("folb_hetero", {"unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),
-    "guarded": ("folb_never_flip", {"guarded": True, "server": "momentum"}),
-    "robust": ("scaffold", {"robust": "geometric_median", "bucket": 2, "liars": 0.0}),
+    "by samples": ("fedprox", {"rule.weights": "samples", "select": "samples", "local.mu": 0.5}),
+    "without replacement": ("folb", {"select.replacement": False, "local.unit": "epoch", "server": "adam"}),
+    "full gradients": ("folb_hetero", {"local.unit": "gradient", "clamp_gamma": False, "server": "fedexp"}),
+    "guard": ("folb_never_flip", {"guard": "on", "server": "momentum"}),
+    "robust": ("scaffold", {"robust": "geometric_median", "robust.bucket": 2, "robust.liars": 0.0}),
 }
 
 
@@ -126,7 +126,7 @@ VARIANTS = {
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
-    algorithm = ALGORITHMS[name](K=6, lr=0.05, **settings)
+    algorithm = ALGORITHMS[name](select={"K": 6}, local={"lr": 0.05}, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
     work = WORK if name == "folb_two_set" else system.uniform(high=4, dropout=0.2)
     light = model._replace(heavy=True)  # compiles sooner
@@ -158,9 +158,9 @@ def test_by_default_half_of_the_devices_must_answer_a_guarded_or_robust_rule(fed
         return None if message.metadata.message_type == "train" and partition != 0 else reply
 
     for algorithm, abandoned in (
-        (algorithms.folb(K=30), 1),
-        (algorithms.fedavg(K=30, robust="median"), 1),
-        (algorithms.fedavg(K=30), 0),
+        (algorithms.folb(select={"K": 30}), 1),
+        (algorithms.fedavg(select={"K": 30}, robust="median"), 1),
+        (algorithms.fedavg(select={"K": 30}), 0),
     ):
         grid = InProcessGrid(apps(federation), tamper=lose)
         result = quick(algorithm, deadline=0.05).start(grid, initial(model), num_rounds=1)
@@ -168,10 +168,10 @@ def test_by_default_half_of_the_devices_must_answer_a_guarded_or_robust_rule(fed
 
 
 def test_guarded_unless_told_otherwise(federation, model):
-    default, unguarded = quick(algorithms.folb(K=6)), plain(algorithms.folb(K=6))
+    default, unguarded = quick(algorithms.folb(select={"K": 6})), plain(algorithms.folb(select={"K": 6}))
     assert default.algorithm.origin.settings["guarded"] is True
     assert unguarded.algorithm.origin.settings["guarded"] is False
-    asked = plain(algorithms.folb(K=6, guarded=True))
+    asked = plain(algorithms.folb(select={"K": 6}, guard="on"))
     start = initial(model)
     ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, unguarded)]
     assert same(ends[0], ends[1])
@@ -179,7 +179,7 @@ def test_guarded_unless_told_otherwise(federation, model):
 
 
 def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
-    algorithm, ends = algorithms.folb_hetero(K=4, lr=0.05), []
+    algorithm, ends = algorithms.folb_hetero(select={"K": 4}, local={"lr": 0.05}), []
     for gradient in (softmax_gradient, from_jax(model.loss)):
         strategy = plain(algorithm)
         ends.append(strategy.start(InProcessGrid(apps(federation, gradient)), initial(model), num_rounds=3).arrays)
@@ -205,8 +205,16 @@ def test_a_model_without_names_is_a_list(federation, model):
 
     start = values(initial(model))
     grid = InProcessGrid(apps(federation, gradient))
-    listed = plain(algorithms.folb(K=4)).start(grid, arrays([start["weight"], start["bias"]]), num_rounds=2).arrays
-    named = plain(algorithms.folb(K=4)).start(InProcessGrid(apps(federation)), arrays(start), num_rounds=2).arrays
+    listed = (
+        plain(algorithms.folb(select={"K": 4}))
+        .start(grid, arrays([start["weight"], start["bias"]]), num_rounds=2)
+        .arrays
+    )
+    named = (
+        plain(algorithms.folb(select={"K": 4}))
+        .start(InProcessGrid(apps(federation)), arrays(start), num_rounds=2)
+        .arrays
+    )
     assert furthest(named, {"weight": values(listed)["0"], "bias": values(listed)["1"]}) <= 1e-6
 
 
@@ -215,7 +223,7 @@ def test_nested_models_travel_flat(federation):
     start = jax.tree.map(np.asarray, jax.jit(deep.init)(jax.random.key(0)))
     x, y = samples(federation, 0)
     grid = InProcessGrid({0: client_app(lambda context: Device(x, y, from_jax(deep.loss)))})
-    algorithm = algorithms.fedavg(K=1, lr=0.5, unit="gradient")
+    algorithm = algorithms.fedavg(select={"K": 1}, local={"lr": 0.5, "unit": "gradient"})
     strategy = plain(algorithm, system=system.fixed(work=1), min_available_nodes=1)
     result = strategy.start(grid, arrays(start), num_rounds=1)
     g = jax.jit(jax.grad(lambda w: deep.loss(w, x, y).mean()))(start)
@@ -229,7 +237,9 @@ def test_nested_models_travel_flat(federation):
 
 def test_draws_follow_the_identity_and_not_the_node_id(federation, model):
     ends = [
-        plain(algorithms.folb(K=5)).start(InProcessGrid(apps(federation), seed=seed), initial(model), 4).arrays
+        plain(algorithms.folb(select={"K": 5}))
+        .start(InProcessGrid(apps(federation), seed=seed), initial(model), 4)
+        .arrays
         for seed in (1, 2)
     ]
     assert same(*ends)
@@ -237,18 +247,18 @@ def test_draws_follow_the_identity_and_not_the_node_id(federation, model):
 
 def test_node_ids_may_change_from_round_to_round(federation, model):
     grid = InProcessGrid(apps(federation))
-    steady = plain(algorithms.folb(K=5)).start(InProcessGrid(apps(federation)), initial(model), 4).arrays
+    steady = plain(algorithms.folb(select={"K": 5})).start(InProcessGrid(apps(federation)), initial(model), 4).arrays
 
     def reconnect(t, record):
         grid.nodes = {node + 1 + t: k for node, k in grid.nodes.items()}
 
-    moving = plain(algorithms.folb(K=5)).start(grid, initial(model), 4, evaluate_fn=reconnect).arrays
+    moving = plain(algorithms.folb(select={"K": 5})).start(grid, initial(model), 4, evaluate_fn=reconnect).arrays
     assert same(steady, moving)
 
 
 def test_one_message_for_each_distinct_device(federation, model):
     grid = InProcessGrid(apps(federation))
-    plain(algorithms.folb(K=40)).start(grid, initial(model), num_rounds=2)
+    plain(algorithms.folb(select={"K": 40})).start(grid, initial(model), num_rounds=2)
     asked = [(m.metadata.group_id, m.metadata.dst_node_id) for m in grid.sent if m.metadata.message_type == "train"]
     assert len(asked) == len(set(asked)) <= 2 * federation.N
 
@@ -259,7 +269,7 @@ def test_a_second_claim_to_an_identity_is_refused(federation, model):
             reply.content["metrics"]["identity"] = 2
         return reply
 
-    grid, strategy = InProcessGrid(apps(federation), tamper=impostor), plain(algorithms.fedavg(K=5))
+    grid, strategy = InProcessGrid(apps(federation), tamper=impostor), plain(algorithms.fedavg(select={"K": 5}))
     strategy.start(grid, initial(model), num_rounds=2)
     assert len(strategy.opened.members) == federation.N - 1
     claimed = [reason for reason in strategy.roster.reported if "claims to be device 2" in reason]
@@ -289,7 +299,7 @@ def test_a_claim_that_makes_no_sense_is_refused(federation, model, claim):
             reply.content["metrics"].update(claim)
         return reply
 
-    strategy = plain(algorithms.fedavg(K=3))
+    strategy = plain(algorithms.fedavg(select={"K": 3}))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
     assert {member.identity for member in strategy.opened.members} == {0, 2, 3, 4, 5, 6, 7}
 
@@ -301,7 +311,7 @@ def test_a_device_that_comes_back_with_other_data_is_asked_anew(federation, mode
         if t == 1:
             grid.apps[6] = apps(federation)[1]
 
-    strategy = plain(algorithms.fedavg(K=30))
+    strategy = plain(algorithms.fedavg(select={"K": 30}))
     result = strategy.start(grid, initial(model), num_rounds=3, evaluate_fn=restart)
     assert [numbers["refused"] for numbers in result.train_metrics_clientapp.values()] == [0, 1, 0]
     assert strategy.opened.members[6].size == strategy.opened.members[1].size
@@ -317,9 +327,9 @@ def test_so_is_one_of_a_survey_and_of_the_first_phase(federation, model, name):
 
     given = {"system": WORK, "wait": 0.0, "deadline": 0.05, "min_replies": 2}
     if name == "two_phase":
-        strategy = TwoPhaseStrategy(algorithms.folb(K=30), **given)
+        strategy = TwoPhaseStrategy(algorithms.folb(select={"K": 30}), **given)
     else:
-        strategy = FederatedStrategy(algorithms.fednu_norm(K=30), **given)
+        strategy = FederatedStrategy(algorithms.fednu_norm(select={"K": 30}), **given)
     result = strategy.start(grid, initial(model), num_rounds=3, evaluate_fn=restart)
     assert [numbers["refused"] for numbers in result.train_metrics_clientapp.values()] == [0, 1, 0]
     assert result.train_metrics_clientapp[2]["lost"] == 0
@@ -336,7 +346,7 @@ def test_a_device_has_one_identity_at_a_time(federation, model):
             reply.content["metrics"]["num-examples"] += 1
         return reply
 
-    strategy = plain(algorithms.fedavg(K=30))
+    strategy = plain(algorithms.fedavg(select={"K": 30}))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=4)
     identities = [member.identity for member in strategy.opened.members]
     assert len(identities) == len(set(identities)) == federation.N
@@ -355,7 +365,7 @@ def test_a_third_of_all_replies_lost_for_a_hundred_rounds(federation, model):
             return reply
         return None if rng.random() < 0.5 else Message(Error(2, "the node is gone"), reply_to=message)
 
-    strategy = quick(algorithms.folb(K=5), min_replies=3, deadline=0.002)
+    strategy = quick(algorithms.folb(select={"K": 5}), min_replies=3, deadline=0.002)
     result = strategy.start(InProcessGrid(apps(federation), tamper=lose), initial(model), num_rounds=100)
     rounds = result.train_metrics_clientapp
     assert len(rounds) == 100
@@ -369,7 +379,7 @@ def test_below_the_least_number_of_replies_a_round_is_abandoned(federation, mode
         return None if message.metadata.group_id == "2" and partition != 0 else reply
 
     grid = InProcessGrid(apps(federation), tamper=lose)
-    strategy = quick(algorithms.folb(K=6, server="momentum"), min_replies=2, directory=tmp_path / "run")
+    strategy = quick(algorithms.folb(select={"K": 6}, server="momentum"), min_replies=2, directory=tmp_path / "run")
     models_seen = []
     strategy.start(grid, initial(model), 3, evaluate_fn=lambda t, record: models_seen.append(record))
     assert same(models_seen[1], models_seen[2])
@@ -381,17 +391,17 @@ def test_below_the_least_number_of_replies_a_round_is_abandoned(federation, mode
 
 
 def test_no_devices_and_too_few_are_waited_for_and_no_longer(federation, model):
-    strategy = quick(algorithms.folb(K=2), min_available_nodes=9, wait=0.05)
+    strategy = quick(algorithms.folb(select={"K": 2}), min_available_nodes=9, wait=0.05)
     result = strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
     assert [numbers["abandoned"] for numbers in result.train_metrics_clientapp.values()] == [1, 1]
     assert same(result.arrays, initial(model))
-    nobody = quick(algorithms.folb(K=2)).start(InProcessGrid([]), initial(model), num_rounds=1)
+    nobody = quick(algorithms.folb(select={"K": 2})).start(InProcessGrid([]), initial(model), num_rounds=1)
     assert nobody.train_metrics_clientapp[1]["abandoned"] == 1
 
 
 def test_a_node_that_says_nothing_costs_its_wait_once(federation, model):
     grid = InProcessGrid(apps(federation), tamper=lambda k, message, reply: None if k == 3 else reply)
-    strategy = quick(algorithms.folb(K=4), wait=0.1)
+    strategy = quick(algorithms.folb(select={"K": 4}), wait=0.1)
     strategy.start(grid, initial(model), num_rounds=3)
     queries = [m for m in grid.sent if m.metadata.message_type == "query"]
     assert len(queries) == federation.N  # asked again, but not so soon
@@ -408,7 +418,7 @@ def test_a_lost_query_is_asked_again(federation, model, monkeypatch):
             return None
         return reply
 
-    strategy = quick(algorithms.fedavg(K=4), wait=0.01)
+    strategy = quick(algorithms.fedavg(select={"K": 4}), wait=0.01)
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=2)
     assert lost and 3 in {member.identity for member in strategy.opened.members}
 
@@ -418,7 +428,7 @@ def test_rounds_abandoned_one_after_another_end_the_run(federation, model, tmp_p
         return {"b": params["bias"]}
 
     def strategy():
-        return quick(algorithms.fedavg(K=4), max_abandoned=2, directory=tmp_path)
+        return quick(algorithms.fedavg(select={"K": 4}), max_abandoned=2, directory=tmp_path)
 
     with pytest.raises(RuntimeError, match=r"2 rounds in a row were abandoned \(the last: 0 usable replies"):
         strategy().start(InProcessGrid(apps(federation, broken)), initial(model), num_rounds=50)
@@ -444,10 +454,12 @@ def test_a_step_that_the_guard_must_shorten_is_told_once(federation, model, capl
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
     try:
-        quick(algorithms.folb(K=30)).start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
+        quick(algorithms.folb(select={"K": 30})).start(InProcessGrid(apps(federation)), initial(model), num_rounds=2)
         assert len({id(record) for record in caplog.records if "use a smaller K" in record.message}) == 1
         caplog.clear()
-        quick(algorithms.folb(K=4, replacement=False)).start(InProcessGrid(apps(federation)), initial(model), 1)
+        quick(algorithms.folb(select={"K": 4, "replacement": False})).start(
+            InProcessGrid(apps(federation)), initial(model), 1
+        )
         assert "a smaller K" not in caplog.text
     finally:
         logger.removeHandler(caplog.handler)
@@ -462,7 +474,7 @@ def test_a_refused_reply_raises_nobody_s_bound(federation, model):
             reply.content["grad"] = protocol.packed({n: scale * a.numpy() for n, a in reply.content["grad"].items()})
         return reply
 
-    strategy = quick(algorithms.folb(K=8, replacement=False))
+    strategy = quick(algorithms.folb(select={"K": 8, "replacement": False}))
     strategy.start(InProcessGrid(apps(federation), tamper=tamper), initial(model), num_rounds=1)
     assert len(strategy.opened.answers.refused) == 3
     assert 0 < np.max(strategy.opened.weights) <= 2 / 8 + 1e-6
@@ -475,7 +487,7 @@ def test_a_device_that_fails_is_lost_with_its_reason(federation, model, tmp_path
     mixed = apps(federation)
     mixed[2] = apps(federation, broken)[2]
     grid = InProcessGrid(mixed)
-    quick(algorithms.folb(K=30), directory=tmp_path / "run").start(grid, initial(model), num_rounds=1)
+    quick(algorithms.folb(select={"K": 30}), directory=tmp_path / "run").start(grid, initial(model), num_rounds=1)
     (line,) = directory.read(tmp_path / "run").rounds()[0]
     assert line["failed"] == [[2, "RuntimeError: out of memory and more"]]
     assert line["lost_devices"] == [2]
@@ -491,7 +503,7 @@ def test_over_selection_closes_once_enough_have_answered(federation, model):
             return super().pull_messages(asked[:2] if any(m.metadata.group_id for m in self.sent) else asked)
 
     grid = Slow(apps(federation))
-    strategy = quick(algorithms.fedavg(K=4, replacement=False), over_selection=1.5, deadline=5.0)
+    strategy = quick(algorithms.fedavg(select={"K": 4, "replacement": False}), over_selection=1.5, deadline=5.0)
     result = strategy.start(grid, initial(model), num_rounds=2)
     asked = [m for m in grid.sent if m.metadata.group_id == "1"]
     assert len(asked) == 6
@@ -504,7 +516,7 @@ def test_a_timeout_is_for_one_start(federation, model):
     def given():
         return {round(m.metadata.ttl - SLACK, 9) for m in grid.sent if m.metadata.message_type in ("train", "evaluate")}
 
-    strategy = quick(algorithms.fedavg(K=3), deadline=5.0, fraction_evaluate=0.5)
+    strategy = quick(algorithms.fedavg(select={"K": 3}), deadline=5.0, fraction_evaluate=0.5)
     for timeout, seconds in ((2.0, 2.0), (None, 5.0)):
         grid = InProcessGrid(apps(federation))
         strategy.start(grid, initial(model), 1, timeout=timeout)
@@ -521,7 +533,7 @@ def test_over_selection_closes_at_the_k_that_was_wanted(federation, model, K, mo
             return super().pull_messages(some[:1] if any(m.metadata.group_id for m in self.sent) else some)
 
     grid = Slow(apps(federation))
-    strategy = quick(algorithms.fedavg(K=K, replacement=False), over_selection=more, deadline=20.0)
+    strategy = quick(algorithms.fedavg(select={"K": K, "replacement": False}), over_selection=more, deadline=20.0)
     strategy.start(grid, initial(model), num_rounds=1)
     assert len([m for m in grid.sent if m.metadata.group_id == "1"]) == asked
     assert len(strategy.opened.answers.usable) == closes
@@ -545,12 +557,12 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
                 replies += [held.pop() for _ in range(len(held))]
             return replies
 
-    strategy = quick(algorithms.folb(K=30))
+    strategy = quick(algorithms.folb(select={"K": 30}))
     result = strategy.start(Late(apps(federation), tamper=tamper), initial(model), num_rounds=2)
     reasons = [reason for _, reason in strategy.opened.notes.rejected]
     assert reasons.count("a repeated reply") == 2 * len(strategy.opened.answers.usable) == 2 * federation.N
     assert sum("a reply that answers no message of this round" in reason for reason in reasons) == 1
-    once = quick(algorithms.folb(K=30))
+    once = quick(algorithms.folb(select={"K": 30}))
     alone = once.start(
         InProcessGrid(
             apps(federation),
@@ -564,7 +576,7 @@ def test_a_late_reply_is_refused_and_a_repeated_one_counts_once(federation, mode
 
 def test_the_order_of_arrival_changes_no_bit(federation, model):
     """Three hundred permutations of the replies to one round."""
-    strategy = quick(algorithms.folb_hetero(K=30, lr=0.05))
+    strategy = quick(algorithms.folb_hetero(select={"K": 30}, local={"lr": 0.05}))
     grid, start = InProcessGrid(apps(federation)), initial(model)
     messages = list(strategy.configure_train(1, start, ConfigRecord(), grid))
     received = list(grid.send_and_receive(messages))
@@ -584,8 +596,10 @@ def test_the_order_of_arrival_changes_no_bit(federation, model):
 def test_stock_flower_s_own_loop_can_drive_it(federation, model):
     from flwr.serverapp.strategy import Strategy
 
-    ours = plain(algorithms.folb(K=5)).start(InProcessGrid(apps(federation)), initial(model), 3).arrays
-    theirs = Strategy.start(plain(algorithms.folb(K=5)), InProcessGrid(apps(federation)), initial(model), 3).arrays
+    ours = plain(algorithms.folb(select={"K": 5})).start(InProcessGrid(apps(federation)), initial(model), 3).arrays
+    theirs = Strategy.start(
+        plain(algorithms.folb(select={"K": 5})), InProcessGrid(apps(federation)), initial(model), 3
+    ).arrays
     assert same(ours, theirs)
 
 
@@ -598,7 +612,7 @@ def test_devices_evaluate_the_model_if_asked(federation, model):
             reply.content["metrics"]["accuracy"] = float("nan")
         return reply
 
-    strategy = quick(algorithms.fedavg(K=3), fraction_evaluate=1.0)
+    strategy = quick(algorithms.fedavg(select={"K": 3}), fraction_evaluate=1.0)
     result = strategy.start(InProcessGrid(counted, tamper=tamper), initial(model), num_rounds=2)
     assert result.evaluate_metrics_clientapp[2] == MetricRecord({"accuracy": 0.5, "loss": 2.0})
     refused = [reason for _, reason in strategy.opened.notes.rejected]
@@ -607,11 +621,11 @@ def test_devices_evaluate_the_model_if_asked(federation, model):
 
 def test_fraction_train_takes_the_place_of_k(federation, model):
     grid = InProcessGrid(apps(federation))
-    quick(algorithms.fedavg(K=3, replacement=False), fraction_train=0.5).start(grid, initial(model), 1)
+    quick(algorithms.fedavg(select={"K": 3, "replacement": False}), fraction_train=0.5).start(grid, initial(model), 1)
     assert sum(m.metadata.message_type == "train" for m in grid.sent) == 4
     # without replacement there cannot be more than there are
     grid = InProcessGrid(apps(federation))
-    quick(algorithms.fedavg(K=30, replacement=False)).start(grid, initial(model), 1)
+    quick(algorithms.fedavg(select={"K": 30, "replacement": False})).start(grid, initial(model), 1)
     assert sum(m.metadata.message_type == "train" for m in grid.sent) == federation.N
 
 
@@ -620,7 +634,7 @@ def test_fraction_train_takes_the_place_of_k(federation, model):
 
 @pytest.mark.parametrize("name", ["folb", "folb_hetero", "folb_never_flip"])
 def test_two_phases_are_one_phase_to_rounding(federation, model, name):
-    algorithm = ALGORITHMS[name](K=6, lr=0.05, server="momentum")
+    algorithm = ALGORITHMS[name](select={"K": 6}, local={"lr": 0.05}, server="momentum")
     one = plain(algorithm).start(InProcessGrid(apps(federation)), initial(model), 10).arrays
     two = TwoPhaseStrategy(algorithm, system=WORK, wait=0.0).start(InProcessGrid(apps(federation)), initial(model), 10)
     assert furthest(two.arrays, values(one)) <= 1e-5
@@ -633,7 +647,7 @@ def test_two_phases_look_at_sums_alone(federation, model):
         sums.append(len(parts))
         return {name: np.sum([part[name] for part in parts], axis=0, dtype=np.float32) for name in parts[0]}
 
-    strategy = TwoPhaseStrategy(algorithms.folb(K=6), add=add, system=WORK, wait=0.0)
+    strategy = TwoPhaseStrategy(algorithms.folb(select={"K": 6}), add=add, system=WORK, wait=0.0)
     result = strategy.start(InProcessGrid(apps(federation)), initial(model), 2)
     assert len(sums) == 2 * 3  # gradients, updates and importances
     assert min(sums) >= 3
@@ -648,7 +662,7 @@ def test_two_phases_refuse_a_draw_of_too_few(federation, model):
 
     settings = {"system": WORK, "wait": 0.0, "deadline": 0.02}
     grid = InProcessGrid(apps(federation), tamper=lose)
-    strategy = TwoPhaseStrategy(algorithms.folb(K=30), **settings)
+    strategy = TwoPhaseStrategy(algorithms.folb(select={"K": 30}), **settings)
     result = strategy.start(grid, initial(model), 1)
     assert strategy.opened.abandoned == "2 distinct devices answered, but a sum needs 3"
     assert same(result.arrays, initial(model))
@@ -659,7 +673,7 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
     def lose(partition, message, reply):
         return None if protocol.MEAN in message.content and partition == 4 else reply
 
-    strategy = TwoPhaseStrategy(algorithms.folb(K=30), system=WORK, wait=0.0, deadline=0.05)
+    strategy = TwoPhaseStrategy(algorithms.folb(select={"K": 30}), system=WORK, wait=0.0, deadline=0.05)
     result = strategy.start(InProcessGrid(apps(federation), tamper=lose), initial(model), 1)
     assert not strategy.opened.abandoned
     assert not same(result.arrays, initial(model))
@@ -669,9 +683,9 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
     ("algorithm", "settings", "said"),
     [
         (algorithms.fedavg(), {}, "all others need more than sums"),
-        (algorithms.folb(guarded=True), {}, "guarded = True"),
-        (algorithms.folb(), {"guarded": True}, "guarded = True"),
-        (algorithms.folb(), {"cap": 3.0}, "cap = 3.0: belongs to the guard"),
+        (algorithms.folb(guard="on"), {}, "guarded = True"),
+        (algorithms.folb(), {"guard": "on"}, "guarded = True"),
+        (algorithms.folb(), {"guard.cap": 3.0}, "cap = 3.0: belongs to the guard"),
         (algorithms.folb(), {"max_norm": 3.0}, "max_norm = 3.0: is not possible with sums only"),
         (
             algorithms.folb(server="fedexp"),
@@ -720,7 +734,9 @@ def two_phases_killed(federation, model, path, name, server, points):
             return super().answers(message)
 
     def run(grid, path):
-        strategy = TwoPhaseStrategy(ALGORITHMS[name](K=6, lr=0.05, server=server), **quickly, directory=path)
+        strategy = TwoPhaseStrategy(
+            ALGORITHMS[name](select={"K": 6}, local={"lr": 0.05}, server=server), **quickly, directory=path
+        )
         return strategy.start(grid, initial(model), num_rounds=2).arrays
 
     def record(path):
@@ -760,7 +776,7 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
 
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
     strategy = quick(
-        algorithms.folb_hetero(K=30),
+        algorithms.folb_hetero(select={"K": 30}),
         system=system.fixed(work=3),
         directory=tmp_path / "mine",
         dataset="Synthetic",
@@ -803,7 +819,7 @@ def test_the_run_directory_is_the_simulator_s(federation, model, tmp_path, capsy
     ("measured", "said"), [({"accuracy": 0.7}, False), ({"accuracy": 0.7, "loss": float("nan")}, True)]
 )
 def test_a_loss_that_nobody_measured_has_not_diverged(federation, model, tmp_path, capsys, measured, said):
-    strategy = quick(algorithms.fedavg(K=3), directory=tmp_path / "mine")
+    strategy = quick(algorithms.fedavg(select={"K": 3}), directory=tmp_path / "mine")
     strategy.start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=lambda t, r: MetricRecord(measured))
     (run,) = directory.read(tmp_path / "mine").runs()
     assert run.diverged is said and np.isnan(run.train_loss).all()
@@ -815,7 +831,7 @@ def test_a_loss_that_nobody_measured_has_not_diverged(federation, model, tmp_pat
 
 def test_metrics_of_an_evaluation_are_recorded(federation, model, tmp_path):
     """Those that have folb's names; a target may be for one of them, and lower may be better."""
-    strategy = quick(algorithms.fedavg(K=3), directory=tmp_path / "mine", judged_by="mse", target=1.5)
+    strategy = quick(algorithms.fedavg(select={"K": 3}), directory=tmp_path / "mine", judged_by="mse", target=1.5)
 
     def evaluate(t, record):
         return MetricRecord({"mse": 3.0 / max(t, 1), "mae": 1e300, "beauty": 1.0})
@@ -835,13 +851,13 @@ def test_metrics_of_an_evaluation_are_recorded(federation, model, tmp_path):
         ({"target": 1.5}, "more than 0 and at most 1"),
     ):
         with pytest.raises(InputError, match=said):
-            quick(algorithms.fedavg(K=3), **wrong)
+            quick(algorithms.fedavg(select={"K": 3}), **wrong)
 
 
 def test_a_guarded_algorithm_of_one_s_own(federation, model):
     @algorithms.named
     def mine(*, lr=0.01):
-        return guard.guard(algorithms.compose(rules.Folb(), lr=lr, K=30))
+        return guard.guard(algorithms.compose(rules.Folb(), local={"lr": lr}, select={"K": 30}))
 
     result = quick(mine()).start(InProcessGrid(apps(federation)), initial(model), 1)
     assert not same(result.arrays, initial(model))
@@ -849,7 +865,7 @@ def test_a_guarded_algorithm_of_one_s_own(federation, model):
 
 @pytest.mark.parametrize("server", ["plain", "adam"])
 def test_a_run_goes_on_bit_for_bit(federation, model, tmp_path, server):
-    algorithm = algorithms.folb_hetero(K=6, lr=0.05, server=server)
+    algorithm = algorithms.folb_hetero(select={"K": 6}, local={"lr": 0.05}, server=server)
     whole = plain(algorithm).start(InProcessGrid(apps(federation)), initial(model), 6).arrays
 
     class KilledError(Exception):
@@ -885,7 +901,7 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
         pass
 
     def run(path):
-        strategy = plain(algorithms.fedavg(K=3), directory=path)
+        strategy = plain(algorithms.fedavg(select={"K": 3}), directory=path)
         return strategy.start(InProcessGrid(apps(federation)), initial(model), num_rounds=2).arrays
 
     whole, left, begun = run(tmp_path / "whole"), None, run_directory.RunRecord.__init__
@@ -928,7 +944,7 @@ def test_killed_before_any_of_its_writes_it_goes_on(federation, model, tmp_path,
 
 
 def test_a_damaged_checkpoint_costs_a_round(federation, model, tmp_path):
-    algorithm = algorithms.folb(K=6, lr=0.05)
+    algorithm = algorithms.folb(select={"K": 6}, local={"lr": 0.05})
     whole = plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 4).arrays
     last = max((tmp_path / "checkpoints").iterdir())
     last.write_bytes(last.read_bytes()[:-40])
@@ -947,7 +963,7 @@ def on_disk(path):
 @pytest.mark.parametrize("damage", ["cut", "of fewer arrays", "gone", "gone with their folder"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_record_without_a_sound_checkpoint_is_not_emptied(federation, model, tmp_path, caplog, damage, finished):
-    algorithm, rounds = algorithms.fedavg(K=3), 5
+    algorithm, rounds = algorithms.fedavg(select={"K": 3}), 5
     plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), rounds)
     if not finished:
         (tmp_path / "results.json").unlink()
@@ -993,7 +1009,7 @@ def test_a_run_without_a_round_starts_again(federation, model, tmp_path):
     def kill(t, record):
         raise KilledError
 
-    algorithm = algorithms.fedavg(K=3)
+    algorithm = algorithms.fedavg(select={"K": 3})
     with pytest.raises(KilledError):
         plain(algorithm, directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 2, evaluate_fn=kill)
     assert directory.is_run(tmp_path) and not list((tmp_path / "checkpoints").iterdir())
@@ -1005,13 +1021,13 @@ def test_a_run_without_a_round_starts_again(federation, model, tmp_path):
 def test_what_a_record_cannot_hold_is_refused_before_it_is_begun(federation, model, tmp_path, wrong):
     (field,) = wrong
     with pytest.raises(InputError, match=f"^{field} = .*should be a text"):
-        strategy = plain(algorithms.fedavg(K=3), directory=tmp_path, **wrong)
+        strategy = plain(algorithms.fedavg(select={"K": 3}), directory=tmp_path, **wrong)
         strategy.start(InProcessGrid(apps(federation)), initial(model), 1)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_resumed_run_waits_for_the_devices_it_had(federation, model, tmp_path):
-    algorithm, grid = algorithms.folb(K=6), InProcessGrid(apps(federation))
+    algorithm, grid = algorithms.folb(select={"K": 6}), InProcessGrid(apps(federation))
     plain(algorithm, directory=tmp_path).start(grid, initial(model), 1)
 
     class Reconnecting(InProcessGrid):
@@ -1027,14 +1043,16 @@ def test_a_resumed_run_waits_for_the_devices_it_had(federation, model, tmp_path)
 
 
 def test_another_run_s_directory_is_left_alone(federation, model, tmp_path):
-    plain(algorithms.folb(K=6), directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 1)
+    plain(algorithms.folb(select={"K": 6}), directory=tmp_path).start(
+        InProcessGrid(apps(federation)), initial(model), 1
+    )
     for other in (
-        plain(algorithms.folb(K=7), directory=tmp_path),
-        plain(algorithms.folb(K=6, mu=0.5), directory=tmp_path),
-        plain(algorithms.folb(K=6), seed=1, directory=tmp_path),
-        quick(algorithms.folb(K=6), directory=tmp_path),
-        plain(algorithms.folb(K=6), fraction_train=0.5, directory=tmp_path),
-        plain(algorithms.folb(K=6), over_selection=2.0, directory=tmp_path),
+        plain(algorithms.folb(select={"K": 7}), directory=tmp_path),
+        plain(algorithms.folb(select={"K": 6}, local={"mu": 0.5}), directory=tmp_path),
+        plain(algorithms.folb(select={"K": 6}), seed=1, directory=tmp_path),
+        quick(algorithms.folb(select={"K": 6}), directory=tmp_path),
+        plain(algorithms.folb(select={"K": 6}), fraction_train=0.5, directory=tmp_path),
+        plain(algorithms.folb(select={"K": 6}), over_selection=2.0, directory=tmp_path),
     ):
         with pytest.raises(InputError, match="holds another run"):
             other.start(InProcessGrid(apps(federation)), initial(model), 2)
@@ -1043,7 +1061,7 @@ def test_another_run_s_directory_is_left_alone(federation, model, tmp_path):
 
 def test_fewer_rounds_than_there_are_is_refused(federation, model, tmp_path):
     for rounds in (3, 2):
-        strategy = plain(algorithms.fedavg(K=3), directory=tmp_path)
+        strategy = plain(algorithms.fedavg(select={"K": 3}), directory=tmp_path)
         if rounds == 3:
             strategy.start(InProcessGrid(apps(federation)), initial(model), rounds)
         else:
@@ -1055,7 +1073,9 @@ def test_fewer_rounds_than_there_are_is_refused(federation, model, tmp_path):
 def test_no_command_line_of_flower_s_is_kept(federation, model, tmp_path, monkeypatch):
     """It has a token."""
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-serverapp", "--token", "secret"])
-    plain(algorithms.fedavg(K=3), directory=tmp_path).start(InProcessGrid(apps(federation)), initial(model), 1)
+    plain(algorithms.fedavg(select={"K": 3}), directory=tmp_path).start(
+        InProcessGrid(apps(federation)), initial(model), 1
+    )
     assert directory.read(tmp_path).environment["command"] == "flwr-serverapp"
     assert all(b"secret" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
@@ -1070,17 +1090,17 @@ def test_no_command_line_of_flower_s_is_kept(federation, model, tmp_path, monkey
         {"deadline": float("inf")},
         {"wait": -1},
         {"min_replies": 0},
-        {"over_selection": 0.9},
+        {"select.over_selection": 0.9},
         {"target": 0},
-        {"cap": -7, "guarded": False},
+        {"guard.cap": -7, "guard": "none"},
         {"min_train_nodes": 20},
         {"fraction_train": 1.5},
         {"min_available_nodes": 0},
         {"objective": "none"},
         {"seed": -1},
-        {"guarded": 1},
-        {"cap": 0.5},
-        {"cap": float("inf")},
+        {"guard": "on"},
+        {"guard.cap": 0.5},
+        {"guard.cap": float("inf")},
         {"deadline": "2 minutes"},
         {"wait": None},
         {"target": "0.7"},

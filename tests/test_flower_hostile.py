@@ -44,7 +44,7 @@ def change(result, model):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "folb", "scaffold"])
 def test_no_update_is_much_longer_than_the_others(name, federation, model, tmp_path):
-    algorithm = getattr(algorithms, name)(K=8, replacement=False)
+    algorithm = getattr(algorithms, name)(select={"K": 8, "replacement": False})
     honest = quick(algorithm).start(InProcessGrid(apps(federation)), initial(model), 2)
     strategy = quick(algorithm, directory=tmp_path, guarded=False)
     attacked = strategy.start(InProcessGrid(apps(federation), tamper=scaled(1e14)), initial(model), 2)
@@ -57,7 +57,9 @@ def test_no_update_is_much_longer_than_the_others(name, federation, model, tmp_p
 
 def test_without_a_liar_nothing_is_shortened(federation, model):
     results = [
-        quick(algorithms.fedavg(K=8), max_norm=most).start(InProcessGrid(apps(federation)), initial(model), 3).arrays
+        quick(algorithms.fedavg(select={"K": 8}), max_norm=most)
+        .start(InProcessGrid(apps(federation)), initial(model), 3)
+        .arrays
         for most in (100.0, math.inf)
     ]
     for one, other in zip(*(protocol.unpacked(arrays).values() for arrays in results), strict=True):
@@ -76,17 +78,18 @@ def test_the_usual_length_is_one_that_few_liars_cannot_move():
 @pytest.mark.parametrize("value", [0.5, math.nan, True, "10"])
 def test_max_norm_is_checked(value):
     with pytest.raises(InputError, match=r"max_norm = .*: should be a number, at least 1"):
-        quick(algorithms.fedavg(K=2), max_norm=value)
+        quick(algorithms.fedavg(select={"K": 2}), max_norm=value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "enough"), [({}, 4), ({"robust": "norm_bound"}, 4), ({"guarded": False}, 1), ({"min_replies": 2}, 2)]
+    ("settings", "enough"), [({}, 4), ({"robust": "norm_bound"}, 4), ({"guard": "none"}, 1), ({"min_replies": 2}, 2)]
 )
 def test_half_of_the_replies_are_needed_behind_a_guard(settings, enough, federation, model):
     """Where one of two replies is a liar's, no bound on its weight helps."""
     robust = {name: settings[name] for name in settings if name == "robust"}
     strategy = quick(
-        algorithms.folb(K=8, replacement=False, **robust), **{k: v for k, v in settings.items() if k not in robust}
+        algorithms.folb(select={"K": 8, "replacement": False}, **robust),
+        **{k: v for k, v in settings.items() if k not in robust},
     )
     for there in (enough - 1, enough):
         grid = InProcessGrid(
@@ -123,7 +126,7 @@ def evaluated(lie, federation, model, rounds=1):
         return reply
 
     honest = apps(federation, evaluate=lambda params: {"accuracy": 0.5, "loss": 2.0, "num-examples": 10})
-    strategy = quick(algorithms.fedavg(K=3), fraction_evaluate=1.0)
+    strategy = quick(algorithms.fedavg(select={"K": 3}), fraction_evaluate=1.0)
     result = strategy.start(InProcessGrid(honest, tamper=tamper), initial(model), num_rounds=rounds)
     return result.evaluate_metrics_clientapp[rounds], [reason for _, reason in strategy.opened.notes.rejected]
 
@@ -160,7 +163,7 @@ def test_a_node_with_a_new_id_in_each_round_costs_its_wait_once(federation, mode
 
     grid = Restless(apps(federation), tamper=lambda k, message, reply: None if k == 3 else reply)
     began = time.monotonic()
-    strategy = quick(algorithms.fedavg(K=4), wait=0.5)
+    strategy = quick(algorithms.fedavg(select={"K": 4}), wait=0.5)
     strategy.start(grid, initial(model), num_rounds=6)
     assert time.monotonic() - began < 6 * 0.5 and strategy.roster.patience == 0
     assert len(strategy.opened.members) == federation.N - 1
@@ -182,7 +185,9 @@ def test_over_selection_does_not_use_the_fastest_device_in_every_round(federatio
             return super().pull_messages([id for id in message_ids if due[id] <= time.monotonic()])
 
     due = {}
-    strategy = quick(algorithms.fedavg(K=2, replacement=False), over_selection=4.0, deadline=2.0, directory=tmp_path)
+    strategy = quick(
+        algorithms.fedavg(select={"K": 2, "replacement": False}), over_selection=4.0, deadline=2.0, directory=tmp_path
+    )
     began = time.monotonic()
     strategy.start(Paced(apps(federation)), initial(model), num_rounds=20)
     lines = directory.read(tmp_path).rounds()[0]

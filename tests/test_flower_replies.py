@@ -43,7 +43,11 @@ def round_with(spoil, **settings):
         return reply
 
     strategy = FederatedStrategy(
-        algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), wait=0.0, deadline=0.05, **settings
+        algorithms.folb_hetero(select={"K": 40}, local={"lr": 0.1}),
+        system=system.fixed(work=2),
+        wait=0.0,
+        deadline=0.05,
+        **settings,
     )
     result = strategy.start(InProcessGrid(APPS, tamper=tamper), arrays(START), num_rounds=1)
     return strategy, {name: array.numpy() for name, array in result.arrays.items()}
@@ -76,7 +80,11 @@ def test_the_model_is_what_it_would_be_without_the_liar():
     """A rejected device has the same effect as one that was not asked, bit for bit."""
     _, refused = round_with(KINDS["delta: not a number"], guarded=False)
     strategy = FederatedStrategy(
-        algorithms.folb_hetero(K=40, lr=0.1), system=system.fixed(work=2), guarded=False, wait=0.0, deadline=0.01
+        algorithms.folb_hetero(select={"K": 40}, local={"lr": 0.1}),
+        system=system.fixed(work=2),
+        guarded=False,
+        wait=0.0,
+        deadline=0.01,
     )
     grid = InProcessGrid(APPS, tamper=lambda k, m, r: None if k == LIAR and m.metadata.message_type == "train" else r)
     silent = strategy.start(grid, arrays(START), num_rounds=1).arrays
@@ -104,14 +112,16 @@ def test_a_survey_is_checked_as_well():
             reply.content["metrics"]["norm"] = float("inf")
         return reply
 
-    strategy = FederatedStrategy(algorithms.fednu_norm(K=20), system=system.fixed(work=2), wait=0.0, deadline=0.05)
+    strategy = FederatedStrategy(
+        algorithms.fednu_norm(select={"K": 20}), system=system.fixed(work=2), wait=0.0, deadline=0.05
+    )
     strategy.start(InProcessGrid(APPS, tamper=tamper), arrays(START), num_rounds=1)
     assert LIAR not in strategy.opened.drawn
     assert [identity for identity, _ in strategy.opened.notes.rejected] == [LIAR]
 
 
 def test_an_answer_from_another_node_is_refused():
-    expected = Expected(1, {"delta": Form(SHAPES)}, 9, node=5)
+    expected = Expected(1, {"privacy.delta": Form(SHAPES)}, 9, node=5)
     message = Message(RecordDict({"metrics": MetricRecord({})}), dst_node_id=5, message_type="train")
     reply = Message(message.content, reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 6
@@ -239,7 +249,9 @@ def generated(algorithm, count, seed, guarded=False, repeated=False):
 @pytest.mark.parametrize("name", ["folb_hetero", "folb"])
 def test_no_generated_reply_spoils_the_model(name, count):
     """One of the rules is guarded, and one is not."""
-    algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](K=40, lr=0.1)
+    algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](
+        select={"K": 40}, local={"lr": 0.1}
+    )
     generated(algorithm, count, len(name), guarded=name == "folb")
 
 
@@ -249,10 +261,13 @@ ON_FLOWER = [name for name in ROBUST.parts if name != "fltrust"]  # which needs 
 @pytest.mark.parametrize("name", ON_FLOWER)
 def test_no_generated_reply_moves_a_robust_rule_far(name):
     """It comes twice, and only one counts. The step stays as long as those of honest devices."""
-    made = algorithms.fedavg(K=N, lr=0.1, replacement=False, robust=name)
+    made = algorithms.fedavg(select={"K": N, "replacement": False}, local={"lr": 0.1}, robust=name)
     longest = generated(made, 1000, len(name), repeated=True)
     strategy = FederatedStrategy(
-        algorithms.fedavg(K=N, lr=0.1, replacement=False), system=system.fixed(work=2), wait=0.0, deadline=0.05
+        algorithms.fedavg(select={"K": N, "replacement": False}, local={"lr": 0.1}),
+        system=system.fixed(work=2),
+        wait=0.0,
+        deadline=0.05,
     )
     strategy.start(InProcessGrid(APPS), arrays(START), num_rounds=1)
     lengths = [length(reply.arrays["delta"]) for reply in strategy.opened.answers.usable.values()]
@@ -263,7 +278,11 @@ def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():
     """At the largest norm accepted, every rule and server step stays within 32 bits."""
     for server in ("plain", "adam", "fedexp"):
         strategy = FederatedStrategy(
-            algorithms.folb(K=5, server=server), guarded=False, system=system.fixed(work=1), wait=0.0, deadline=0.05
+            algorithms.folb(select={"K": 5}, server=server),
+            guarded=False,
+            system=system.fixed(work=1),
+            wait=0.0,
+            deadline=0.05,
         )
 
         def inflate(partition, message, reply):

@@ -358,13 +358,13 @@ def test_median_of_the_counted(counted, expected):
 
 
 def test_guarding_an_algorithm():
-    plain = algorithms.folb(mu=0.1)
-    made, given = guard.guard(plain), algorithms.folb(mu=0.1, guarded=True)
+    plain = algorithms.folb(local={"mu": 0.1})
+    made, given = guard.guard(plain), algorithms.folb(local={"mu": 0.1}, guard="on")
     assert jax.tree.structure(made) == jax.tree.structure(given)
     assert jax.tree.leaves(made) == jax.tree.leaves(given)
     assert made.origin.settings == given.origin.settings
     assert made.guard is not None and plain.guard is None
-    assert guard.guard(algorithms.folb(guarded=True, cap=3.0), 2.0).origin.settings["cap"] == 3.0
+    assert guard.guard(algorithms.folb(guard={"name": "on", "cap": 3.0}), 2.0).origin.settings["cap"] == 3.0
     for unweighed in (algorithms.fedavg(), algorithms.fedprox(), algorithms.fednu_direct(), algorithms.fednu_norm()):
         assert guard.guard(unweighed) is unweighed
 
@@ -372,9 +372,9 @@ def test_guarding_an_algorithm():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"guarded": 1}, "guarded = 1: should be True or False"),
-        ({"cap": 0.5}, "cap = 0.5: should be at least 1"),
-        ({"guarded": True, "cap": float("nan")}, "cap = nan: should be at least 1"),
+        ({"guard": "on"}, "guarded = 1: should be True or False"),
+        ({"guard.cap": 0.5}, "cap = 0.5: should be at least 1"),
+        ({"guard": "on", "guard.cap": float("nan")}, "cap = nan: should be at least 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -384,15 +384,15 @@ def test_settings_are_checked(settings, message):
 
 @pytest.mark.parametrize(
     "part",
-    [{"robust": "median"}, {"robust": "norm_bound", "bucket": 2}, {"memory": "feddyn"}, {"server": "adam"}]
-    + [{"server_lr": 2.0}, {"server": "lookahead", "stretch": 0.5}],
+    [{"robust": "median"}, {"robust": "norm_bound", "robust.bucket": 2}, {"memory": "feddyn"}, {"server": "adam"}]
+    + [{"server.lr": 2.0}, {"server": "lookahead", "server.stretch": 0.5}],
     ids=str,
 )
 def test_what_cannot_be_guarded_says_how_to_go_without(part):
     """In words that work, in Python and on the command line."""
-    with pytest.raises(InputError, match=r"if guarded.* or set guarded=False$"):
-        algorithms.folb(K=20, guarded=True, **part)
-    assert algorithms.folb(K=20, guarded=False, **part).guard is None
+    with pytest.raises(InputError, match=r"if guarded.* or set guard=none$"):
+        algorithms.folb(select={"K": 20}, guard="on", **part)
+    assert algorithms.folb(select={"K": 20}, guard="none", **part).guard is None
     assert read("guarded", bool, "False") is False
 
 
@@ -424,7 +424,9 @@ def test_weight_and_length_are_bounded_together():
     """The liar's part of the step is no longer than an honest one's in a mean."""
     r = with_a_liar()
     step, _ = apply("folb", r)
-    without = apply("folb", r | {"delta": np.where(np.arange(K)[:, None] == 0, 1e-9 * r["delta"], r["delta"])})[0]
+    without = apply("folb", r | {"privacy.delta": np.where(np.arange(K)[:, None] == 0, 1e-9 * r["delta"], r["delta"])})[
+        0
+    ]
     assert np.linalg.norm(step - without) <= 1.01 * np.linalg.norm(r["delta"][1]) / K
     assert step @ r["delta"][1:].mean(axis=0) > 0
     r["delta"] *= np.linspace(1, 3, K)[:, None]
@@ -448,7 +450,7 @@ def test_rounds_to_target_without_attack():
     model = models.logistic(federation.shape, federation.classes)
     rounds = {}
     for guarded in (False, True):
-        runs = simulate(federation, model, algorithms.folb(guarded=guarded), rounds=100, seeds=5)
+        runs = simulate(federation, model, algorithms.folb(guard=guarded), rounds=100, seeds=5)
         rounds[guarded] = np.median([[run.rounds_to(target) for target in (0.6, 0.7, 0.8)] for run in runs], axis=0)
         print(f"guarded {guarded}: median rounds to 60, 70 and 80 %: {rounds[guarded]}")
     assert rounds[True][1] <= 1.05 * rounds[False][1]
@@ -462,7 +464,7 @@ def test_what_liars_lower_the_accuracy_to():
     page = " ".join((Path(__file__).parents[1] / "docs/guarded.md").read_text().split())
     accuracies = {}
     for attack, attackers in ((None, None), ("reversed", 0.1), ("adaptive", 0.1), ("adaptive", 0.2)):
-        made = algorithms.folb(guarded=True, attack=attack, attackers=attackers)
+        made = algorithms.folb(guard="on", attack={"name": attack, "share": attackers})
         runs = simulate(federation, model, made, rounds=100, seeds=5)
         accuracies[attack, attackers] = 100 * np.mean([run.final for run in runs])
     quoted = re.search(
@@ -509,18 +511,18 @@ def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
     for bad in (-1.0, "x", None, float("nan")):
         with pytest.raises(InputError, match=r"server: gain|most = .*should be a number"):
             algorithms.fedavg(server=OfGain(bad))
-    assert algorithms.folb(guarded=True, server=OfGain(1.0)).guard is not None
-    with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guarded=False"):
-        algorithms.folb(guarded=True, server=OfGain(2.0))
-    with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guarded=False"):
-        algorithms.folb(guarded=True, server_lr=5.0)
+    assert algorithms.folb(guard="on", server=OfGain(1.0)).guard is not None
+    with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guard=none"):
+        algorithms.folb(guard="on", server=OfGain(2.0))
+    with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guard=none"):
+        algorithms.folb(guard="on", server={"lr": 5.0})
     with pytest.raises(InputError, match=r"declares its `gain`"):
-        algorithms.folb(guarded=True, server=Undeclared())
+        algorithms.folb(guard="on", server=Undeclared())
 
 
 def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
-    made = algorithms.folb(guarded=True, K=5)
-    longer = replace(made, server=algorithms.folb(server_lr=5.0).server)
+    made = algorithms.folb(guard="on", select={"K": 5})
+    longer = replace(made, server=algorithms.folb(server={"lr": 5.0}).server)
     with pytest.raises(InputError, match="no longer than the update"):
         guard.guard(longer)
     with pytest.raises(InputError, match="no longer than the update"):
@@ -531,8 +533,8 @@ def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
 
 def test_an_old_reply_counts_at_most_once_if_guarded():
     """s(tau) multiplies an update before the guard sees it: what is more than 1 would break the bound."""
-    steep = algorithms.folb(guarded=True, concurrency=4, K=2, staleness=lambda tau: 5.0 + 0 * tau)
-    plain = algorithms.folb(guarded=True, concurrency=4, K=2, staleness="constant")
+    steep = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness=lambda tau: 5.0 + 0 * tau)
+    plain = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness="constant")
     federation, model = synthetic(devices=8, sizes=20), models.logistic((60,), 10)
     runs = simulate(federation, model, [steep, plain], rounds=4)
     jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)

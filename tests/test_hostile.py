@@ -49,20 +49,35 @@ def failed(capsys, *arguments):
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 SETTINGS = {
-    "K is true": (lambda: algorithms.fedavg(K=True), "K = True: should be a whole number"),
-    "batch is true": (lambda: algorithms.fedavg(batch=True), "batch = True: should be a whole number"),
-    "mu is true": (lambda: algorithms.fedprox(mu=True), "mu = True: should be at least 0, and one number"),
-    "mu is infinite": (lambda: algorithms.fedprox(mu=math.inf), "mu = inf: should be at least 0, and finite"),
+    "K is true": (lambda: algorithms.fedavg(select={"K": True}), "K = True: should be a whole number"),
+    "batch is true": (lambda: algorithms.fedavg(local={"batch": True}), "batch = True: should be a whole number"),
+    "mu is true": (lambda: algorithms.fedprox(local={"mu": True}), "mu = True: should be at least 0, and one number"),
+    "mu is infinite": (
+        lambda: algorithms.fedprox(local={"mu": math.inf}),
+        "mu = inf: should be at least 0, and finite",
+    ),
     "mu is infinite in 32 bits": (
-        lambda: algorithms.fedprox(mu=1e39),
+        lambda: algorithms.fedprox(local={"mu": 1e39}),
         r"mu = 1e\+39: should be at least 0, and finite",
     ),
-    "two values of mu": (lambda: algorithms.fedprox(mu=np.array([1.0, 2.0])), "mu = array.*, and one number"),
-    "lr is infinite": (lambda: algorithms.fedavg(lr=math.inf), "lr = inf: should be more than 0, and finite"),
-    "server_lr is infinite": (lambda: algorithms.fedavg(server_lr=math.inf), "server_lr = inf: .* and finite"),
-    "psi is infinite": (lambda: algorithms.folb_hetero(psi=math.inf), "psi = inf: .* and finite"),
-    "two values of psi": (lambda: algorithms.folb_hetero(psi=np.array([1.0, 2.0])), "psi = array.* and one number"),
-    "eps is infinite": (lambda: algorithms.fedavg(server="adam", eps=math.inf), "eps = inf: .* and finite"),
+    "two values of mu": (
+        lambda: algorithms.fedprox(local={"mu": np.array([1.0, 2.0])}),
+        "mu = array.*, and one number",
+    ),
+    "lr is infinite": (
+        lambda: algorithms.fedavg(local={"lr": math.inf}),
+        "lr = inf: should be more than 0, and finite",
+    ),
+    "server_lr is infinite": (lambda: algorithms.fedavg(server={"lr": math.inf}), "server_lr = inf: .* and finite"),
+    "psi is infinite": (lambda: algorithms.folb_hetero(rule={"psi": math.inf}), "psi = inf: .* and finite"),
+    "two values of psi": (
+        lambda: algorithms.folb_hetero(rule={"psi": np.array([1.0, 2.0])}),
+        "psi = array.* and one number",
+    ),
+    "eps is infinite": (
+        lambda: algorithms.fedavg(server={"name": "adam", "eps": math.inf}),
+        "eps = inf: .* and finite",
+    ),
     "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and at most"),
     "two rates of drop-out": (lambda: system.uniform(dropout=np.array([0.1, 0.2])), "dropout = array.* and one number"),
 }
@@ -75,14 +90,16 @@ def test_a_setting_is_one_finite_number(make, message):
 
 
 def test_a_numpy_number_is_a_number():
-    assert algorithms.fedprox(mu=np.float32(0.5), K=np.int64(3)).selection.K == 3
+    assert algorithms.fedprox(local={"mu": np.float32(0.5)}, select={"K": np.int64(3)}).selection.K == 3
 
 
 def test_a_batch_is_bounded_by_the_data():
     with pytest.raises(InputError, match="batch = 1000000: should be at most 1000: the largest device has 18 samples"):
-        simulate(FEDERATION, MODEL, algorithms.fedavg(K=2, batch=10**6), rounds=1)
+        simulate(FEDERATION, MODEL, algorithms.fedavg(select={"K": 2}, local={"batch": 10**6}), rounds=1)
     whole, bounded = (
-        simulate(FEDERATION, MODEL, algorithms.fedavg(K=2, batch=batch, unit="epoch"), rounds=2)[0]
+        simulate(
+            FEDERATION, MODEL, algorithms.fedavg(select={"K": 2}, local={"batch": batch, "unit": "epoch"}), rounds=2
+        )[0]
         for batch in (10**6, 18)
     )
     np.testing.assert_array_equal(whole.params["weight"], bounded.params["weight"])
@@ -91,14 +108,14 @@ def test_a_batch_is_bounded_by_the_data():
 
 def test_a_model_for_fewer_labels_than_there_are():
     with pytest.raises(InputError, match="model: classes = 2: should be at least 4, for labels from 0 to 3"):
-        simulate(FEDERATION, models.logistic((3,), 2), algorithms.fedavg(K=2), rounds=1)
+        simulate(FEDERATION, models.logistic((3,), 2), algorithms.fedavg(select={"K": 2}), rounds=1)
 
 
 @pytest.mark.parametrize("name", ["rounds", "evaluate_every"])
 def test_rounds_fit_into_32_bits(name):
     counts = {"rounds": 2**31 - 1} | {name: 2**31}
     with pytest.raises(InputError, match=f"{name} = 2147483648: should be a whole number from 1 to 2147483647"):
-        simulate(FEDERATION, MODEL, algorithms.fedavg(K=2), **counts)
+        simulate(FEDERATION, MODEL, algorithms.fedavg(select={"K": 2}), **counts)
 
 
 @pytest.mark.parametrize("name", ["median", "adam", "fedopt", "xgboost"])
@@ -141,7 +158,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
-    few = ["--set", "sizes=20,30", "--set", "K=2", "--rounds", "1", "--seeds", "1"]
+    few = ["--set", "sizes=20,30", "--set", "select.K=2", "--rounds", "1", "--seeds", "1"]
     assert main(["compare", "synthetic_1_1", "--algorithms", "fedavg", *few]) == 0
     capsys.readouterr()
     return next(tmp_path.glob("synthetic*"))

@@ -17,10 +17,10 @@ from folb.experiments.plan import plan
 NAMES = ["fedavg", "folb", "accord", "scaffold", "fedprox"]
 WRONG = [value for value in HURTS if value is not None]  # None means the default
 BEYOND = {  # numbers that no such setting can have
-    "liars": [-1e-9, 0.5, 0.75, 1, 2],
-    "attackers": [-1e-9, 1.0001, 2, 100],
-    "bucket": [0, 0.5, 1.5, 10**5],
-    "root": [0, 2.5, 10**7],
+    "robust.liars": [-1e-9, 0.5, 0.75, 1, 2],
+    "attack.share": [-1e-9, 1.0001, 2, 100],
+    "robust.bucket": [0, 0.5, 1.5, 10**5],
+    "robust.root": [0, 2.5, 10**7],
 }
 NEARLY = [
     "",
@@ -75,7 +75,11 @@ def test_a_thousand_settings_are_rejected_alone():
 def test_the_settings_that_are_right_are_taken():
     for centre in ROBUST.parts:
         for attack in ("alie", "backdoor"):
-            algorithms.fedavg(K=20, robust=centre, attack=attack, attackers=0.4, liars=0.1, bucket=2)
+            algorithms.fedavg(
+                select={"K": 20},
+                robust={"name": centre, "liars": 0.1, "bucket": 2},
+                attack={"name": attack, "share": 0.4},
+            )
 
 
 VALUES = ["nan", "-inf", "-1", "9" * 30, "true", "[[1]]", "'x'", "[]", "{a = {b = 1}}", "'\\u001b'", "1979-05-27", "''"]

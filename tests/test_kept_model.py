@@ -292,7 +292,7 @@ TINY = [
     "--set",
     "sizes=20,30",
     "--set",
-    "K=2",
+    "select.K=2",
 ]
 
 

@@ -22,7 +22,7 @@ def run(label, noise=0.0, rounds=40):
     name, _, setting = label.partition(" ")
     t, one = np.arange(1, rounds + 1), np.ones((rounds, 1), int)
     accuracy = 0.9 - 0.6 * np.exp(-t / 8) + noise * (-1.0) ** t
-    parameters = {"mu": setting.partition("=")[2]} if setting else {}
+    parameters = {"local.mu": setting.partition("=")[2]} if setting else {}
     return Run(name, parameters, 0, t, accuracy, 2 - accuracy, t, t, t, one, one, one > 1, t > 0)
 
 
@@ -69,22 +69,24 @@ def test_every_algorithm_has_a_look_of_its_own():
 def test_a_look_does_not_depend_on_the_picture():
     alone = {name: looks.looks([name])[name] for name in ALGORITHMS}
     assert looks.looks(ALGORITHMS) == alone and looks.looks([*ALGORITHMS][::-1]) == alone
-    variants = [f"{name} mu={mu}" for name in ("fedavg", "folb") for mu in (0.1, 1)]
+    variants = [f"{name} local.mu={mu}" for name in ("fedavg", "folb") for mu in (0.1, 1)]
     chosen = looks.looks(["mine.py:other", *variants, "scaffold"])
-    assert chosen["folb mu=0.1"] == alone["folb"] and chosen["scaffold"] == alone["scaffold"]
-    assert chosen["folb mu=1"].colour == alone["folb"].colour
+    assert chosen["folb local.mu=0.1"] == alone["folb"] and chosen["scaffold"] == alone["scaffold"]
+    assert chosen["folb local.mu=1"].colour == alone["folb"].colour
     assert chosen["mine.py:other"] == looks.looks(["mine.py:other"])["mine.py:other"]
     assert chosen["mine.py:other"].colour in looks.OTHERS
 
 
 def test_no_two_curves_of_a_picture_look_alike():
-    blue = [f"{name} mu={mu}" for name in ("folb", "mimelite") for mu in range(6)]  # 14 of 15 looks, with the two below
+    blue = [
+        f"{name} local.mu={mu}" for name in ("folb", "mimelite") for mu in range(6)
+    ]  # 14 of 15 looks, with the two below
     own = [f"mine.py:{n}" for n in range(8)]
     chosen = looks.looks([*own, *blue, *ALGORITHMS])
     assert len(set(chosen.values())) == len(chosen) and list(chosen) == [*own, *blue, *ALGORITHMS]
     others = ALGORITHMS.keys() - {"folb", "mimelite"}
     assert all(chosen[name] == looks.Look(*looks.ALGORITHMS[name]) for name in others)
-    assert len(looks.looks(f"folb mu={n}" for n in range(100))) == 100  # more than there are looks
+    assert len(looks.looks(f"folb local.mu={n}" for n in range(100))) == 100  # more than there are looks
     assert looks.looks(["", "\udcff", " "])  # whatever a run is called
 
 
@@ -105,7 +107,7 @@ def test_the_page_and_the_picture_agree(tmp_path, drawn):
 # ---- panels
 
 
-@pytest.mark.parametrize("labels", [list(THREE), [f"folb mu={n}" for n in range(5)] + [*ALGORITHMS][:5]])
+@pytest.mark.parametrize("labels", [list(THREE), [f"folb local.mu={n}" for n in range(5)] + [*ALGORITHMS][:5]])
 def test_a_picture_has_one_legend_and_labelled_axes_at_150_dpi(labels, drawn):
     from PIL import Image
 

@@ -229,7 +229,7 @@ def test_metrics_where_samples_stream(whole, federation, monkeypatch):
     runs = simulate(
         federation,
         model,
-        algorithms.fedavg(K=2, lr=0.1),
+        algorithms.fedavg(select={"K": 2}, local={"lr": 0.1}),
         rounds=2,
         seeds=[3],
         metrics=FIELDS["metrics"],
@@ -351,7 +351,7 @@ def test_a_metric_that_does_not_fit_the_model(case):
     federation, make, asked, said = FITTING[case]
     model = make(federation.shape, federation.classes)
     with pytest.raises(InputError, match=said):
-        simulate(federation, model, algorithms.fedavg(K=1), rounds=1, metrics=asked)
+        simulate(federation, model, algorithms.fedavg(select={"K": 1}), rounds=1, metrics=asked)
 
 
 def test_numbers_to_predict_are_checked(tmp_path, capsys):
@@ -364,7 +364,12 @@ def test_numbers_to_predict_are_checked(tmp_path, capsys):
         data.load(tmp_path / "a.csv", regression=True)
     federation = small(regression=True)
     with pytest.raises(InputError, match="attack = 'labels': changes classes"):
-        simulate(federation, models.linear(federation.shape, 1), algorithms.fedavg(K=1, attack="labels"), rounds=1)
+        simulate(
+            federation,
+            models.linear(federation.shape, 1),
+            algorithms.fedavg(select={"K": 1}, attack="labels"),
+            rounds=1,
+        )
     with pytest.raises(InputError, match=r"target = 1\.5: should be more than 0 and at most 1"):
         plan(folb.Experiment(**FIELDS | {"target": 1.5}))
     with pytest.raises(InputError, match=r"target = 1e\+39: should be more than 0, and finite in 32 bits"):
@@ -452,7 +457,7 @@ TABLE = {"device": "town", "label": "price", "regression": True}
 @pytest.mark.drawn
 def test_a_regression_from_the_command_line(houses, tmp_path, capsys):
     asked = "--model linear --algorithms fedavg --rounds 12 --seeds 2 --target 0.5 --metrics fairness,mae --records"
-    given = "--set device=town --set label=price --set regression=true --set K=3 --set lr=0.1 --out"
+    given = "--set device=town --set label=price --set regression=true --set select.K=3 --set local.lr=0.1 --out"
     command = ["compare", str(houses), *asked.split(), *given.split(), str(tmp_path / "run")]
     assert main(command) == 0
     printed = capsys.readouterr().out
@@ -460,7 +465,7 @@ def test_a_regression_from_the_command_line(houses, tmp_path, capsys):
     assert all(word in printed for word in ("MSE", "MAE", "0.5", "devices'"))  # headings are broken into lines
     federation = data.load(houses, **TABLE)
     model = models.linear(federation.shape, federation.classes)
-    runs = simulate(federation, model, algorithms.fedavg(K=3, lr=0.1), rounds=12, seeds=2)
+    runs = simulate(federation, model, algorithms.fedavg(select={"K": 3}, local={"lr": 0.1}), rounds=12, seeds=2)
     for run, own in zip(runs, stored.runs(), strict=True):
         np.testing.assert_allclose(run.metrics["mse"], own.metrics["mse"], rtol=1e-5)
         assert np.isnan(own.test_accuracy).all() and own.judged_by == "mse"
@@ -518,7 +523,7 @@ def test_metrics_of_a_user_s_file_are_as_the_others(federation, tmp_path, capsys
     mine = tmp_path / "mine.py"
     mine.write_text(Path(OWN_FILE).read_text())
     asked = f"compare synthetic_1_1 --algorithms fedavg --rounds 8 --seeds 1 --metrics f1,{mine}:gap,{mine}:rarest"
-    sizes = ["--set", "K=2", "--set", f"sizes={','.join(map(str, SIZES))}", "--out", str(tmp_path / "run")]
+    sizes = ["--set", "select.K=2", "--set", f"sizes={','.join(map(str, SIZES))}", "--out", str(tmp_path / "run")]
     assert main([*asked.split(), *sizes]) == 0
     assert "rarest" in capsys.readouterr().out
     mine.unlink()
@@ -544,10 +549,10 @@ def test_metrics_of_one_s_own_in_python(federation):
 
     errors = folb.Metric("errors", wrong, unit="%", lower=True)
     given = {"rounds": 3, "metrics": ["f1", errors, wrong]}
-    (run,) = simulate(federation, model, algorithms.fedavg(K=2), **given)
+    (run,) = simulate(federation, model, algorithms.fedavg(select={"K": 2}), **given)
     np.testing.assert_allclose(run.metrics["errors"], 1 - run.test_accuracy, atol=1e-6)
     np.testing.assert_array_equal(run.metrics["errors"], run.metrics["wrong"])
-    (streamed,) = simulate(federation, model, algorithms.fedavg(K=2), **given, stream=True)
+    (streamed,) = simulate(federation, model, algorithms.fedavg(select={"K": 2}), **given, stream=True)
     np.testing.assert_allclose(streamed.metrics["errors"], run.metrics["errors"], atol=1e-6)
     assert "errors" in summary.table([run], 0.5)[0]
 

@@ -149,7 +149,7 @@ def test_a_run_is_tested_on_the_server_s_images(folder):
     x, y = write(folder)
     federation = mnist(partition="iid", devices=10, test="server", pixels="unit")
     model = models.logistic(federation.shape, federation.classes)
-    (run,) = simulate(federation, model, algorithms.fedavg(K=2, lr=0.1), rounds=2, seeds=[0])
+    (run,) = simulate(federation, model, algorithms.fedavg(select={"K": 2}, local={"lr": 0.1}), rounds=2, seeds=[0])
     inputs = x[600:].astype(np.float32) / 255
     assert run.final == pytest.approx(np.mean(np.asarray(model.predict(run.params, inputs)) == y[600:]))
 

@@ -74,7 +74,7 @@ def test_one_round_of_each(name):
     _, classes, _ = TINY[name]
     x, y = samples(name, 24)
     federation = Federation.from_arrays("tiny", x, y, np.arange(24) % 3, classes=classes)
-    algorithm = algorithms.fedavg(K=2, replacement=False, batch=4, lr=0.1)
+    algorithm = algorithms.fedavg(select={"K": 2, "replacement": False}, local={"batch": 4, "lr": 0.1})
     (run,) = simulate(federation, tiny(name), algorithm, rounds=1, system=system.fixed(work=3))
     assert np.isfinite(run.train_loss).all() and 0 <= run.test_accuracy[0] <= 1
     assert run.updated.all()
@@ -119,7 +119,7 @@ def test_heavy_models_learn_the_same_side_by_side_and_in_turn():
     name = "char_lstm"
     x, y = samples(name, 40)
     federation = Federation.from_arrays("tiny", x, y, np.arange(40) % 4, classes=TINY[name][1])
-    algorithm = algorithms.folb(K=3, batch=4, lr=0.1)
+    algorithm = algorithms.folb(select={"K": 3}, local={"batch": 4, "lr": 0.1})
     both = [
         simulate(
             federation,
@@ -449,7 +449,7 @@ def test_equal_models_share_a_program_and_others_do_not():
     """The squashed model has the same parameters, inputs and outputs as the plain one."""
     x, y = samples("logistic", 24)
     federation = Federation.from_arrays("tiny", x, y, np.arange(24) % 3, classes=3)
-    algorithm = algorithms.fedavg(K=2, lr=0.5)
+    algorithm = algorithms.fedavg(select={"K": 2}, local={"lr": 0.5})
 
     def loss(**settings):
         model = models.logistic(federation.shape, federation.classes, **settings)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 TINY = [
     *("synthetic_1_1", "--algorithms", "fedavg", "--rounds", "2", "--seeds", "1"),
-    *("--set", "sizes=20,30", "--set", "K=2", "--no-model"),
+    *("--set", "sizes=20,30", "--set", "select.K=2", "--no-model"),
 ]
 ODD = [
     "\x1b[31mred",

@@ -92,12 +92,20 @@ def first_of(efforts, drawn, wanted):
 
 
 CASES = {
-    "fedavg": (algorithms.fedavg(K=4), MODEL_BYTES, MODEL_BYTES),
-    "folb": (algorithms.folb(K=4), MODEL_BYTES, 2 * MODEL_BYTES),
-    "sketch": (algorithms.folb(K=4, gradient="sketch", sketch=64, bits=8), MODEL_BYTES, MODEL_BYTES + 64 + 4),
-    "scaffold": (algorithms.scaffold(K=4), 2 * MODEL_BYTES, MODEL_BYTES),
-    "over": (algorithms.folb(K=4, over_selection=1.5), MODEL_BYTES, 2 * MODEL_BYTES),
-    "over, a set": (algorithms.fedavg(K=3, over_selection=2, replacement=False), MODEL_BYTES, MODEL_BYTES),
+    "fedavg": (algorithms.fedavg(select={"K": 4}), MODEL_BYTES, MODEL_BYTES),
+    "folb": (algorithms.folb(select={"K": 4}), MODEL_BYTES, 2 * MODEL_BYTES),
+    "sketch": (
+        algorithms.folb(select={"K": 4}, gradient={"name": "sketch", "m": 64, "bits": 8}),
+        MODEL_BYTES,
+        MODEL_BYTES + 64 + 4,
+    ),
+    "scaffold": (algorithms.scaffold(select={"K": 4}), 2 * MODEL_BYTES, MODEL_BYTES),
+    "over": (algorithms.folb(select={"K": 4, "over_selection": 1.5}), MODEL_BYTES, 2 * MODEL_BYTES),
+    "over, a set": (
+        algorithms.fedavg(select={"K": 3, "over_selection": 2, "replacement": False}),
+        MODEL_BYTES,
+        MODEL_BYTES,
+    ),
 }
 
 
@@ -146,7 +154,7 @@ def test_with_a_deadline_a_device_does_what_it_can_send_in_time():
 @pytest.mark.parametrize("gradient, up", [("exact", MODEL_BYTES), ("proxy", MODEL_BYTES)])
 def test_the_second_set_sends_its_gradients_at_the_same_time(gradient, up):
     """S_2 works only if the proxy needs it. A device of both sets is asked once, and sends once."""
-    algorithm = algorithms.folb_two_set(K=4, gradient=gradient)
+    algorithm = algorithms.folb_two_set(select={"K": 4}, gradient=gradient)
     played = run(algorithm, rounds=ROUNDS, system=system.network(**SETTINGS))[0]
     size = sizes(algorithm, {"w": jax.ShapeDtypeStruct((610,), jnp.float32)})
     assert size.gradient == up
@@ -164,7 +172,7 @@ def test_the_second_set_sends_its_gradients_at_the_same_time(gradient, up):
 
 def test_a_survey_is_an_exchange_before_the_round():
     """It brings the model, so that the work needs no further bytes down, but its own latency."""
-    algorithm = algorithms.fednu_norm(K=4)
+    algorithm = algorithms.fednu_norm(select={"K": 4})
     played = run(algorithm, rounds=3, system=system.network(**SETTINGS))[0]
     for t in (1, 2, 3):
         before = max(literal(t, k, MODEL_BYTES, 4, works=False)[0] for k in range(N))
@@ -175,7 +183,7 @@ def test_a_survey_is_an_exchange_before_the_round():
 
 def test_a_survey_of_candidates_waits_for_them_alone():
     algorithm = algorithms.compose(
-        algorithms.fedavg().rule, K=2, sampling="power_of_choice", candidates=5, replacement=False
+        algorithms.fedavg().rule, select={"name": "power_of_choice", "K": 2, "candidates": 5, "replacement": False}
     )
     played = run(algorithm, rounds=3, system=system.network(**SETTINGS))[0]
     everyone = [max(literal(t, k, MODEL_BYTES, 4, works=False)[0] for k in range(N)) for t in (1, 2, 3)]
@@ -187,7 +195,7 @@ def test_a_survey_of_candidates_waits_for_them_alone():
 
 
 def test_clusters_are_asked_before_the_first_round_alone():
-    algorithm = algorithms.compose(algorithms.fedavg().rule, K=3, sampling="clusters", replacement=False)
+    algorithm = algorithms.compose(algorithms.fedavg().rule, select={"name": "clusters", "K": 3, "replacement": False})
     played = run(algorithm, rounds=2, system=system.network(**SETTINGS))[0]
     before = max(literal(1, k, MODEL_BYTES, 64 * 4, works=False)[0] for k in range(N))
     after = [
@@ -202,7 +210,7 @@ def test_clusters_are_asked_before_the_first_round_alone():
 
 def test_replies_of_one_moment_are_taken_at_random():
     """With fixed work all come at once; which of them are late must not depend on the device's number."""
-    algorithm = algorithms.fedavg(K=5, over_selection=2, replacement=False)
+    algorithm = algorithms.fedavg(select={"K": 5, "over_selection": 2, "replacement": False})
     played = run(algorithm, rounds=200, system=system.fixed(work=1))[0]
     assert np.all(played.times.sum(axis=1) == 5)
     assert np.all(played.lost.sum(axis=1) == 5)
@@ -224,10 +232,10 @@ def test_a_round_with_too_few_replies_waits_for_all():
 
 
 def test_over_selection_works_with_a_three_argument_system_and_two_sets():
-    algorithm = algorithms.folb_two_set(K=3, over_selection=2)
+    algorithm = algorithms.folb_two_set(select={"K": 3, "over_selection": 2})
     played = run(algorithm, rounds=ROUNDS, system=system.uniform(dropout=0.2))[0]
     assert played.lost.sum() > ROUNDS  # more than drop out
-    whole = run(algorithms.folb_two_set(K=6), rounds=ROUNDS, system=system.uniform(dropout=0.2))[0]
+    whole = run(algorithms.folb_two_set(select={"K": 6}), rounds=ROUNDS, system=system.uniform(dropout=0.2))[0]
     np.testing.assert_array_equal(played.devices, whole.devices)
     assert np.all(played.seconds <= whole.seconds)
     assert np.all(played.bytes_up <= whole.bytes_up)
@@ -237,16 +245,19 @@ def test_over_selection_works_with_a_three_argument_system_and_two_sets():
 @pytest.mark.parametrize("factor", [0.9, 11, float("nan"), "1.3", 10**4])
 def test_over_selection_is_checked(factor):
     with pytest.raises(InputError, match=r"over_selection = .*should be from 1 to 10"):
-        algorithms.fedavg(over_selection=factor)
+        algorithms.fedavg(select={"over_selection": factor})
 
 
 def test_over_selection_of_more_than_all_devices():
-    assert algorithms.fedavg(K=10, over_selection=1.3).selection.K == 13
-    assert algorithms.fedavg(K=10, over_selection=1).selection == algorithms.fedavg(K=10).selection
+    assert algorithms.fedavg(select={"K": 10, "over_selection": 1.3}).selection.K == 13
+    assert (
+        algorithms.fedavg(select={"K": 10, "over_selection": 1}).selection
+        == algorithms.fedavg(select={"K": 10}).selection
+    )
     with pytest.raises(InputError, match="K times over_selection = 13: should be at most the 12 devices"):
-        run(algorithms.fedavg(K=10, over_selection=1.3, replacement=False), rounds=1)
+        run(algorithms.fedavg(select={"K": 10, "over_selection": 1.3, "replacement": False}), rounds=1)
     with pytest.raises(InputError, match="should be at most 10000 devices"):
-        algorithms.fedavg(K=9000, over_selection=1.3)
+        algorithms.fedavg(select={"K": 9000, "over_selection": 1.3})
 
 
 # What a system model may ask for
@@ -273,7 +284,7 @@ def growing(home, draws, cost, now, device):
 
 
 def test_a_system_of_one_s_own_sees_the_clock_and_the_device():
-    played = run(algorithms.fedavg(K=2), rounds=5, system=jax.tree_util.Partial(growing))[0]
+    played = run(algorithms.fedavg(select={"K": 2}), rounds=5, system=jax.tree_util.Partial(growing))[0]
     now = 0.0
     for t in range(5):
         expected = 1 + 0.1 * now + played.devices[t].max()
@@ -282,7 +293,7 @@ def test_a_system_of_one_s_own_sees_the_clock_and_the_device():
 
 
 def test_a_run_with_a_clock_resumes_bit_for_bit(tmp_path):
-    play = partial(run, algorithms.scaffold(K=3), system=jax.tree_util.Partial(growing))
+    play = partial(run, algorithms.scaffold(select={"K": 3}), system=jax.tree_util.Partial(growing))
     whole = play(rounds=9)[0]
     first = play(rounds=4, checkpoints=tmp_path)[0]
     observed = []
@@ -332,7 +343,7 @@ def test_nothing_takes_longer_than_the_clock_can_say():
     """The slowest settings that are allowed; nobody's seconds are infinite, or no number."""
     slowest = {"speed": 1e-9, "up_mbit": 1e-9, "down_mbit": 1e-9, "latency": 1e9}
     widest = dict.fromkeys(("speed_spread", "up_spread", "down_spread", "latency_spread"), 10.0)
-    for chosen in (algorithms.folb_two_set(K=6), algorithms.fedbuff(K=3)):
+    for chosen in (algorithms.folb_two_set(select={"K": 6}), algorithms.fedbuff(select={"K": 3})):
         played = run(chosen, rounds=3, system=system.network(**slowest, **widest))[0]
         assert np.all((played.seconds >= 0) & (played.seconds <= (1 if chosen.asynchrony is None else 12) * 1e9))
 
@@ -345,7 +356,7 @@ def test_a_round_of_no_length_is_refused(seconds):
         return Effort(jnp.int32(1), jnp.float32(seconds), jnp.bool_(False))
 
     with pytest.raises(InputError, match=r"system: seconds of a round = .*: should be from 0 to 1e\+18"):
-        run(algorithms.fedavg(K=2), rounds=2, system=jax.tree_util.Partial(odd))
+        run(algorithms.fedavg(select={"K": 2}), rounds=2, system=jax.tree_util.Partial(odd))
 
 
 def test_flower_refuses_a_system_that_times_bytes():
@@ -356,7 +367,7 @@ def test_flower_refuses_a_system_that_times_bytes():
 
 def test_flower_takes_over_selection_from_the_algorithm():
     strategies = pytest.importorskip("folb.flower.strategy")
-    algorithm = algorithms.fedavg(K=10, over_selection=1.3)
+    algorithm = algorithms.fedavg(select={"K": 10, "over_selection": 1.3})
 
     def sized(algorithm, N=100, **settings):
         made = strategies.FederatedStrategy(algorithm, **settings)
@@ -365,11 +376,11 @@ def test_flower_takes_over_selection_from_the_algorithm():
 
     assert sized(algorithm) == (10, 13)
     assert sized(algorithm, over_selection=2.0) == (10, 20)
-    assert sized(algorithms.fedavg(K=10)) == (10, 10)
+    assert sized(algorithms.fedavg(select={"K": 10})) == (10, 10)
     # not the factor of the rounded numbers: ceil(1.3 * 7) / 7 is 1.43
-    assert sized(algorithms.fedavg(K=7, over_selection=1.3), 20, fraction_train=0.5) == (10, 13)
-    assert sized(algorithms.fedavg(K=30, over_selection=1.3, replacement=False), 20) == (20, 20)
-    chosen = algorithms.fedavg(K=7, over_selection=1.3, sampling="power_of_choice", candidates=14)
+    assert sized(algorithms.fedavg(select={"K": 7, "over_selection": 1.3}), 20, fraction_train=0.5) == (10, 13)
+    assert sized(algorithms.fedavg(select={"K": 30, "over_selection": 1.3, "replacement": False}), 20) == (20, 20)
+    chosen = algorithms.fedavg(select={"name": "power_of_choice", "K": 7, "over_selection": 1.3, "candidates": 14})
     made = strategies.FederatedStrategy(chosen, fraction_train=0.5)
     found = made.settings.sized(made.algorithm, 100).selection
     assert (found.enough, found.K, found.candidates) == (50, 65, 130)
@@ -378,13 +389,13 @@ def test_flower_takes_over_selection_from_the_algorithm():
 @pytest.mark.parametrize(
     ("K", "settings", "N", "field"),
     [
-        (9000, {"over_selection": 2.0}, 4, "K times over_selection = 18000"),
+        (9000, {"select.over_selection": 2.0}, 4, "K times over_selection = 18000"),
         (5, {"fraction_train": 0.5}, 20_002, "fraction_train: devices of a round = 10001"),
     ],
 )
 def test_the_most_devices_of_a_round_are_as_many_on_flower(K, settings, N, field):
     strategies = pytest.importorskip("folb.flower.strategy")
-    algorithm = algorithms.fedavg(K=K)
+    algorithm = algorithms.fedavg(select={"K": K})
     with pytest.raises(InputError, match=f"{field}: should be at most 10000 devices"):
         strategies.FederatedStrategy(algorithm, **settings).settings.sized(algorithm, N)
 
@@ -392,8 +403,8 @@ def test_the_most_devices_of_a_round_are_as_many_on_flower(K, settings, N, field
 def test_over_selection_is_refused_where_any_number_may_join():
     strategies = pytest.importorskip("folb.flower.strategy")
     for made in (
-        lambda: algorithms.fedavg(sampling="poisson", over_selection=1.5),
-        lambda: strategies.FederatedStrategy(algorithms.fedavg(sampling="poisson"), over_selection=1.5),
+        lambda: algorithms.fedavg(select={"name": "poisson", "over_selection": 1.5}),
+        lambda: strategies.FederatedStrategy(algorithms.fedavg(select="poisson"), over_selection=1.5),
     ):
-        with pytest.raises(InputError, match=r"over_selection = 1\.5: should be None with sampling=poisson"):
+        with pytest.raises(InputError, match=r"over_selection = 1\.5: should be None with select=poisson"):
             made()

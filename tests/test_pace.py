@@ -54,7 +54,7 @@ def test_simulate_tells_it_and_still_calls_observe(capfd):
     runs = folb.simulate(
         federation,
         models.logistic(federation.shape, federation.classes),
-        algorithms.fedavg(K=2),
+        algorithms.fedavg(select={"K": 2}),
         rounds=3,
         progress=True,
         observe=lambda i, first, part: seen.append(len(part.seconds)),

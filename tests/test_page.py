@@ -116,11 +116,13 @@ def test_a_run_that_has_hardly_begun(done, tmp_path):
 
 
 def test_labels_are_the_whole_experiments_however_few_runs_have_begun(tmp_path):
-    path = rundirectory.write(tmp_path, algorithms=("folb mu=0", "folb mu=1"), seeds=1, rounds=3, records=False)
+    path = rundirectory.write(
+        tmp_path, algorithms=("folb local.mu=0", "folb local.mu=1"), seeds=1, rounds=3, records=False
+    )
     text = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
     (path / "rounds.jsonl").write_text("".join(line for line in text if '"run": 0' in line))
     (experiment,) = payload.view([directory.read(path)])["experiments"]
-    assert [row[0] for row in experiment["table"]["rows"]] == ["folb mu=0"]
+    assert [row[0] for row in experiment["table"]["rows"]] == ["folb local.mu=0"]
 
 
 def test_nothing_in_the_data_can_become_part_of_the_page(tmp_path):
@@ -152,10 +154,12 @@ def relabelled(path, **changes):
 def test_labels_say_what_differs_between_runs(tmp_path):
     def written(name, mu, **changes):
         path = rundirectory.write(tmp_path, name, algorithms=("folb", "fedavg"), seeds=1, rounds=2, records=False)
-        return relabelled(path, parameters={"folb": {"mu": mu, "lr": 0.1}, "fedavg": {"lr": 0.1}}, **changes)
+        return relabelled(
+            path, parameters={"folb": {"local.mu": mu, "local.lr": 0.1}, "fedavg": {"local.lr": 0.1}}, **changes
+        )
 
     a, b = written("a", 0.1), written("b", 1.0)
-    assert labels([a, b]) == [["folb mu=0.1", "fedavg (a)"], ["folb mu=1", "fedavg (b)"]]
+    assert labels([a, b]) == [["folb local.mu=0.1", "fedavg (a)"], ["folb local.mu=1", "fedavg (b)"]]
     c = written("c", 0.1, draw=("draw = 0", "draw = 3"), target=("target = 0.7", "target = 0.8"))
     assert labels([a, c]) == [["folb draw=0", "fedavg draw=0"], ["folb draw=3", "fedavg draw=3"]]
     twin = directory.read(shutil.copytree(a.path, tmp_path / "elsewhere" / "a"))

@@ -104,7 +104,7 @@ def test_a_method_is_used_if_there_is_one():
 
 
 def test_a_value_and_a_name_are_the_same_algorithm():
-    by_name = algorithms.fedavg(server="fedexp", server_lr=0.5, eps=0.01)
+    by_name = algorithms.fedavg(server={"name": "fedexp", "lr": 0.5, "eps": 0.01})
     by_value = algorithms.fedavg(server=FedExP(lr=0.5, eps=0.01))
     assert by_name.server == by_value.server and by_name.average == by_value.average
     for name in ("server", "server_lr", "eps"):

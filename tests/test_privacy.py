@@ -42,8 +42,8 @@ from folb.simulation import simulate as simulator
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 K, d, m = 4, 6, 3
-NUMBERS = {"privacy": "central", "noise": 1.0, "clip": 0.5, "K": K}
-POISSON = NUMBERS | {"sampling": "poisson"}
+NUMBERS = {"privacy": "central", "privacy.noise": 1.0, "privacy.clip": 0.5, "select.K": K}
+POISSON = NUMBERS | {"select": "poisson"}
 
 
 # the accountant ------------------------------------------------------------------------------------------------------
@@ -115,36 +115,42 @@ def test_without_an_accountant_a_line_says_what_to_install(monkeypatch):
 
 # what is refused -----------------------------------------------------------------------------------------------------
 
-OWN = {"privacy": "central", "noise": 1.0, "sampling": "poisson"}
+OWN = {"privacy": "central", "privacy.noise": 1.0, "select": "poisson"}
 REFUSED = {
-    "epsilon = 0": lambda: algorithms.fedavg(privacy="central", epsilon=0, sampling="poisson"),
-    "epsilon = None": lambda: algorithms.fedavg(privacy="central", sampling="poisson"),
-    "epsilon = 8: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(epsilon=8),
-    "replay = False: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(replay=False),
-    "replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, replay=0),
-    "clip = 0": lambda: algorithms.fedavg(**OWN, clip=0),
-    "noise = 0": lambda: algorithms.fedavg(**OWN | {"noise": 0}),
-    "noise = 1e-30": lambda: algorithms.fedavg(**OWN | {"noise": 1e-30}),
-    "delta = 1": lambda: algorithms.fedavg(**OWN, delta=1),
-    "clip_quantile = 1": lambda: algorithms.fedavg(**OWN, clip_quantile=1),
-    "clip_gradient = 1": lambda: algorithms.fedavg(**OWN, clip_gradient=1),
+    "epsilon = 0": lambda: algorithms.fedavg(privacy={"name": "central", "epsilon": 0}, select="poisson"),
+    "epsilon = None": lambda: algorithms.fedavg(privacy="central", select="poisson"),
+    "epsilon = 8: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(
+        privacy={"epsilon": 8}
+    ),
+    "replay = False: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(
+        privacy={"replay": False}
+    ),
+    "replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, privacy={"replay": 0}),
+    "clip = 0": lambda: algorithms.fedavg(**OWN, privacy={"clip": 0}),
+    "noise = 0": lambda: algorithms.fedavg(**OWN | {"privacy.noise": 0}),
+    "noise = 1e-30": lambda: algorithms.fedavg(**OWN | {"privacy.noise": 1e-30}),
+    "delta = 1": lambda: algorithms.fedavg(**OWN, privacy={"delta": 1}),
+    "clip_quantile = 1": lambda: algorithms.fedavg(**OWN, privacy={"clip_quantile": 1}),
+    "clip_gradient = 1": lambda: algorithms.fedavg(**OWN, privacy={"clip_gradient": 1}),
     "privacy = 'local'": lambda: algorithms.fedavg(**OWN | {"privacy": "local"}),
-    "replacement = True": lambda: algorithms.fedavg(**OWN | {"sampling": "uniform"}),
-    "sampling = 'samples'": lambda: algorithms.accord(privacy="central", noise=1.0),
-    "sampling = 'oort'": lambda: algorithms.fedavg(**OWN | {"sampling": "oort"}),
-    "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"sampling": "clusters"}),
-    "sampling = 'your own'": lambda: algorithms.fedavg(**OWN | {"sampling": sampling(lambda known: known.size)}),
-    "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, averaging="samples"),
+    "replacement = True": lambda: algorithms.fedavg(**OWN | {"select": "uniform"}),
+    "sampling = 'samples'": lambda: algorithms.accord(privacy={"name": "central", "noise": 1.0}),
+    "sampling = 'oort'": lambda: algorithms.fedavg(**OWN | {"select": "oort"}),
+    "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"select": "clusters"}),
+    "sampling = 'your own'": lambda: algorithms.fedavg(**OWN | {"select": sampling(lambda known: known.size)}),
+    "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, rule={"weights": "samples"}),
     "algorithm = 'fednova'": lambda: algorithms.fednova(**OWN),
-    "algorithm = 'folb_two_set'": lambda: algorithms.folb_two_set(privacy="central", noise=1.0, replacement=False),
-    "algorithm = 'signed'": lambda: algorithms.fednu_direct(rule="signed", privacy="central", noise=1.0),
-    "sampling = 'direct'": lambda: algorithms.fednu_direct(privacy="central", noise=1.0),
+    "algorithm = 'folb_two_set'": lambda: algorithms.folb_two_set(
+        privacy={"name": "central", "noise": 1.0}, select={"replacement": False}
+    ),
+    "algorithm = 'signed'": lambda: algorithms.fednu_direct(rule="signed", privacy={"name": "central", "noise": 1.0}),
+    "sampling = 'direct'": lambda: algorithms.fednu_direct(privacy={"name": "central", "noise": 1.0}),
     "memory = 'scaffold'": lambda: algorithms.scaffold(**OWN),
-    "concurrency = 10": lambda: algorithms.fedbuff(privacy="central", noise=1.0),
-    "over_selection = 1.5": lambda: algorithms.fedavg(**NUMBERS, replacement=False, over_selection=1.5),
+    "concurrency = 10": lambda: algorithms.fedbuff(privacy={"name": "central", "noise": 1.0}),
+    "over_selection = 1.5": lambda: algorithms.fedavg(**NUMBERS, select={"replacement": False, "over_selection": 1.5}),
     "robust = 'median'": lambda: algorithms.fedavg(**OWN, robust="median"),
     "should be none with privacy: the liars of the simulator": lambda: algorithms.fedavg(**OWN, attack="flipped"),
-    "guarded = True": lambda: algorithms.folb(**OWN, guarded=True),
+    "guarded = True": lambda: algorithms.folb(**OWN, guard="on"),
     "privacy = 'distributed'": lambda: algorithms.folb(**OWN | {"privacy": "distributed"}),
     "compress_up = 'int8'": lambda: algorithms.fedavg(**OWN | {"privacy": "distributed"}, compress_up="int8"),
     "uploads = 'norm'": lambda: compose(rules.Mean(), uploads=["norm"], **OWN),
@@ -167,30 +173,38 @@ def test_what_is_not_shown_to_be_private_is_refused_in_a_line(says):
 @pytest.mark.parametrize(
     ("numbers", "N", "says"),
     [
-        ({"epsilon": 8.0, "delta": 0.1}, 30, "delta = 0.1: should be more than 0 and less than 1 / N = 0.0333"),
-        ({"epsilon": 8.0, "K": 40}, 30, "K = 40: should be at most the 30 devices"),
-        ({"epsilon": 1e-6}, 30, "epsilon = 1e-06: should be larger"),
-        ({"epsilon": 0.5, "noise": 0.5}, 30, "epsilon = 0.5: should be more: the first round spends"),
+        (
+            {"privacy.epsilon": 8.0, "privacy.delta": 0.1},
+            30,
+            "delta = 0.1: should be more than 0 and less than 1 / N = 0.0333",
+        ),
+        ({"privacy.epsilon": 8.0, "select.K": 40}, 30, "K = 40: should be at most the 30 devices"),
+        ({"privacy.epsilon": 1e-6}, 30, "epsilon = 1e-06: should be larger"),
+        ({"privacy.epsilon": 0.5, "privacy.noise": 0.5}, 30, "epsilon = 0.5: should be more: the first round spends"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(numbers, N, says):
     with pytest.raises(InputError, match=says):
-        calibrated = privacy.calibrated(algorithms.fedavg(privacy="central", sampling="poisson", **numbers), N, 10)
+        calibrated = privacy.calibrated(algorithms.fedavg(privacy="central", select="poisson", **numbers), N, 10)
         privacy.affordable(calibrated, N, 10)
 
 
 # the sums before their noise -----------------------------------------------------------------------------------------
 
 SUPPORTED = {
-    "fedavg": algorithms.fedavg(**POISSON, clip_quantile=0.5),
-    "fedexp": algorithms.fedprox(**NUMBERS, replacement=False, server="fedexp"),
-    "accord": algorithms.accord(**POISSON, clip_quantile=0.3),
-    "distributed": algorithms.accord(**POISSON | {"privacy": "distributed"}, clip_quantile=0.3),
-    "folb": algorithms.folb(**POISSON, clip_gradient=2.0),
-    "sketch": algorithms.folb(**POISSON, gradient="sketch", sketch=m, bits=8, clip_quantile=0.5),
+    "fedavg": algorithms.fedavg(**POISSON, privacy={"clip_quantile": 0.5}),
+    "fedexp": algorithms.fedprox(**NUMBERS, select={"replacement": False}, server="fedexp"),
+    "accord": algorithms.accord(**POISSON, privacy={"clip_quantile": 0.3}),
+    "distributed": algorithms.accord(**POISSON | {"privacy": "distributed"}, privacy={"clip_quantile": 0.3}),
+    "folb": algorithms.folb(**POISSON, privacy={"clip_gradient": 2.0}),
+    "sketch": algorithms.folb(
+        **POISSON, gradient={"name": "sketch", "m": m, "bits": 8}, privacy={"clip_quantile": 0.5}
+    ),
     "proxy": algorithms.folb(**POISSON, gradient="proxy"),
-    "folb_hetero": algorithms.folb_hetero(**POISSON, psi=3.0),
-    "folb_never_flip": algorithms.folb_never_flip(**POISSON, psi=3.0, server="lookahead", stretch=0.5),
+    "folb_hetero": algorithms.folb_hetero(**POISSON, rule={"psi": 3.0}),
+    "folb_never_flip": algorithms.folb_never_flip(
+        **POISSON, rule={"psi": 3.0}, server={"name": "lookahead", "stretch": 0.5}
+    ),
 }
 
 
@@ -328,11 +342,13 @@ AS_USERS_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emi
 @pytest.mark.parametrize("slots", [1, 3, 4, 5, 6, 7, 10, 12, 15, 20])
 def test_if_all_devices_came_the_server_adds_nothing(slots):
     """Compiled, 1 - K/K is -1.5e-8 for eight of these K, and its root is NaN."""
-    made = algorithms.fedavg(privacy="distributed", noise=1.0, K=slots, replacement=False).privacy
+    made = algorithms.fedavg(
+        privacy={"name": "distributed", "noise": 1.0}, select={"K": slots, "replacement": False}
+    ).privacy
 
     @partial(jax.jit, compiler_options=AS_USERS_COMPILE)
     def added(times, normals):
-        round = Round(None, times, None, None, None, noise=privacy.Noise({"delta": normals}))
+        round = Round(None, times, None, None, None, noise=privacy.Noise({"privacy.delta": normals}))
         return privacy._noisy(made, "delta", jnp.zeros(d), round)
 
     normals = np.ones(d, np.float32)
@@ -441,7 +457,7 @@ def test_a_codec_goes_with_noise_of_the_server():
 
 def test_poisson_draws_each_device_by_itself(monkeypatch):
     N, K = 40, 8
-    how = algorithms.fedavg(sampling="poisson", K=K).selection
+    how = algorithms.fedavg(select={"name": "poisson", "K": K}).selection
     assert (how.K, how.expected) == (room(K), K) and room(K) > 2 * K
 
     def drawn(t):
@@ -463,7 +479,7 @@ def test_poisson_draws_each_device_by_itself(monkeypatch):
 
 # runs ----------------------------------------------------------------------------------------------------------------
 
-RUN = {"privacy": "central", "sampling": "poisson", "K": 4, "lr": 0.1}
+RUN = {"privacy": "central", "select": "poisson", "select.K": 4, "local.lr": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -475,9 +491,9 @@ def federation():
 def runs(federation):
     model = models.logistic(federation.shape, federation.classes)
     contenders = [
-        algorithms.fedavg(**RUN, epsilon=20.0),
-        algorithms.fedavg(**RUN, noise=1.0),
-        algorithms.fedavg(**RUN, noise=1.0, epsilon=5.5),
+        algorithms.fedavg(**RUN, privacy={"epsilon": 20.0}),
+        algorithms.fedavg(**RUN, privacy={"noise": 1.0}),
+        algorithms.fedavg(**RUN, privacy={"noise": 1.0, "epsilon": 5.5}),
     ]
     return simulate(federation, model, contenders, rounds=6, seeds=2)
 
@@ -502,7 +518,13 @@ def test_epsilon_is_recorded_every_round_and_a_budget_ends_the_run(runs):
 def test_a_budget_that_ends_before_the_first_evaluation_is_refused(federation):
     model = models.logistic(federation.shape, federation.classes)
     with pytest.raises(InputError, match=r"evaluate_every = 6: should be at most \d, the rounds"):
-        simulate(federation, model, algorithms.fedavg(**RUN, noise=1.0, epsilon=5.5), rounds=6, evaluate_every=6)
+        simulate(
+            federation,
+            model,
+            algorithms.fedavg(**RUN, privacy={"noise": 1.0, "epsilon": 5.5}),
+            rounds=6,
+            evaluate_every=6,
+        )
 
 
 def test_runs_of_one_seed_are_equal_and_their_noise_follows_from_it(runs):
@@ -514,11 +536,17 @@ def test_runs_of_one_seed_are_equal_and_their_noise_follows_from_it(runs):
 def test_who_knows_the_seed_can_subtract_the_noise_unless_it_is_the_system_s(federation, replay):
     model = models.logistic(federation.shape, federation.classes)
     begun = model.init(jax.random.key(5))
-    noise = privacy.normals({"delta": begun}, randomness.words(5, 1, randomness.NOISE, 2))["delta"]
+    noise = privacy.normals({"privacy.delta": begun}, randomness.words(5, 1, randomness.NOISE, 2))["delta"]
 
     def seen(deviation):
         """The update of round 1, less the noise that follows from the seed."""
-        own = {"privacy": "central", "K": 12, "replacement": False, "noise": deviation, "replay": replay}
+        own = {
+            "privacy": "central",
+            "select.K": 12,
+            "select.replacement": False,
+            "privacy.noise": deviation,
+            "privacy.replay": replay,
+        }
         [run] = simulate(federation, model, algorithms.fedavg(**own), rounds=1, seeds=[5])
         difference = jax.tree.map(lambda a, b, n: a - b - deviation / 12 * n, run.params, begun, noise)
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(difference)])
@@ -529,7 +557,7 @@ def test_who_knows_the_seed_can_subtract_the_noise_unless_it_is_the_system_s(fed
 
 def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
     model = models.logistic(federation.shape, federation.classes)
-    made = algorithms.fedavg(**RUN, noise=1.0, replay=False)
+    made = algorithms.fedavg(**RUN, privacy={"noise": 1.0, "replay": False})
     runs, programs = [], []
     for _ in range(2):
         runs += simulate(federation, model, made, rounds=3, seeds=[7, 7])
@@ -541,11 +569,11 @@ def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
 
 def test_a_secret_run_without_a_key_is_an_error(federation):
     """A key that everyone knows would be no secret: single rounds, as the audit plays them, have none."""
-    secret = privacy.calibrated(algorithms.fedavg(**RUN, noise=1.0, replay=False), federation.N, 1)
+    secret = privacy.calibrated(algorithms.fedavg(**RUN, privacy={"noise": 1.0, "replay": False}), federation.N, 1)
     model = models.logistic(federation.shape, federation.classes)
     with pytest.raises(InputError, match="replay = False: should be True here, where no run has a key"):
         theory.audit(problems.problem(federation, model), secret, model.init(jax.random.key(0)), seeds=[0])
-    public = privacy.calibrated(algorithms.fedavg(**RUN, noise=1.0), federation.N, 1)
+    public = privacy.calibrated(algorithms.fedavg(**RUN, privacy={"noise": 1.0}), federation.N, 1)
     with mock.patch.object(simulator, "_key", side_effect=AssertionError):  # nothing is drawn, or sent to others
         simulate(federation, model, public, rounds=1)
 
@@ -562,7 +590,7 @@ def test_a_run_that_cannot_be_replayed_says_so_and_goes_on_with_other_noise(tmp_
 
     there = simulator._key
     monkeypatch.setattr(simulator, "_key", key)
-    secret = EXPERIMENT | {"set": EXPERIMENT["set"] | {"replay": False}}
+    secret = EXPERIMENT | {"set": EXPERIMENT["set"] | {"privacy.replay": False}}
     with pytest.raises(RuntimeError, match="stopped"):
         execute(secret, directory=tmp_path / "run", observe=stop)
     before = (tmp_path / "run" / "rounds.jsonl").read_text()
@@ -583,7 +611,7 @@ EXPERIMENT = {
     "algorithms": ["fedavg"],
     "rounds": 4,
     "seeds": 1,
-    "set": RUN | {"noise": 2.0, "epsilon": 1.9, "devices": 12},
+    "set": RUN | {"privacy.noise": 2.0, "privacy.epsilon": 1.9, "devices": 12},
 }
 
 

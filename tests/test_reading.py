@@ -28,7 +28,7 @@ def stored(tmp_path_factory):
 def simulated():
     federation = data.load("synthetic_1_1", sizes=[20, 30])
     model = models.logistic(federation.shape, federation.classes)
-    return federation, model, simulate(federation, model, algorithms.fedavg(K=2), rounds=3, seeds=2)
+    return federation, model, simulate(federation, model, algorithms.fedavg(select={"K": 2}), rounds=3, seeds=2)
 
 
 @pytest.fixture(params=["pandas", "polars", "a stand-in"])
@@ -53,7 +53,7 @@ def test_a_row_for_each_evaluated_round(stored, kind):
     frame = stored.to_frame(kind)
     assert list(frame.columns) == COLUMNS and len(frame["round"]) == 4 * 3
     assert list(frame["round"]) == [2, 4, 6] * 4 and list(frame["seed"]) == ([0] * 3 + [1] * 3) * 2
-    assert list(frame["algorithm"]) == ["fedprox mu=0.1"] * 6 + ["fedprox mu=1"] * 6
+    assert list(frame["algorithm"]) == ["fedprox local.mu=0.1"] * 6 + ["fedprox local.mu=1"] * 6
     assert set(frame["run"]) == {"one"}
     runs = stored.runs()
     assert np.allclose(frame["test_accuracy"], np.concatenate([run.test_accuracy for run in runs]))
@@ -114,6 +114,6 @@ def test_everything_is_shown_in_one_line(stored, simulated):
         repr(folb.Model(builtins.len, builtins.len, builtins.len)): "Model(len)",
     }
     assert list(shown) == list(shown.values())
-    algorithm = repr(algorithms.fedprox(mu=0.5, K=3))
-    assert algorithm.startswith("Algorithm(fedprox, K=3, ") and "mu=0.5" in algorithm
+    algorithm = repr(algorithms.fedprox(local={"mu": 0.5}, select={"K": 3}))
+    assert algorithm.startswith("Algorithm(fedprox, select.K=3, ") and "local.mu=0.5" in algorithm
     assert "\n" not in algorithm and len(algorithm) < 400

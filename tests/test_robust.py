@@ -216,13 +216,13 @@ def test_nothing_trimmed_is_the_rule_itself():
     ("settings", "message"),
     [
         ({"robust": "medain"}, "robust = 'medain': did you mean 'median'?"),
-        ({"robust": "krum", "liars": 0.5}, "liars = 0.5: should be at least 0 and less than 0.5"),
-        ({"robust": "krum", "liars": float("nan")}, "liars = nan: should be at least 0"),
-        ({"liars": 0.1}, "liars = 0.1: is for any robust; robust is not set"),
-        ({"bucket": 2}, "bucket = 2: is for any robust; robust is not set"),
-        ({"robust": "median", "bucket": 0}, "bucket = 0: should be a whole number from 1"),
-        ({"robust": "median", "root": 10}, "root = 10: is for robust=fltrust; robust is median"),
-        ({"robust": "fltrust", "root": 0}, "root = 0: should be a whole number from 1"),
+        ({"robust": "krum", "robust.liars": 0.5}, "liars = 0.5: should be at least 0 and less than 0.5"),
+        ({"robust": "krum", "robust.liars": float("nan")}, "liars = nan: should be at least 0"),
+        ({"robust.liars": 0.1}, "liars = 0.1: is for any robust; robust is not set"),
+        ({"robust.bucket": 2}, "bucket = 2: is for any robust; robust is not set"),
+        ({"robust": "median", "robust.bucket": 0}, "bucket = 0: should be a whole number from 1"),
+        ({"robust": "median", "robust.root": 10}, "root = 10: is for robust=fltrust; robust is median"),
+        ({"robust": "fltrust", "robust.root": 0}, "root = 0: should be a whole number from 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -234,22 +234,26 @@ def test_settings_are_checked(settings, message):
 @pytest.mark.parametrize(
     ("settings", "K", "smallest"),
     [
-        ({"robust": "krum", "liars": 0.4}, 5, 15),  # n >= 2f + 3
-        ({"robust": "multi_krum", "liars": 0.4}, 11, 15),
-        ({"robust": "krum", "liars": 0.2}, 4, 5),
-        ({"robust": "trimmed_mean", "liars": 0.4}, 4, 5),  # 2 of 4 may lie
-        ({"robust": "median", "liars": 0.4}, 2, 5),
-        ({"robust": "krum", "liars": 0.25, "bucket": 2}, 10, None),  # each liar may be in a bucket of its own
-        ({"robust": "median", "liars": 0.2, "bucket": 2}, 6, 9),
+        ({"robust": "krum", "robust.liars": 0.4}, 5, 15),  # n >= 2f + 3
+        ({"robust": "multi_krum", "robust.liars": 0.4}, 11, 15),
+        ({"robust": "krum", "robust.liars": 0.2}, 4, 5),
+        ({"robust": "trimmed_mean", "robust.liars": 0.4}, 4, 5),  # 2 of 4 may lie
+        ({"robust": "median", "robust.liars": 0.4}, 2, 5),
+        (
+            {"robust": "krum", "robust.liars": 0.25, "robust.bucket": 2},
+            10,
+            None,
+        ),  # each liar may be in a bucket of its own
+        ({"robust": "median", "robust.liars": 0.2, "robust.bucket": 2}, 6, 9),
     ],
 )
 def test_too_few_replies_for_a_centre(settings, K, smallest):
     with pytest.raises(InputError) as error:
-        algorithms.fedavg(K=K, **settings)
+        algorithms.fedavg(select={"K": K}, **settings)
     expected = "no K is enough" if smallest is None else f"should be {smallest}, the next that is enough,"
     assert str(error.value).startswith(f"K = {K}: {expected} with robust={settings['robust']}")
     if smallest is not None:
-        assert algorithms.fedavg(K=smallest, **settings).robust is not None
+        assert algorithms.fedavg(select={"K": smallest}, **settings).robust is not None
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "multi_krum"])
@@ -285,14 +289,14 @@ def test_the_guide_says_that_the_median_is_the_lower_one():
 
 
 def test_the_guard_goes_inside_a_robust_rule():
-    made = algorithms.folb(robust="norm_bound", guarded=True)
+    made = algorithms.folb(robust="norm_bound", guard="on")
     assert made.robust.name == "norm_bound" and made.guard.cap == 2.0
     assert guard.guard(made) is made
 
 
 def test_a_memory_and_a_server_step_see_short_updates():
     """SCAFFOLD's c_k, and FedExP's step, would otherwise be as long as a liar wants."""
-    made = algorithms.scaffold(K=K, robust="median", server="fedexp")
+    made = algorithms.scaffold(select={"K": K}, robust="median", server="fedexp")
     sent = a_round(5, times=np.ones(K))
     long = sent._replace(delta=jax.tree.map(lambda leaf: leaf.at[0].mul(1e12), sent.delta))
     zeros = nested(jnp.zeros((K, P)))
@@ -309,7 +313,11 @@ def test_a_server_with_samples_of_its_own():
     """FLTrust in the simulator: the step is as long as the server's own, and the seed fixes its samples."""
     federation = synthetic(devices=6, sizes=40)
     model = logistic(federation.shape, federation.classes)
-    made = [algorithms.fedavg(K=4, robust="fltrust", root=20, attack="flipped_x1000", attackers=0.4)]
+    made = [
+        algorithms.fedavg(
+            select={"K": 4}, robust={"name": "fltrust", "root": 20}, attack={"name": "flipped_x1000", "share": 0.4}
+        )
+    ]
     first, again = (simulate(federation, model, made, rounds=4, seeds=[2])[0] for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
     assert first.train_loss[-1] < first.train_loss[0]
@@ -343,11 +351,13 @@ def test_a_centre_of_one_s_own(tmp_path):
 
 def test_draws_with_replacement_are_counted_as_different_devices():
     """15 of 30 with replacement are 11 devices, of which 40 % are 5: too few for Krum, though 15 are not."""
-    given, federation = {"robust": "krum", "liars": 0.4}, synthetic(devices=30, sizes=10)
+    given, federation = {"robust": "krum", "robust.liars": 0.4}, synthetic(devices=30, sizes=10)
     with pytest.raises(
-        InputError, match=r"K = 15: should be drawn with replacement=False, or be \d+, the next"
+        InputError, match=r"K = 15: should be drawn with select.replacement=False, or be \d+, the next"
     ) as error:
-        simulate(federation, logistic((60,), 10), algorithms.fedavg(K=15, **given), rounds=1)
-    simulate(federation, logistic((60,), 10), algorithms.fedavg(K=15, replacement=False, **given), rounds=1)
+        simulate(federation, logistic((60,), 10), algorithms.fedavg(select={"K": 15}, **given), rounds=1)
+    simulate(
+        federation, logistic((60,), 10), algorithms.fedavg(select={"K": 15, "replacement": False}, **given), rounds=1
+    )
     least = int(str(error.value).split("or be ")[1].split(",")[0])
-    simulate(federation, logistic((60,), 10), algorithms.fedavg(K=least, **given), rounds=1)
+    simulate(federation, logistic((60,), 10), algorithms.fedavg(select={"K": least}, **given), rounds=1)

@@ -465,10 +465,10 @@ def test_weighted_gives_no_part_to_a_slot_that_does_not_count():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mu": "1"}, "mu = '1': should be at least 0"),
-        ({"lr": None}, "lr = None: should be more than 0"),
-        ({"psi": [1.0]}, "psi = .*: should be at least 0"),
-        ({"cap": "2"}, "cap = '2': should be at least 1"),
+        ({"local.mu": "1"}, "mu = '1': should be at least 0"),
+        ({"local.lr": None}, "lr = None: should be more than 0"),
+        ({"rule.psi": [1.0]}, "psi = .*: should be at least 0"),
+        ({"guard.cap": "2"}, "cap = '2': should be at least 1"),
         ({"server": 3}, "server = 3: should be one of plain"),
         ({"clamp_gamma": "no"}, "clamp_gamma = 'no': should be True or False"),
     ],

@@ -102,7 +102,7 @@ def test_a_sample_is_fixed_and_comes_from_all_devices_by_their_samples():
 
 @pytest.mark.parametrize(("stream", "unit"), [(False, "epoch"), (True, "step")])
 def test_loss_and_accuracy_are_those_of_the_sample(stream, unit):
-    algorithm = algorithms.folb(K=3, unit=unit)
+    algorithm = algorithms.folb(select={"K": 3}, local={"unit": unit})
     given = {"rounds": 3, "evaluate_every": 3, "stream": stream}
     (run,) = folb.simulate(FEDERATION, LOGISTIC, algorithm, evaluate=30, **given)
     train, test = FEDERATION.train.sample(30), FEDERATION.test.sample(30)
@@ -132,7 +132,7 @@ def test_bad_values_are_named(bad, capsys):
         Experiment("synthetic_1_1", evaluate=bad)
     if not isinstance(bad, str):
         with pytest.raises(InputError, match=r"^evaluate = .* should be all, a number of samples"):
-            folb.simulate(FEDERATION, LOGISTIC, algorithms.fedavg(K=2), rounds=1, evaluate=bad)
+            folb.simulate(FEDERATION, LOGISTIC, algorithms.fedavg(select={"K": 2}), rounds=1, evaluate=bad)
     assert main(["compare", "synthetic_1_1", f"--evaluate={bad}"]) == 2
     assert capsys.readouterr().err.startswith("folb: error: evaluate = ")
     with pytest.raises(InputError, match=r"^device_samples = "):
@@ -167,7 +167,7 @@ def test_the_sample_is_recorded_repeated_and_resumed(costly, tmp_path):
 
 
 def test_the_table_says_it(costly, capsys):
-    few = ["--rounds", "2", "--seeds", "1", "--algorithms", "fedavg", "--set", "sizes=40,60", "--set", "K=2"]
+    few = ["--rounds", "2", "--seeds", "1", "--algorithms", "fedavg", "--set", "sizes=40,60", "--set", "select.K=2"]
     assert main(["compare", "synthetic_1_1", *few]) == 0
     said = capsys.readouterr().out
     assert "accuracy on 5 of 10 test samples: within ±32.7 points (95 %); training loss on 5 of 90" in said
@@ -177,7 +177,7 @@ def test_the_table_says_it(costly, capsys):
 
 
 def test_runs_of_a_heavy_model_take_turns_and_the_cheap_ones_are_first():
-    chosen = [algorithms.folb(K=2), algorithms.fedprox(K=2), algorithms.fedavg(K=2)]
+    chosen = [algorithms.folb(select={"K": 2}), algorithms.fedprox(select={"K": 2}), algorithms.fedavg(select={"K": 2})]
     ready = simulation(
         settled(FEDERATION, LOGISTIC._replace(heavy=True), chosen, rounds=2, seeds=2), side_by_side=False
     )
@@ -200,7 +200,18 @@ def heavy(shape, classes):
 
 def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.py").write_text(HEAVY)
-    command = ["compare", "synthetic_1_1", "--algorithms", "folb", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
+    command = [
+        "compare",
+        "synthetic_1_1",
+        "--algorithms",
+        "folb",
+        "--rounds",
+        "1",
+        "--seeds",
+        "1",
+        "--set",
+        "select.K=2",
+    ]
     command += ["--set", "sizes=40,60", "--model", f"{tmp_path / 'own.py'}:heavy", "--evaluate", "5"]
     monkeypatch.setattr(simulator, "LONG", 1e5)
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
@@ -211,7 +222,8 @@ def test_before_a_long_first_round_a_line_says_how_good_the_first_model_is(tmp_p
     assert look and 0 <= float(look[1]) <= 100  # zeros: log 10 for each of ten classes
     assert main([*command, "--out", str(tmp_path / "run")]) == 0 and "round 1" not in capsys.readouterr().err
     ready = simulation(
-        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(K=2), rounds=1), side_by_side=False
+        settled(FEDERATION, LOGISTIC._replace(heavy=True), algorithms.folb(select={"K": 2}), rounds=1),
+        side_by_side=False,
     )
     for soon in (0.0, math.inf):  # the look would take as long, or the round is short
         monkeypatch.setattr(simulator, "LONG", soon)
@@ -243,7 +255,7 @@ def test_a_quick_try_has_one_seed_and_few_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "COSTLY", 0)
     monkeypatch.setattr(evaluation, "LONG", 0)
     monkeypatch.setattr(evaluation, "SAMPLE", 500)
-    mine = Experiment(str(tmp_path / "mine.npz"), model="cnn", set={"K": 2})
+    mine = Experiment(str(tmp_path / "mine.npz"), model="cnn", set={"select.K": 2})
     smaller = quick_try.quick(mine, ())
     assert (smaller.device_samples, smaller.evaluate) == (quick_try.SAMPLES, quick_try.EVALUATED)
     assert smaller.rounds == quick_try.MOST
@@ -255,7 +267,10 @@ def test_a_quick_try_has_one_seed_and_few_rounds(tmp_path, monkeypatch):
 
 
 def test_quick_on_the_command_line(capsys):
-    assert main(["compare", "synthetic_1_1", "--quick", "--rounds", "2", "--set", "sizes=40,60", "--set", "K=2"]) == 0
+    assert (
+        main(["compare", "synthetic_1_1", "--quick", "--rounds", "2", "--set", "sizes=40,60", "--set", "select.K=2"])
+        == 0
+    )
     said = capsys.readouterr().out
     assert "2 rounds; 1 seed" in said and "averaging" not in said
     assert all(name in said for name in ("folb", "fedprox", "fedavg"))

@@ -221,7 +221,7 @@ def test_a_round_corrects_for_its_selection(sampling):
         def update(self, round):
             return Update(jax.tree.map(jnp.zeros_like, round.params), round.correction)
 
-    algorithm = algorithms.compose(Tell(), sampling=sampling, K=5)
+    algorithm = algorithms.compose(Tell(), select={"name": sampling, "K": 5})
     play, model = jax.jit(rounds.play), logistic((6,), 3)
     for objective in ("uniform", "samples"):
         problem = problems.problem(federation(SIZES), model, objective=objective, record=["weights"])
@@ -240,7 +240,7 @@ def test_a_round_corrects_for_its_selection(sampling):
 
 
 def oort(memory, size, exploration=0.1):
-    """The chances of sampling=oort."""
+    """The chances of select=oort."""
     N = len(size)
     share, memory = np.full(N, 1 / N, np.float32), np.asarray(memory, np.float32)
     return np.asarray(oort_chances(np.float32(size), share, memory, exploration))
@@ -280,7 +280,7 @@ def test_oort_needs_fewer_seconds_than_uniform_draws_where_speeds_differ():
     runs = simulate(
         federation,
         logistic(federation.shape, federation.classes),
-        [algorithms.fedavg(K=3, replacement=False, sampling=how) for how in ("uniform", "oort")],
+        [algorithms.fedavg(select={"name": how, "K": 3, "replacement": False}) for how in ("uniform", "oort")],
         rounds=30,
         system=system.network(speed_spread=2.0),
     )
@@ -291,6 +291,6 @@ def test_oort_needs_fewer_seconds_than_uniform_draws_where_speeds_differ():
 @pytest.mark.parametrize("exploration", [0, -1, 1.5, float("nan")])
 def test_the_share_of_exploration_is_checked(exploration):
     with pytest.raises(InputError, match=r"exploration = .*: should be more than 0 and at most 1"):
-        algorithms.fedavg(sampling="oort", exploration=exploration)
-    with pytest.raises(InputError, match=r"exploration = 0.2: is for sampling=oort"):
-        algorithms.fedavg(exploration=0.2)
+        algorithms.fedavg(select={"name": "oort", "exploration": exploration})
+    with pytest.raises(InputError, match=r"exploration = 0.2: is for select=oort"):
+        algorithms.fedavg(select={"exploration": 0.2})

@@ -96,7 +96,7 @@ def test_how_many_turns_are_compiled_as_one_changes_no_bit(usual_loops, monkeypa
 
     def played():
         model = models.logistic(federation.shape, federation.classes)  # of its own: it is traced again
-        [run] = simulate(federation, model, [algorithms.folb(K=2)], rounds=3)
+        [run] = simulate(federation, model, [algorithms.folb(select={"K": 2})], rounds=3)
         return run
 
     assert solve.UNROLL > 2 and shuffle.UNROLL > 1

@@ -96,7 +96,7 @@ def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, evaluate_fn=None,
         "wait": 0.0,
         "deadline": 0.05,
         "seed": SEED,
-        "guarded": False,
+        "guard": "none",
         "min_replies": 1,
     } | settings
     strategy = FederatedStrategy(algorithm, **settings)
@@ -166,7 +166,7 @@ def literal_scaffold(option, run, rounds=ROUNDS):
 
 def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
     """Each device that is sent the model is also sent a shift, which is as large."""
-    settings = {"K": 2, "lr": LR, "batch": BATCH, "replacement": False}
+    settings = {"select.K": 2, "local.lr": LR, "local.batch": BATCH, "select.replacement": False}
     down = {}
     for memory in (None, "scaffold"):
         algorithm = algorithms.fedavg(memory=memory, **settings)
@@ -181,7 +181,9 @@ def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
 @pytest.mark.parametrize("option", ["1", "2"])
 def test_scaffold_is_a_literal_loop_in_both_carriers(option):
     """With devices that drop out, devices that are drawn more than once, and a round without any usable reply."""
-    algorithm = own("scaffold.py", "scaffold")(option=option, K=K, lr=LR, batch=BATCH)
+    algorithm = own("scaffold.py", "scaffold")(
+        memory={"option": option}, select={"K": K}, local={"lr": LR, "batch": BATCH}
+    )
     run = simulated(algorithm)
     assert run.lost.any() and (run.times > 1).any() and not run.updated.all()
     expected = literal_scaffold(option, run)
@@ -197,14 +199,14 @@ def test_scaffold_is_a_literal_loop_in_both_carriers(option):
 
 
 def test_a_memory_makes_a_difference():
-    plain = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH))
-    controlled = simulated(own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH))
+    plain = simulated(algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}))
+    controlled = simulated(own("scaffold.py", "scaffold")(select={"K": K}, local={"lr": LR, "batch": BATCH}))
     assert furthest(plain.params, controlled.params) > 1e-3
 
 
 def test_only_devices_that_were_met_take_memory():
     """Rows only for the devices that a run can meet; and the same result as with a row for every device."""
-    algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
+    algorithm = own("scaffold.py", "scaffold")(select={"K": 2}, local={"lr": LR, "batch": BATCH})
     first = np.arange(6, dtype=np.float32).reshape(2, 3)
     scattered = jax.jit(memories.scattered)
     rows = memories.empty(first, N=1_000_000, most=8)
@@ -225,7 +227,9 @@ def test_clusters_know_all_devices_and_the_algorithm_those_that_it_met():
     """A label for each of the N devices, and a control variate, as large as a model, for those that were drawn."""
     from folb.simulation import play, problem
 
-    algorithm = algorithms.fedavg(sampling="clusters", memory="scaffold", K=2, replacement=False, lr=LR, batch=BATCH)
+    algorithm = algorithms.fedavg(
+        select={"name": "clusters", "K": 2, "replacement": False}, memory="scaffold", local={"lr": LR, "batch": BATCH}
+    )
     run = simulated(algorithm, rounds=2)
     deployed, _ = on_flower(algorithm, rounds=2, min_replies=None)
     assert furthest(deployed, run.params) <= 1e-5
@@ -235,7 +239,7 @@ def test_clusters_know_all_devices_and_the_algorithm_those_that_it_met():
 
 
 def test_a_lost_or_refused_device_keeps_its_memory():
-    algorithm = own("scaffold.py", "scaffold")(K=K, lr=LR, batch=BATCH)
+    algorithm = own("scaffold.py", "scaffold")(select={"K": K}, local={"lr": LR, "batch": BATCH})
     before = {}
 
     def tamper(partition, message, reply):
@@ -264,7 +268,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     from folb.core.round import close
     from folb.core.rules import Round
 
-    algorithm = guard(own("scaffold.py", "scaffold")(option="1", K=3))
+    algorithm = guard(own("scaffold.py", "scaffold")(memory={"option": "1"}, select={"K": 3}))
     params = {"w": jnp.zeros(2)}
     state, zero = begin_state(algorithm, params)
     grad = {"w": jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.5]])}
@@ -281,7 +285,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
 
 OWN = [
     ("scaffold.py", "scaffold", {"average": "ema"}),
-    ("scaffold.py", "scaffold", {"average": "last_two", "option": "1"}),
+    ("scaffold.py", "scaffold", {"average": "last_two", "memory.option": "1"}),
     ("my_selection.py", "by_last_update", {}),
     ("my_step.py", "local_momentum", {}),
     ("my_upload.py", "by_descent", {}),
@@ -292,7 +296,7 @@ OWN = [
 
 @pytest.mark.parametrize(("name", "function", "settings"), OWN)
 def test_a_killed_run_with_parts_of_one_s_own_ends_with_the_same_bits(name, function, settings, tmp_path, monkeypatch):
-    algorithm = own(name, function)(K=K, lr=LR, batch=BATCH, **settings)
+    algorithm = own(name, function)(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path, monkeypatch, rounds=12)
     for name in ("weight", "bias"):
@@ -312,7 +316,7 @@ def killed_on_flower(algorithm, directory, parts=(), after=3):
 
 @pytest.mark.parametrize(("name", "function", "settings"), OWN)
 def test_a_killed_run_with_parts_of_one_s_own_on_flower_ends_with_the_same_bits(name, function, settings, tmp_path):
-    algorithm = own(name, function)(K=K, lr=LR, batch=BATCH, **settings)
+    algorithm = own(name, function)(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
     parts = parts_for(name)
     whole, _ = on_flower(algorithm, parts, directory=tmp_path / "whole", rounds=5)
     killed_on_flower(algorithm, tmp_path / "killed", parts)
@@ -347,7 +351,7 @@ def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(t
     def written(source, **settings):
         file.write_text(source)
         linecache.checkcache()
-        return from_file("algorithms", f"{file}:mine")(K=K, lr=LR, batch=BATCH, **settings)
+        return from_file("algorithms", f"{file}:mine")(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
 
     killed_on_flower(written(MINE), tmp_path / "run")
     for edited, settings in (
@@ -443,7 +447,7 @@ def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
     deployed, _ = on_flower(algorithm, parts_for(name))
     assert furthest(deployed, run.params) <= 1e-5
     assert furthest(deployed, begin()) > 1e-2
-    other = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH))
+    other = simulated(algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}))
     assert furthest(other.params, run.params) > 1e-4  # it does something of its own
 
 
@@ -451,7 +455,7 @@ def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
 def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     name, function, settings = SLOTS[slot]
     (key, value), *_ = settings.items()
-    small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"K={K}", "--rounds", "8", "--seeds", "2"]
+    small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"select.K={K}", "--rounds", "8", "--seeds", "2"]
     command = ["compare", "synthetic_1_1", "--algorithms", f"{EXAMPLES / name}:{function}", *small]
     with folb_programs() as programs:
         assert main([*command, "--set", f"{key}={value},{value / 2}", "--out", str(tmp_path / "run"), "--json"]) == 0
@@ -509,7 +513,9 @@ def test_an_upload_out_of_its_bounds_is_refused():
             reply.content["metrics"]["descent"] = 50.0
         return reply
 
-    _, strategy = on_flower(folb.named(module)(K=20), [part], 1, tamper, system=system.fixed(work=2), seed=1)
+    _, strategy = on_flower(
+        folb.named(module)(select={"K": 20}), [part], 1, tamper, system=system.fixed(work=2), seed=1
+    )
     refused = strategy.opened.answers.refused
     assert refused[1] == "descent is 50.0, and should be a number from -1.001 to 1.001"
     assert list(refused) == [1]
@@ -525,7 +531,7 @@ def test_the_loss_of_a_device_is_an_upload_in_both_carriers():
             weights = round.times * round.sent["loss"]
             return folb.weighted(round, weights / weights.sum())
 
-    algorithm = folb.compose(ByLoss(), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(ByLoss(), select={"K": K}, local={"lr": LR, "batch": BATCH})
     run = simulated(algorithm)
     deployed, _ = on_flower(algorithm)
     assert furthest(deployed, run.params) <= 1e-5
@@ -539,7 +545,9 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     def by_loss(known):
         return known.survey
 
-    algorithm = folb.compose(folb.rules.Mean(), sampling=sampling(by_loss, survey="loss"), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(
+        folb.rules.Mean(), select={"name": sampling(by_loss, survey="loss"), "K": K}, local={"lr": LR, "batch": BATCH}
+    )
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -573,11 +581,13 @@ def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
         def weigh(self, known):
             return known.memory**3
 
-    algorithm = folb.compose(folb.rules.Mean(), sampling=ByAnswer(), K=2, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), select={"name": ByAnswer(), "K": 2}, local={"lr": LR, "batch": BATCH})
     run = simulated(algorithm, rounds=4)
     deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
     assert furthest(deployed, run.params) <= 1e-5
-    uniform_draws = simulated(folb.compose(folb.rules.Mean(), K=2, lr=LR, batch=BATCH), rounds=4)
+    uniform_draws = simulated(
+        folb.compose(folb.rules.Mean(), select={"K": 2}, local={"lr": LR, "batch": BATCH}), rounds=4
+    )
     assert run.devices.tolist() != uniform_draws.devices.tolist()
 
 
@@ -594,7 +604,7 @@ def test_a_step_of_one_s_own_is_never_taken_for_one_of_folb():
             return folb.vector.scaled(g, -lr / 4), state
 
     with pytest.raises(InputError, match="local_step = 'sgd': should have another name"):
-        folb.compose(folb.rules.Mean(), local_step=Sgd())
+        folb.compose(folb.rules.Mean(), local=Sgd())
     for name, parts in {
         "sgd": [Sgd],
         "quarter": [Quarter] * 2,
@@ -622,11 +632,11 @@ class Mixed(folb.LocalStep):
 
 def test_a_device_gets_all_settings_of_a_step_from_the_server():
     step = Mixed(size=0.7, signs=(1, 1, -1), word="b")
-    algorithm = folb.compose(folb.rules.Mean(), local_step=step, K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), local={"name": step, "lr": LR, "batch": BATCH}, select={"K": K})
     deployed, _ = on_flower(algorithm, [Mixed], rounds=2)
     assert furthest(deployed, simulated(algorithm, rounds=2).params) <= 1e-5
     with pytest.raises(InputError, match=r"local_step: word = .*: should be a number, a word"):
-        on_flower(folb.compose(folb.rules.mean, local_step=Mixed(word=len), K=K), [Mixed], rounds=1)
+        on_flower(folb.compose(folb.rules.mean, local=Mixed(word=len), select={"K": K}), [Mixed], rounds=1)
 
 
 def test_steps_of_different_sizes_say_so():
@@ -645,7 +655,7 @@ def test_steps_of_different_sizes_say_so():
             make(local_step=Uneven(), **settings)
         make(local_step=Quarter(), **settings)
     with pytest.raises(InputError, match="local_step = 'adam': should be sgd or momentum"):
-        algorithms.fedavg(memory="scaffold", local_step=Adam(beta=0.5))
+        algorithms.fedavg(memory="scaffold", local=Adam(beta=0.5))
 
 
 # the model that is kept ----------------------------------------------------------------------------------------------
@@ -654,8 +664,14 @@ def test_steps_of_different_sizes_say_so():
 @pytest.mark.parametrize(("average", "rate"), [("ema", 0.6), ("last_two", None)])
 def test_the_model_that_is_evaluated_and_kept(average, rate):
     rounds = 4
-    plain = [simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH), rounds=t).params for t in range(1, rounds + 1)]
-    run = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=average, average_rate=rate), rounds=rounds)
+    plain = [
+        simulated(algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}), rounds=t).params
+        for t in range(1, rounds + 1)
+    ]
+    run = simulated(
+        algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}, average={"name": average, "rate": rate}),
+        rounds=rounds,
+    )
     weights = np.array([rate ** (rounds - s) for s in range(1, rounds + 1)] if rate else [0, 0, 0.5, 0.5])
     expected = {
         name: sum(w * params[name] for w, params in zip(weights / weights.sum(), plain, strict=True))
@@ -666,7 +682,8 @@ def test_the_model_that_is_evaluated_and_kept(average, rate):
     hits = np.mean((x @ expected["weight"] + expected["bias"]).argmax(axis=1) == y)
     assert run.test_accuracy[-1] == pytest.approx(hits)
     deployed, _ = on_flower(
-        algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=average, average_rate=rate), rounds=rounds
+        algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}, average={"name": average, "rate": rate}),
+        rounds=rounds,
     )
     assert furthest(deployed, expected) <= 1e-5
 
@@ -685,11 +702,16 @@ def test_an_average_of_one_s_own():
             return jax.tree.map(lambda total: total / jnp.maximum(memory[1], 1), memory[0])
 
     mean = Mean()
-    plain = [simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH), rounds=t).params for t in (1, 2, 3)]
-    run = simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=mean), rounds=3)
+    plain = [
+        simulated(algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}), rounds=t).params
+        for t in (1, 2, 3)
+    ]
+    run = simulated(algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}, average=mean), rounds=3)
     expected = {name: sum(params[name] for params in plain) / 3 for name in plain[0]}
     assert furthest(expected, run.params) <= 1e-6
-    deployed, _ = on_flower(algorithms.fedavg(K=K, lr=LR, batch=BATCH, average=mean), rounds=3)
+    deployed, _ = on_flower(
+        algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}, average=mean), rounds=3
+    )
     assert furthest(deployed, expected) <= 1e-5
 
 
@@ -705,12 +727,20 @@ class TowardsStart(folb.LocalStep):
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
-    algorithm = folb.compose(folb.rules.Mean(), local_step=TowardsStart(), K=K, lr=LR, batch=BATCH, unit=unit)
+    algorithm = folb.compose(
+        folb.rules.Mean(), local={"name": TowardsStart(), "lr": LR, "batch": BATCH, "unit": unit}, select={"K": K}
+    )
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, [TowardsStart], rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
     assert (
-        furthest(simulated(algorithms.fedavg(K=K, lr=LR, batch=BATCH, unit=unit), rounds=3).params, run.params) > 1e-4
+        furthest(
+            simulated(
+                algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH, "unit": unit}), rounds=3
+            ).params,
+            run.params,
+        )
+        > 1e-4
     )
 
 
@@ -721,7 +751,7 @@ def test_a_round_has_the_same_types_in_both_carriers():
         seen.append({name: str(getattr(round, name).dtype) for name in ("t", "N", "steps", "times", "size", "lr")})
         return folb.rules.Mean().update(round)
 
-    algorithm = folb.compose(Ruled(mean), K=K, lr=np.float32(LR))
+    algorithm = folb.compose(Ruled(mean), select={"K": K}, local={"lr": np.float32(LR)})
     simulated(algorithm, rounds=1)
     on_flower(algorithm, rounds=1)
     assert len({tuple(kinds.items()) for kinds in seen}) == 1
@@ -787,21 +817,21 @@ class Bias(folb.ServerStep):
 
 MISTAKES = {
     "a number of another step": (
-        {"server": "plain", "beta": 0.5},
+        {"server": "plain", "server.beta": 0.5},
         r"beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
     ),
-    "beta of 1": ({"server": "momentum", "beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
+    "beta of 1": ({"server": "momentum", "server.beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
     "a correction of a step without one": (
-        {"server": "momentum", "bias_correction": False},
+        {"server": "momentum", "server.bias_correction": False},
         "bias_correction = False: is for server=adam, yogi; server is momentum",
     ),
     "a correction that is a number": (
-        {"server": "adam", "bias_correction": 0},
+        {"server": "adam", "server.bias_correction": 0},
         "bias_correction = 0: should be True or False",
     ),
-    "eps of 0": ({"server": "adam", "eps": 0.0}, "eps = 0.0: should be more than 0"),
-    "a rate without its average": ({"average_rate": 0.5}, "average_rate = 0.5: is for average=ema"),
-    "a rate of 1": ({"average": "ema", "average_rate": 1.0}, "average_rate = 1.0: should be at least 0"),
+    "eps of 0": ({"server": "adam", "server.eps": 0.0}, "eps = 0.0: should be more than 0"),
+    "a rate without its average": ({"average.rate": 0.5}, "average_rate = 0.5: is for average=ema"),
+    "a rate of 1": ({"average": "ema", "average.rate": 1.0}, "average_rate = 1.0: should be at least 0"),
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
     "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
     "an upload by a taken name": ({"uploads": (folb.Upload("delta", lambda grad: grad),)}, "uploads = 'delta'"),
@@ -811,51 +841,51 @@ MISTAKES = {
     ),
     "an upload named as a record is": ({"uploads": (folb.Upload("round", lambda grad: grad),)}, "uploads = 'round'"),
     "a rate with an average of one's own": (
-        {"average": LastTwo(), "average_rate": 0.5},
+        {"average": LastTwo(), "average.rate": 0.5},
         "average_rate = 0.5: is for average=ema; average is your own",
     ),
     "a sampling without the memory it looks at": (
-        {"sampling": sampling(lambda known: known.size, memory=True)},
+        {"select": sampling(lambda known: known.size, memory=True)},
         "memory = None: should be a DeviceMemory",
     ),
     "an upload of what no device has": ({"uploads": (folb.Upload("a", lambda hessian: 0),)}, "needs = 'hessian'"),
     "a survey after the work": (
-        {"sampling": sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
+        {"select": sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
         "survey = 'a': should need none of delta",
     ),
     "what is asked once, and not remembered": (
-        {"sampling": sampling(lambda known: known.size, keeps=KEEPS, first="loss")},
+        {"select": sampling(lambda known: known.size, keeps=KEEPS, first="loss")},
         "sampling = 'mine': should have a method remember",
     ),
     "what is asked once, of another type": (
-        {"sampling": sampling(lambda known: known.size, keeps=KEEPS, first=("loss", len))},
+        {"select": sampling(lambda known: known.size, keeps=KEEPS, first=("loss", len))},
         r"uploads = \('loss', .*: choose one of",
     ),
     "what is asked once, after the work": (
         {
-            "sampling": sampling(
+            "select": sampling(
                 lambda known: known.size, keeps=KEEPS, remember=AS_IT_IS, first=folb.Upload("a", lambda delta: 0)
             )
         },
         "sampling: first = 'a': should need none of delta",
     ),
     "what is asked once, and kept nowhere": (
-        {"sampling": sampling(lambda known: known.size, first="loss", remember=AS_IT_IS)},
+        {"select": sampling(lambda known: known.size, first="loss", remember=AS_IT_IS)},
         "sampling: keeps = None: should be a DeviceMemory",
     ),
-    "a local step that is none": ({"local_step": 3}, r"local_step = 3: should be one of sgd, .*, or a folb.LocalStep"),
-    "a local step without apply": ({"local_step": folb.LocalStep()}, "local_step = .*should have a method apply"),
-    "a local step of infinite momentum": ({"local_step": Momentum(beta=1.0)}, "local_beta = 1.0: should be at least 0"),
+    "a local step that is none": ({"local": 3}, r"local_step = 3: should be one of sgd, .*, or a folb.LocalStep"),
+    "a local step without apply": ({"local": folb.LocalStep()}, "local_step = .*should have a method apply"),
+    "a local step of infinite momentum": ({"local": Momentum(beta=1.0)}, "local_beta = 1.0: should be at least 0"),
     "what is asked once, and in each round": (
-        {"sampling": sampling(lambda known: known.size, first="loss", survey="norm", keeps=KEEPS, remember=AS_IT_IS)},
+        {"select": sampling(lambda known: known.size, first="loss", survey="norm", keeps=KEEPS, remember=AS_IT_IS)},
         "sampling: first = 'loss': should be None with a survey",
     ),
     "what it keeps is none": (
-        {"sampling": sampling(lambda known: known.size, keeps=3)},
+        {"select": sampling(lambda known: known.size, keeps=3)},
         "memory = 3: should be a folb.DeviceMemory",
     ),
-    "a sampling that weighs nothing": ({"sampling": folb.Sampling()}, "sampling = .*should have a method weigh"),
-    "a function as a sampling": ({"sampling": len}, "sampling = .*: should be one of uniform, .*or a folb.Sampling"),
+    "a sampling that weighs nothing": ({"select": folb.Sampling()}, "sampling = .*should have a method weigh"),
+    "a function as a sampling": ({"select": len}, "sampling = .*: should be one of uniform, .*or a folb.Sampling"),
     "a memory without an update": ({"memory": Sudden()}, "memory = 'sudden': should have a method update"),
     "a pace that is a text": (
         {"memory": Mistaken(of="pace")},
@@ -871,7 +901,7 @@ MISTAKES = {
     "a step size without a factor": ({"step_size": folb.StepSize()}, "step_size = .*should have a method factor"),
     "an average without methods": ({"average": folb.Average()}, "average = .*should have a method init"),
     "a memory that is none": ({"memory": 3}, "memory = 3: should be one of scaffold, .*or a folb.DeviceMemory"),
-    "a sampling that is none": ({"sampling": 3}, "sampling = 3: should be one of uniform"),
+    "a sampling that is none": ({"select": 3}, "sampling = 3: should be one of uniform"),
 }
 
 
@@ -924,9 +954,9 @@ def test_a_source_of_gradients_needs_a_rule_that_asks_for_them():
 
 SHAPES = {
     "an update": ({"rule": lambda round: round.params}, r"rule = 'dict': should return a folb.Update"),
-    "a move": ({"local_step": stepping(lambda g, state, lr: (g["weight"], state))}, "local_step: the move"),
-    "a state": ({"local_step": stepping(lambda g, state, lr: (g, (g,)))}, "local_step: the state after a step"),
-    "no pair from a step": ({"local_step": stepping(lambda g, state, lr: g)}, "local_step: what it returns = 'dict'"),
+    "a move": ({"local": stepping(lambda g, state, lr: (g["weight"], state))}, "local_step: the move"),
+    "a state": ({"local": stepping(lambda g, state, lr: (g, (g,)))}, "local_step: the state after a step"),
+    "no pair from a step": ({"local": stepping(lambda g, state, lr: g)}, "local_step: what it returns = 'dict'"),
     "no pair from init": (
         {"memory": remembering(lambda w: w, lambda r: ((), r.own))},
         "memory: what init.*'dict': should be a pair",
@@ -948,8 +978,8 @@ SHAPES = {
         {"rule": Ruled(lambda round: folb.weighted(round, round.times[:1]))},
         r"weights: shape = \(1,\): should be \(6,\)",
     ),
-    "complex chances": ({"sampling": sampling(lambda known: 1j * known.share)}, "sampling: what it returns"),
-    "chances": ({"sampling": sampling(lambda known: known.size[:2])}, r"sampling: shape = \(2,\): should be \(5,\)"),
+    "complex chances": ({"select": sampling(lambda known: 1j * known.share)}, "sampling: what it returns"),
+    "chances": ({"select": sampling(lambda known: known.size[:2])}, r"sampling: shape = \(2,\): should be \(5,\)"),
     "a shift": (
         {"memory": remembering(lambda w: ((), ()), lambda r: ((), ()), 0.0)},
         "memory: what shift",
@@ -964,10 +994,10 @@ SHAPES = {
     ),
     "what is remembered of all devices": (
         {
-            "sampling": sampling(
+            "select": sampling(
                 lambda known: known.size, keeps=KEEPS, first="loss", remember=lambda self, answers, K: answers[:2]
             ),
-            "K": 2,
+            "select.K": 2,
         },
         "sampling: first: what `remember` returns",
     ),
@@ -982,7 +1012,7 @@ SHAPES = {
 def test_parts_of_wrong_shapes_are_named_before_anything_runs(part):
     settings, said = SHAPES[part]
     with pytest.raises(InputError, match=said):
-        simulated(folb.compose(**{"rule": folb.rules.Mean(), "K": K} | settings), rounds=2)
+        simulated(folb.compose(**{"rule": folb.rules.Mean(), "select.K": K} | settings), rounds=2)
 
 
 def test_chances_that_are_no_numbers_are_none():
@@ -992,30 +1022,34 @@ def test_chances_that_are_no_numbers_are_none():
     def odd(known):
         return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
 
-    drawn = set(np.unique(simulated(folb.compose(folb.rules.Mean(), sampling=sampling(odd), K=K), rounds=4).devices))
+    drawn = set(
+        np.unique(simulated(folb.compose(folb.rules.Mean(), select={"name": sampling(odd), "K": K}), rounds=4).devices)
+    )
     assert drawn == {3, 4}
-    none = simulated(folb.compose(folb.rules.Mean(), sampling=sampling(lambda known: 0.0 * known.size), K=K), rounds=4)
+    none = simulated(
+        folb.compose(folb.rules.Mean(), select={"name": sampling(lambda known: 0.0 * known.size), "K": K}), rounds=4
+    )
     assert len(np.unique(none.devices)) == 5
 
 
 def test_a_memory_of_devices_is_refused_where_draws_are_ahead_or_replies_unseen():
-    algorithm = own("my_selection.py", "by_last_update")(K=2)
+    algorithm = own("my_selection.py", "by_last_update")(select={"K": 2})
     with pytest.raises(InputError, match="neither a survey nor a memory"):
         simulate(FEDERATION, MODEL, algorithm, rounds=2, stream=True)
     with pytest.raises(InputError, match="memory = 'unnamed': should be None"):
         memory = remembering(lambda w: ((), 0.0), lambda r: ((), r.own))
-        folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.Folb(), memory=memory, K=5))
+        folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.Folb(), memory=memory, select={"K": 5}))
 
 
 def test_a_memory_with_streamed_samples_is_that_without():
-    algorithm = own("scaffold.py", "scaffold")(K=2, lr=LR, batch=BATCH)
+    algorithm = own("scaffold.py", "scaffold")(select={"K": 2}, local={"lr": LR, "batch": BATCH})
     here, there = (simulated(algorithm, rounds=4, stream=stream) for stream in (False, True))
     np.testing.assert_array_equal(here.params["weight"], there.params["weight"])
 
 
 def test_the_draws_are_what_the_literal_loop_takes_it_for():
     """The work that the record has is the system's, of (seed, round, device)."""
-    run = simulated(algorithms.fedavg(K=K, batch=BATCH))
+    run = simulated(algorithms.fedavg(select={"K": K}, local={"batch": BATCH}))
     draws = uniform(SEED, 1, run.devices[0], 4)[:, 2:]
     work = np.where(run.times[0] > 0, 1 + np.floor(draws[:, 0] * 4), 0)
     np.testing.assert_array_equal(run.records["work"][0], work)
@@ -1036,7 +1070,7 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
         "--set",
         "sizes=20,31",
         "--set",
-        "K=2",
+        "select.K=2",
     ]
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
@@ -1049,7 +1083,7 @@ def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         "import folb\nfrom beside_mine import rule\ndef mine(**c): return folb.compose(rule, **c)\n"
     )
-    small = ["--set", "sizes=20,31", "--set", "K=2", "--rounds", "2", "--seeds", "1", "--json"]
+    small = ["--set", "sizes=20,31", "--set", "select.K=2", "--rounds", "2", "--seeds", "1", "--json"]
     assert main(["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]) == 0
     assert str(tmp_path) not in sys.path
 
@@ -1137,7 +1171,7 @@ OWN_MISTAKES = {
 def test_a_mistake_in_a_file_of_one_s_own_is_one_line(mistake, tmp_path, capsys):
     source, said = OWN_MISTAKES[mistake]
     (tmp_path / "mine.py").write_text(source)
-    small = ["--set", "sizes=20,31,9", "--set", "K=2", "--rounds", "30", "--seeds", "1"]
+    small = ["--set", "sizes=20,31,9", "--set", "select.K=2", "--rounds", "30", "--seeds", "1"]
     command = ["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
@@ -1146,7 +1180,7 @@ def test_a_mistake_in_a_file_of_one_s_own_is_one_line(mistake, tmp_path, capsys)
 
 def test_numbers_that_are_another_in_32_bits_are_refused():
     with pytest.raises(InputError, match="lr = 1e-50: should be more than 0, in 32 bits"):
-        algorithms.fedavg(lr=1e-50)
+        algorithms.fedavg(local={"lr": 1e-50})
 
 
 class Half(folb.ServerStep):
@@ -1160,7 +1194,7 @@ class Half(folb.ServerStep):
 
 def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
     """NumPy's format does not know bfloat16."""
-    algorithm = folb.compose(folb.rules.Mean(), server=Half(), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), server=Half(), select={"K": K}, local={"lr": LR, "batch": BATCH})
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path / "simulated", monkeypatch, rounds=12)
     np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])
@@ -1183,7 +1217,7 @@ def test_a_step_size_that_counts_is_the_same_in_both_carriers():
         def update(self, memory, round):
             return memory + 1
 
-    algorithm = folb.compose(folb.rules.Mean(), step_size=Counting(), K=K, lr=LR, batch=BATCH)
+    algorithm = folb.compose(folb.rules.Mean(), step_size=Counting(), select={"K": K}, local={"lr": LR, "batch": BATCH})
     deployed, _ = on_flower(algorithm, rounds=4)
     assert furthest(deployed, simulated(algorithm, rounds=4).params) <= 1e-5
 

@@ -33,7 +33,7 @@ def test_a_new_algorithm_runs_as_printed(capsys, tmp_path):
     assert files == [str(home / "my_rule.py")]
     assert "folb,my_rule.py:softmax" in (home / "my_rule.py").read_text()  # and not the example's path
     _, *words = shlex.split(command)
-    assert main([*words, "--rounds", "2", "--seeds", "1", "--set", "sizes=20,30", "--set", "K=2"]) == 0
+    assert main([*words, "--rounds", "2", "--seeds", "1", "--set", "sizes=20,30", "--set", "select.K=2"]) == 0
     assert "softmax" in capsys.readouterr().out
 
 

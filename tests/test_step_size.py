@@ -65,7 +65,9 @@ def descend(problem, algorithm, rounds=200, seed=0, K=K):
 @pytest.mark.parametrize(("rule", "most"), [("consensus", 0.005), ("agreement", 0.02)])
 def test_accord_converges_on_quadratics_from_any_first_step(first, spread, K, rule, most):
     """Steps of 2 / L = 2 and more are unstable, and with steps of 0.001 FedAvg hardly moves."""
-    left, lr = descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K, step_size=rule), K=K)
+    left, lr = descend(
+        Quadratics(1, spread), algorithms.accord(local={"lr": first}, select={"K": K}, step_size=rule), K=K
+    )
     assert left < most
     assert lr != pytest.approx(first)
 
@@ -116,16 +118,18 @@ def test_no_update_makes_the_factor_anything_but_a_number_within_its_bounds():
 
 def test_with_one_step_size_these_quadratics_need_tuning():
     problem = Quadratics(1, 1.0)
-    assert descend(problem, algorithms.fedavg(lr=0.001, K=K))[0] > 0.2
-    assert descend(problem, algorithms.fedavg(lr=5.0, K=K), rounds=8)[0] > 1e3
+    assert descend(problem, algorithms.fedavg(local={"lr": 0.001}, select={"K": K}))[0] > 0.2
+    assert descend(problem, algorithms.fedavg(local={"lr": 5.0}, select={"K": K}), rounds=8)[0] > 1e3
 
 
 def test_agreement_with_a_larger_gain_does_not_converge_on_most_of_them():
-    given = {"step_size": "agreement", "step_gain": 2.0, "step_goal": 0.1}
+    given = {"step_size": "agreement", "step_size.gain": 2.0, "step_size.goal": 0.1}
     cases = [(first, spread) for first in (0.001, 0.04, 1.0, 5.0) for spread in (0.0, 1.0)]
     with np.errstate(over="ignore", invalid="ignore"):
         left = [
-            descend(Quadratics(1, spread), algorithms.accord(lr=first, K=K, **given), rounds=60)[0]
+            descend(Quadratics(1, spread), algorithms.accord(local={"lr": first}, select={"K": K}, **given), rounds=60)[
+                0
+            ]
             for first, spread in cases
         ]
     assert sum(not one < 1 for one in left) > len(cases) / 2
@@ -143,7 +147,7 @@ class Halved(folb.StepSize):
 
 
 def test_a_step_size_of_one_s_own_in_both_carriers():
-    usual = {"K": 6, "lr": 0.05, "batch": 5}
+    usual = {"select.K": 6, "local.lr": 0.05, "local.batch": 5}
     algorithm = algorithms.fedavg(step_size=Halved(), **usual)
     run = simulated(algorithm, rounds=4, record=("lr", "weights"))
     before = np.cumsum(np.append(0, run.updated[:-1]))  # a round without replies halves nothing
@@ -181,9 +185,9 @@ def literal(name, t, T, warmup=0.0, end=0.0, factor=0.1):
 def test_a_schedule_is_its_formula(name, usual, numbers, T):
     """T is what was set, or the usual share of the rounds after the warmup; after T rounds a cosine stays."""
     given = {f"step_{key}": value for key, value in numbers.items()} | (
-        {"step_rounds": T} if name != "constant" else {}
+        {"step_size.rounds": T} if name != "constant" else {}
     )
-    algorithm = over_rounds(algorithms.fedavg(step_size=name, lr=0.5, **given), 30)
+    algorithm = over_rounds(algorithms.fedavg(step_size=name, local={"lr": 0.5}, **given), 30)
     state, _ = begin(algorithm, {"w": jnp.zeros(2)})
     rates = jax.jit(jax.vmap(lambda t: with_step_size(algorithm, state, t).solver.lr))(jnp.arange(1, 41))
     length = T or usual * (30 - numbers.get("warmup", 0))
@@ -192,8 +196,8 @@ def test_a_schedule_is_its_formula(name, usual, numbers, T):
 
 
 def test_a_schedule_in_both_carriers_and_swept_in_one_program():
-    usual = {"K": 6, "lr": 0.05, "batch": 5, "step_size": "inverse", "step_warmup": 2}
-    swept = [algorithms.fedavg(step_rounds=T, **usual) for T in (2.0, 3.0)] + [algorithms.fedavg(**usual)]
+    usual = {"select.K": 6, "local.lr": 0.05, "local.batch": 5, "step_size": "inverse", "step_size.warmup": 2}
+    swept = [algorithms.fedavg(step_size={"rounds": T}, **usual) for T in (2.0, 3.0)] + [algorithms.fedavg(**usual)]
     before = program.advance._cache_size()
     runs = simulate(FEDERATION, MODEL._replace(heavy=True), swept, rounds=6, seeds=[3], system=SYSTEM, record=("lr",))
     assert program.advance._cache_size() <= before + 1
@@ -206,7 +210,9 @@ def test_a_schedule_in_both_carriers_and_swept_in_one_program():
 
 def test_a_run_on_flower_goes_on_if_its_schedule_does_not_depend_on_the_rounds(tmp_path):
     def go(rounds, path, **settings):
-        on_flower(algorithms.fedavg(K=6, step_size="cosine", **settings), rounds=rounds, directory=tmp_path / path)
+        on_flower(
+            algorithms.fedavg(select={"K": 6}, step_size="cosine", **settings), rounds=rounds, directory=tmp_path / path
+        )
 
     go(1, "free")
     with pytest.raises(InputError, match="holds another run"):
@@ -219,16 +225,19 @@ def test_a_run_on_flower_goes_on_if_its_schedule_does_not_depend_on_the_rounds(t
     ("given", "message"),
     [
         ({"step_size": "cosin"}, "did you mean 'cosine'"),
-        ({"step_warmup": 3}, "step_warmup = 3: is for step_size=cosine, step, inverse, constant; step_size is not set"),
         (
-            {"step_size": "agreement", "step_rounds": 9},
+            {"step_size.warmup": 3},
+            "step_warmup = 3: is for step_size=cosine, step, inverse, constant; step_size is not set",
+        ),
+        (
+            {"step_size": "agreement", "step_size.rounds": 9},
             "is for step_size=cosine, step, inverse; step_size is agreement",
         ),
-        ({"step_size": "cosine", "step_goal": 0.1}, "is for step_size=consensus, agreement; step_size is cosine"),
-        ({"step_size": "cosine", "step_end": 2.0}, "step_end = 2.0: should be from 0 to 1"),
-        ({"step_size": "step", "step_factor": 0.0}, "step_factor = 0.0: should be more than 0"),
-        ({"step_size": "step", "step_rounds": 0}, "step_rounds = 0: should be at least 1"),
-        ({"step_size": "constant", "step_warmup": -1}, "step_warmup = -1: should be at least 0"),
+        ({"step_size": "cosine", "step_size.goal": 0.1}, "is for step_size=consensus, agreement; step_size is cosine"),
+        ({"step_size": "cosine", "step_size.end": 2.0}, "step_end = 2.0: should be from 0 to 1"),
+        ({"step_size": "step", "step_size.lowered": 0.0}, "step_factor = 0.0: should be more than 0"),
+        ({"step_size": "step", "step_size.rounds": 0}, "step_rounds = 0: should be at least 1"),
+        ({"step_size": "constant", "step_size.warmup": -1}, "step_warmup = -1: should be at least 0"),
         ({"step_size": 3}, "step_size = 3: should be one of consensus, agreement, cosine"),
     ],
 )
@@ -238,7 +247,7 @@ def test_bad_schedules_are_one_line(given, message):
 
 
 def test_a_step_size_never_falls_to_0():
-    algorithm = algorithms.fedavg(step_size="cosine", step_rounds=7, step_warmup=2)
+    algorithm = algorithms.fedavg(step_size={"name": "cosine", "rounds": 7, "warmup": 2})
     assert over_rounds(algorithm, 9) is not None
     with pytest.raises(InputError, match="step_rounds = 7: should be at least 8, the rounds after the warmup"):
         over_rounds(algorithm, 10)
@@ -254,7 +263,7 @@ def test_a_schedule_over_all_rounds_needs_their_number():
 
 
 def test_sums_alone_are_enough_for_a_schedule():
-    TwoPhaseStrategy(algorithms.folb(K=6, step_size="cosine"))
+    TwoPhaseStrategy(algorithms.folb(select={"K": 6}, step_size="cosine"))
 
 
 def test_a_step_size_of_the_wrong_shape_is_named():
@@ -263,23 +272,23 @@ def test_a_step_size_of_the_wrong_shape_is_named():
             return jnp.ones(2)
 
     with pytest.raises(InputError, match="step_size: what factor"):
-        simulated(algorithms.fedavg(step_size=Wrong(), K=6), rounds=1)
+        simulated(algorithms.fedavg(step_size=Wrong(), select={"K": 6}), rounds=1)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("step_size", "agreement"), ("stretch", 0.5)])
 def test_sums_alone_do_not_set_a_step_size(setting, value):
     with pytest.raises(InputError, match=setting):
-        TwoPhaseStrategy(algorithms.folb(K=6, server="lookahead", **{setting: value}))
+        TwoPhaseStrategy(algorithms.folb(select={"K": 6}, server="lookahead", **{setting: value}))
 
 
 def test_the_guard_refuses_a_stretched_step():
     with pytest.raises(InputError, match="lookahead without stretch, if guarded"):
-        algorithms.folb(guarded=True, server="lookahead", stretch=0.5)
+        algorithms.folb(guard="on", server={"name": "lookahead", "stretch": 0.5})
 
 
 def test_a_liar_stretches_a_step_to_the_bound_and_no_further():
     """However long its update is, the step is at most sqrt(K) times as long as the mean."""
-    algorithm = algorithms.accord(K=K)
+    algorithm = algorithms.accord(select={"K": K})
     state, _ = begin(algorithm, {"w": jnp.zeros(DIM)})
     delta = np.random.default_rng(0).normal(size=(K, DIM)).astype(np.float32)
     ones = np.ones(K, np.float32)
@@ -303,7 +312,7 @@ def test_a_liar_stretches_a_step_to_the_bound_and_no_further():
 )
 def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(rule, times, ratio, end):
     """One update that drowns all others, repeated, or turned round in every round; the third one also doubles."""
-    algorithm = algorithms.accord(K=K, lr=1.0, step_size=rule)
+    algorithm = algorithms.accord(select={"K": K}, local={"lr": 1.0}, step_size=rule)
     state, _ = begin(algorithm, {"w": jnp.zeros(DIM)})
     ones, sizes = np.ones(K, np.float32), []
     delta = np.zeros((K, DIM), np.float32)

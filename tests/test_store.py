@@ -100,12 +100,14 @@ def test_its_name_comes_from_the_content(planned, monkeypatch, tmp_path):
     monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
     same = plan(
         Experiment(
-            "synthetic_1_1", algorithms=("folb",), rounds=30, seeds=[0, 1], records=True, set=TINY | {"lr": 0.01}
+            "synthetic_1_1", algorithms=("folb",), rounds=30, seeds=[0, 1], records=True, set=TINY | {"local.lr": 0.01}
         )
     )
     assert execute.place(same) == execute.place(planned)  # 0.01 is what lr is by default
     other = plan(
-        Experiment("synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, records=True, set=TINY | {"lr": 0.02})
+        Experiment(
+            "synthetic_1_1", algorithms=["folb"], rounds=30, seeds=2, records=True, set=TINY | {"local.lr": 0.02}
+        )
     )
     assert execute.place(other) != execute.place(planned)
 
@@ -431,7 +433,7 @@ LONG = [
     "--set",
     "sizes=20,30,40,50",
     "--set",
-    "K=2",
+    "select.K=2",
     "--seeds",
     "1",
     "--evaluate-every",

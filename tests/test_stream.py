@@ -67,9 +67,9 @@ def assert_alike(resident, streamed):
 
 
 CONTENDERS = {
-    "folb": [algorithms.folb(K=4, mu=mu) for mu in (0.0, 1.0)],
-    "folb_two_set": [algorithms.folb_two_set(K=4, mu=mu) for mu in (0.0, 1.0)],
-    "samples": [algorithms.fedavg(K=4, sampling="samples")],
+    "folb": [algorithms.folb(select={"K": 4}, local={"mu": mu}) for mu in (0.0, 1.0)],
+    "folb_two_set": [algorithms.folb_two_set(select={"K": 4}, local={"mu": mu}) for mu in (0.0, 1.0)],
+    "samples": [algorithms.fedavg(select={"name": "samples", "K": 4})],
 }
 
 
@@ -86,7 +86,7 @@ def test_a_window_of_several_rounds_is_the_resident_run(monkeypatch):
 
 def test_samples_that_refer_to_a_table_stream_and_the_table_stays():
     federation = referring()
-    algorithm = algorithms.fedavg(K=2, sampling="samples", replacement=False)
+    algorithm = algorithms.fedavg(select={"name": "samples", "K": 2, "replacement": False})
     assert_alike(*both(federation, models.logistic(federation.shape, 4), algorithm))
 
 
@@ -172,7 +172,7 @@ def test_streaming_is_for_what_does_not_fit(monkeypatch):
     monkeypatch.setattr(settled, "memory", lambda: 2 * FEDERATION.nbytes - 2)
     assert settled.streams(FEDERATION, None) is True and settled.streams(FEDERATION, False) is False
     with pytest.raises(InputError, match=r"algorithms = 'fednu_norm': should be .* neither a survey nor a memory"):
-        simulate(FEDERATION, MODEL, algorithms.fednu_norm(K=2), rounds=1)
+        simulate(FEDERATION, MODEL, algorithms.fednu_norm(select={"K": 2}), rounds=1)
 
 
 def test_fewer_runs_are_stacked_where_windows_are_large():
@@ -303,7 +303,7 @@ def test_a_mapped_file_is_never_held_as_a_whole(tmp_path, monkeypatch):
         federation = data.load(tmp_path)
         assert federation.digest
         problem = problems.problem(federation, models.logistic(federation.shape, 3), streamed=True)
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), algorithms.fedavg(K=2))
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), algorithms.fedavg(select={"K": 2}))
         seeds = np.zeros(1, np.uint32)
         pieces = problems.ahead(program.pieces(problem, federation, stacked, seeds, 1, 1, 2))
         windows, rows = 0, 0

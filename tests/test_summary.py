@@ -10,7 +10,7 @@ from folb.cli import tables
 from folb.results import effects, summary
 from folb.results.run import Run
 
-TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "K=2", "--seeds", "1", "--algorithms", "fedavg"]
+TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "select.K=2", "--seeds", "1", "--algorithms", "fedavg"]
 
 
 def run(accuracy, every=1, parameters=None):
@@ -114,13 +114,16 @@ def test_a_first_model_that_is_not_finite_has_more_reasons_than_the_step_size():
     later = replace(run([0.1, 0.1, 0.1]), train_loss=np.array([2.0, 9.0, np.nan]))
     at_once = replace(later, train_loss=np.full(3, np.nan), seed=1)
     for runs in ([later], [later, at_once], [replace(at_once, evaluated_rounds=np.array([5, 10, 15]))]):
-        assert summary.told_apart(runs, 0.7).endswith("All runs diverged: a smaller step size (--set lr=...) may help.")
+        assert summary.told_apart(runs, 0.7).endswith(
+            "All runs diverged: a smaller step size (--set local.lr=...) may help."
+        )
     said = summary.told_apart([at_once], 0.7)
     assert (
-        "After the first round no model is finite. Look for a far too large step size (--set lr=...), a value" in said
+        "After the first round no model is finite. Look for a far too large step size (--set local.lr=...), a value"
+        in said
     )
     assert "psilon" not in said
-    private = replace(at_once, records={"epsilon": np.array([1.0, 2.0, 3.0])})
+    private = replace(at_once, records={"privacy.epsilon": np.array([1.0, 2.0, 3.0])})
     assert summary.told_apart([private], 0.7) == f"{said} Epsilon was spent for nothing."
 
 
@@ -141,7 +144,7 @@ def test_seconds_and_bytes_to_the_target_are_those_until_the_end_of_its_round():
 
 @pytest.fixture
 def wide():
-    runs = [run(7 * [0.9], parameters={"averaging": average}) for average in ("simple", "samples")]
+    runs = [run(7 * [0.9], parameters={"rule.weights": average}) for average in ("simple", "samples")]
     return tables.results(runs, 0.7)
 
 
@@ -158,7 +161,7 @@ def test_a_narrow_terminal_gets_the_whole_table_in_parts(wide, room):
     assert max(map(len, lines)) <= room and not any("…" in line for line in lines)
     headings = [str(column.header).replace("\n", " ").replace("\xa0", " ") for part in parts for column in part.columns]
     assert [heading for heading in headings if heading != "algorithm"] == list(HEADINGS)
-    assert sum(line.startswith("folb averaging=samples ") for line in lines) == len(parts)
+    assert sum(line.startswith("folb rule.weights=samples ") for line in lines) == len(parts)
 
 
 def test_a_wide_terminal_gets_the_table_as_it_is(wide):

@@ -208,7 +208,7 @@ def test_a_device_s_draw_does_not_depend_on_the_others_chosen():
 def play():
     """One compilation of a round of FOLB under Adam, whatever the rate of drop-out."""
     compiled = jax.jit(rounds.play)
-    algorithm = algorithms.folb(K=4, server="adam", lr=0.1)
+    algorithm = algorithms.folb(select={"K": 4}, server="adam", local={"lr": 0.1})
 
     def play(state, t, dropout):
         problem = problems.problem(FEDERATION, MODEL, system=system.uniform(high=5, dropout=dropout))
@@ -240,7 +240,7 @@ def played():
     """A few rounds under four systems; fixed and none are one program."""
 
     def run(chosen):
-        algorithm = algorithms.fedavg(K=4, unit="epoch", replacement=False)
+        algorithm = algorithms.fedavg(select={"K": 4, "replacement": False}, local={"unit": "epoch"})
         return simulator.simulate(FEDERATION, MODEL, algorithm, rounds=5, system=chosen, record=["work"])[0]
 
     return {

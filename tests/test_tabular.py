@@ -179,7 +179,10 @@ def test_devices_and_classes_keep_their_names(tmp_path, capsys):
     assert main(["data", "info", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "cat, cow, dog" in shown and "device 1 eve" in shown and "a random tenth of each device's" in shown
-    assert main(["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "K=2"]) == 0
+    assert (
+        main(["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "select.K=2"])
+        == 0
+    )
     said = [line for line in capsys.readouterr().err.splitlines() if "held out" in line]
     held_out = "does not say what to test on: a random tenth of each device's samples is held out"
     assert said == [f"folb: {path} {held_out}; a column or array `split` (0 train, 1 test) says it"]
@@ -204,7 +207,7 @@ def test_names_that_a_terminal_would_trip_over(tmp_path, capsys, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("device,a,label\n" + lines(["\x1b[31mred", "x" * 900], ["\x07", "\u202e", "ok"], 60))
     monkeypatch.setattr(execute, "NAMES", 100)  # the devices' names are longer, and are left out of the record
-    arguments = ["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "K=2"]
+    arguments = ["compare", str(path), "--algorithms", "fedavg", "--rounds", "1", "--seeds", "1", "--set", "select.K=2"]
     for command in (["data", "info", str(path)], arguments, ["show", "last"], ["runs"]):
         assert main(command) == 0
         out, err = capsys.readouterr()

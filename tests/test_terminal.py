@@ -30,8 +30,8 @@ from folb_studies import arena_command, reproduce_command
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 100, 120)
-DIFFERS = "algorithms=folb,fedavg rounds=40 seeds=3 system=network mu=0.001,0.01,0.1 compress_up=int8"
-LONG = "fedprox averaging=samples memory=scaffold"
+DIFFERS = "algorithms=folb,fedavg rounds=40 seeds=3 system=network local.mu=0.001,0.01,0.1 compress_up=int8"
+LONG = "fedprox rule.weights=samples memory=scaffold"
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

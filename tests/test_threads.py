@@ -12,7 +12,11 @@ from folb.simulation.settled import settled
 
 FEDERATION = data.load("synthetic_1_1", sizes=[20, 30, 40])
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes)
-THREE = [algorithms.fedavg(K=2, lr=0.05), algorithms.folb(K=2), algorithms.fedavg(K=2, server="fedexp")]
+THREE = [
+    algorithms.fedavg(select={"K": 2}, local={"lr": 0.05}),
+    algorithms.folb(select={"K": 2}),
+    algorithms.fedavg(select={"K": 2}, server="fedexp"),
+]
 
 
 def ready(together, rounds=6):

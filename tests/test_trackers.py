@@ -14,7 +14,17 @@ from folb.report import trackers
 from folb.results.run import Run
 from folb.store import directory
 
-TINY = ["synthetic_1_1", "--algorithms", "folb", "--set", "sizes=20,30,40", "--set", "K=2", "--set", "mu=0.01,1"]
+TINY = [
+    "synthetic_1_1",
+    "--algorithms",
+    "folb",
+    "--set",
+    "sizes=20,30,40",
+    "--set",
+    "select.K=2",
+    "--set",
+    "local.mu=0.01,1",
+]
 MEASURES = ("test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds")
 
 
@@ -119,7 +129,7 @@ def test_every_round_of_every_run_arrives(name, tmp_path, capsys):
     (path,) = directory.listed()
     stored = directory.read(path)
     logged = READERS[name](path / "tracking" / name)
-    assert set(logged) == {"0 folb mu=0.01 seed 0", "1 folb mu=1 seed 0"}
+    assert set(logged) == {"0 folb local.mu=0.01 seed 0", "1 folb local.mu=1 seed 0"}
     for i, (title, mu) in enumerate(zip(sorted(logged), (0.01, 1), strict=True)):
         parameters, values = logged[title]
         assert (parameters["algorithm"], float(parameters["mu"]), int(parameters["seed"])) == ("folb", mu, 0)

@@ -29,7 +29,7 @@ from folb.store.environment import memory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-TINY = ["--set", "sizes=20,30,40", "--set", "K=2", "--rounds", "6", "--seeds", "2"]
+TINY = ["--set", "sizes=20,30,40", "--set", "select.K=2", "--rounds", "6", "--seeds", "2"]
 OWN = f"{Path(__file__).parents[1] / 'examples' / 'my_rule.py'}:softmax"
 SEARCH = ["tune", "synthetic_1_1", "--algorithm", "folb", "--lr", "0.001,0.1,1e30", *TINY]
 
@@ -51,7 +51,7 @@ def arriving(t, loss):
 
 def search(*points, by="first"):
     """A grid with these runs at its points, three seeds each."""
-    variants = [algorithms.folb(mu=float(i)) for i in range(len(points))]
+    variants = [algorithms.folb(local={"mu": float(i)}) for i in range(len(points))]
     experiment = SimpleNamespace(seeds=(0, 1, 2), target=0.7, box={}, points=None, box_seed=None)
     planned = SimpleNamespace(experiment=experiment, algorithms=variants)
     return planned, tune.ranked(planned, [one for point in points for one in point], by)
@@ -80,7 +80,7 @@ def test_equal_points_share_a_rank_and_the_first_of_them_wins():
     assert [point.rank for point in points] == [1, 1, 3, 4]
     assert points[0].algorithm.origin.settings["mu"] == 1.0
     assert tune.verdict(planned, points, [3, 4]) == (
-        "folb mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; results on seeds 3, 4:"
+        "folb local.mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; results on seeds 3, 4:"
     )
 
 
@@ -90,7 +90,7 @@ def test_divergence_in_any_seed_is_last_whatever_came_before_it(bad):
     planned, points = search(diverged, [arriving(None, 9.0)] * 3, diverged)
     assert [(point.rank, point.diverged) for point in points] == [(1, False), (2, True), (2, True)]
     rows = [list(column.cells) for column in tables.points(points, 0.7).columns]
-    assert list(zip(*rows, strict=True))[1] == ("2", "folb mu=0", "diverged", "", "", "", "", "")
+    assert list(zip(*rows, strict=True))[1] == ("2", "folb local.mu=0", "diverged", "", "", "", "", "")
     json.dumps(tune.document(planned_with_rounds(planned), points, [3], None), allow_nan=False)
     with pytest.raises(InputError, match="diverged at every point"):
         tune.winner(planned, search(diverged)[1], [3])
@@ -151,7 +151,7 @@ def test_the_winner_is_reported_on_other_seeds():
 
 
 def test_the_winner_has_the_best_values_and_all_else_as_it_was():
-    settings = {"sizes": [20, 30], "server_lr": ["none", 0.5], "server": "adam", "temperature": [1, 2]}
+    settings = {"sizes": [20, 30], "server.lr": ["none", 0.5], "server": "adam", "temperature": [1, 2]}
     planned = plan(Experiment("synthetic_1_1", algorithms=[OWN], set=settings))
     points = tune.ranked(planned, [arriving(t, 1.0) for t in (3, 2, 4, 5) for _ in range(3)])
     chosen = plan(tune.winner(planned, points, [7, 8]))
@@ -160,7 +160,7 @@ def test_the_winner_has_the_best_values_and_all_else_as_it_was():
     assert chosen.experiment.seeds == (7, 8) and chosen.experiment.set["synthetic_1_1"]["sizes"] == [20, 30]
     assert chosen.experiment.algorithms == planned.experiment.algorithms
     # a list with none among its values is part of what an experiment is
-    other = plan(Experiment("synthetic_1_1", algorithms=[OWN], set=settings | {"server_lr": ["none", 0.6]}))
+    other = plan(Experiment("synthetic_1_1", algorithms=[OWN], set=settings | {"server.lr": ["none", 0.6]}))
     assert other.identity != planned.identity
 
 
@@ -199,7 +199,7 @@ def decades(numbers):
 
 
 def test_each_part_of_a_range_has_one_point():
-    box = {"lr": boxes.Range(0.001, 1, log=True), "server_lr": boxes.Range(0.1, 3), "K": [5, 10]}
+    box = {"local.lr": boxes.Range(0.001, 1, log=True), "server.lr": boxes.Range(0.1, 3), "select.K": [5, 10]}
     points = boxes.draw(box, 12, 0)
     assert decades(point["lr"] for point in points) == 4 * [-3] + 4 * [-2] + 4 * [-1]
     parts = [math.floor(12 * math.log(point["lr"] / 0.001) / math.log(1000)) for point in points]
@@ -210,7 +210,7 @@ def test_each_part_of_a_range_has_one_point():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_settings_are_drawn_apart(seed):
-    box = {"lr": boxes.Range(0.001, 1, log=True), "server_lr": boxes.Range(0.1, 3), "mu": boxes.Range(0, 1)}
+    box = {"local.lr": boxes.Range(0.001, 1, log=True), "server.lr": boxes.Range(0.1, 3), "local.mu": boxes.Range(0, 1)}
     points = boxes.draw(box, 12, seed)
     columns = np.array([[math.log(point["lr"]), point["server_lr"], point["mu"]] for point in points])
     ranks = np.argsort(np.argsort(columns, axis=0), axis=0)
@@ -218,40 +218,40 @@ def test_settings_are_drawn_apart(seed):
 
 
 def test_a_draw_depends_on_the_seed_alone():
-    box = {"lr": boxes.Range(0.001, 1, log=True), "mu": boxes.Range(0, 1)}
+    box = {"local.lr": boxes.Range(0.001, 1, log=True), "local.mu": boxes.Range(0, 1)}
     assert boxes.draw(box, 5, 0) == boxes.draw(dict(box), 5, 0)
     assert boxes.draw(box, 5, 0) != boxes.draw(box, 5, 1)
     # for good: the points of a run that is resumed years later are these
     assert boxes.draw(box, 3, 0) == [
-        {"lr": 0.315, "mu": 0.873},
-        {"lr": 0.00533, "mu": 0.617},
-        {"lr": 0.0221, "mu": 0.0828},
+        {"local.lr": 0.315, "local.mu": 0.873},
+        {"local.lr": 0.00533, "local.mu": 0.617},
+        {"local.lr": 0.0221, "local.mu": 0.0828},
     ]
 
 
 def test_points_are_within_the_box_and_different():
     for n in (1, 2, 7, 100):
-        narrow = boxes.draw({"beta": boxes.Range(0.9999, 0.99999)}, n, 0)
+        narrow = boxes.draw({"server.beta": boxes.Range(0.9999, 0.99999)}, n, 0)
         assert len({point["beta"] for point in narrow}) == n
         assert all(0.9999 <= point["beta"] < 0.99999 for point in narrow)
-    whole = boxes.draw({"K": boxes.Range(1, 9, whole=True)}, 9, 0)
+    whole = boxes.draw({"select.K": boxes.Range(1, 9, whole=True)}, 9, 0)
     assert sorted(point["K"] for point in whole) == list(range(1, 10)) and type(whole[0]["K"]) is int
-    ten = boxes.draw({"K": [5, 10], "batch": [1, 2, 3, 4, 5]}, 10, 3)
+    ten = boxes.draw({"select.K": [5, 10], "local.batch": [1, 2, 3, 4, 5]}, 10, 3)
     assert len({(point["K"], point["batch"]) for point in ten}) == 10
     with pytest.raises(InputError, match="points = 11: should be at most 10"):
-        boxes.draw({"K": [5, 10], "batch": [1, 2, 3, 4, 5]}, 11, 3)
-    log = boxes.draw({"K": boxes.Range(10, 9999, log=True, whole=True)}, 12, 0)
+        boxes.draw({"select.K": [5, 10], "local.batch": [1, 2, 3, 4, 5]}, 11, 3)
+    log = boxes.draw({"select.K": boxes.Range(10, 9999, log=True, whole=True)}, 12, 0)
     assert decades(point["K"] for point in log) == 4 * [1] + 4 * [2] + 4 * [3]
 
 
-BOX = {"lr": "log:1e-3..1.0", "server_lr": "0.1..3"}
+BOX = {"local.lr": "log:1e-3..1.0", "server.lr": "0.1..3"}
 CHOICES = {"algorithms": ["folb"], "set": {"sizes": [20, 30, 40], "K": 2}, "rounds": 6, "seeds": 2}
 
 
 def test_an_experiment_keeps_its_box_and_draws_the_same_points_again(tmp_path):
     planned = plan(Experiment("synthetic_1_1", box=BOX, points=4, box_seed=7, **CHOICES))
     whole = planned.experiment
-    assert whole.box == {"folb": {"lr": "log:0.001..1", "server_lr": "0.1..3"}}
+    assert whole.box == {"folb": {"local.lr": "log:0.001..1", "server.lr": "0.1..3"}}
     assert (whole.points, whole.box_seed) == (4, 7) and "lr" not in whole.set["folb"]
     (tmp_path / "e.toml").write_text(to_toml(whole))
     again = plan(from_toml(tmp_path / "e.toml"))
@@ -273,47 +273,50 @@ def test_numbers_are_one_program_and_each_point_meets_every_swept_value():
         return [len(batch) for batch in execute.ready(planned).batches]
 
     assert batches(box=BOX, points=5) == [5 * 2]
-    assert batches(box=BOX | {"mu": [0, 1]}, points=5, set={"sizes": [20, 30, 40]}) == [5 * 2]
+    assert batches(box=BOX | {"local.mu": [0, 1]}, points=5, set={"sizes": [20, 30, 40]}) == [5 * 2]
     swept = CHOICES["set"] | {"server": ["plain", "momentum"]}
     assert batches(box=BOX, points=5, set=swept) == [5 * 2, 5 * 2]
 
 
 def test_a_box_for_one_algorithm_leaves_the_others_alone():
     choices = CHOICES | {"algorithms": ["folb", "fedavg"]}
-    planned = plan(Experiment("synthetic_1_1", box={"lr": "0.1..1", "folb": {"mu": "0..1"}}, points=3, **choices))
+    planned = plan(Experiment("synthetic_1_1", box={"lr": "0.1..1", "folb": {"local.mu": "0..1"}}, points=3, **choices))
     assert [one.name for one in planned.algorithms] == 3 * ["folb"] + 3 * ["fedavg"]
-    planned = plan(Experiment("synthetic_1_1", box={"folb": {"mu": "0..1"}}, points=3, **choices))
+    planned = plan(Experiment("synthetic_1_1", box={"folb": {"local.mu": "0..1"}}, points=3, **choices))
     assert [one.name for one in planned.algorithms] == 3 * ["folb"] + ["fedavg"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--points", "3"], "box = {}: should have a range or values for a setting, such as lr=log:0.001..1"),
-        (["--box", "lr=1..0.1"], "lr = '1..0.1': should be LOW..HIGH with LOW less than HIGH"),
-        (["--box", "lr=1..1"], "lr = '1..1': should be LOW..HIGH with LOW less than HIGH"),
-        (["--box", "lr=log:0..1"], "lr = 'log:0..1': should begin above 0"),
-        (["--box", "lr=log:3"], "lr = 'log:3': should be a range of numbers"),
-        (["--box", "lr=0.1..inf"], "lr = '0.1..inf': should be a range of numbers"),
-        (["--box", "lr=0.1-1"], "lr = '0.1-1': should be a finite number, or a range: 0.1..1"),
-        (["--box", "lr=1e-3-0.5"], "lr = '1e-3-0.5': should be a finite number, or a range: 1e-3..0.5"),
-        (["--box", "K=5,8-9"], "K = '8-9': should be a whole number, or a range: 8..9"),
-        (["--box", "K=5,many"], "K = 'many': should be a whole number\n"),
+        (["--points", "3"], "box = {}: should have a range or values for a setting, such as local.lr=log:0.001..1"),
+        (["--box", "local.lr=1..0.1"], "lr = '1..0.1': should be LOW..HIGH with LOW less than HIGH"),
+        (["--box", "local.lr=1..1"], "lr = '1..1': should be LOW..HIGH with LOW less than HIGH"),
+        (["--box", "local.lr=log:0..1"], "lr = 'log:0..1': should begin above 0"),
+        (["--box", "local.lr=log:3"], "lr = 'log:3': should be a range of numbers"),
+        (["--box", "local.lr=0.1..inf"], "lr = '0.1..inf': should be a range of numbers"),
+        (["--box", "local.lr=0.1-1"], "lr = '0.1-1': should be a finite number, or a range: 0.1..1"),
+        (["--box", "local.lr=1e-3-0.5"], "lr = '1e-3-0.5': should be a finite number, or a range: 1e-3..0.5"),
+        (["--box", "select.K=5,8-9"], "K = '8-9': should be a whole number, or a range: 8..9"),
+        (["--box", "select.K=5,many"], "K = 'many': should be a whole number\n"),
         (["--box", "lr"], "box = 'lr': should be KEY=VALUE"),
         (["--box", "lrr=1..2"], "box = 'lrr': did you mean 'lr'?"),
-        (["--box", "psi=1..2"], "psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),
-        (["--box", "fedavg.lr=1..2"], "box = 'fedavg': choose one of folb"),
-        (["--set", "lr=1", "--box", "lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
-        (["--set", "folb.lr=1", "--box", "lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
-        (["--lr", "1,2", "--box", "lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
-        (["--box", "lr=1..2", "--points", "0"], "points = 0: should be a whole number from 1"),
-        (["--box", "lr=1..2", "--box-seed", "-1"], "box_seed = -1: should be a whole number from 0"),
+        (["--box", "rule.psi=1..2"], "psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),
+        (["--box", "fedavg.local.lr=1..2"], "box = 'fedavg': choose one of folb"),
+        (["--set", "local.lr=1", "--box", "local.lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (
+            ["--set", "folb.local.lr=1", "--box", "local.lr=1..2"],
+            "lr = '1..2': is in the box and also set; give it once",
+        ),
+        (["--lr", "1,2", "--box", "local.lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (["--box", "local.lr=1..2", "--points", "0"], "points = 0: should be a whole number from 1"),
+        (["--box", "local.lr=1..2", "--box-seed", "-1"], "box_seed = -1: should be a whole number from 0"),
         (["--box", "server=1..2"], "server = '1..2': is a range, but the setting is not a number"),
-        (["--box", "guarded=0..1"], "guarded = '0..1': is a range, but the setting is not a number"),
-        (["--box", "K=1.5..3"], "K = 1.5: should be a whole number"),
-        (["--box", "K=5,10"], "points = 12: should be at most 2"),
-        (["--box", "lr=-1..1"], "should be more than 0"),
-        (["--box", "lr=1..2", "--by", "last"], "argument --by: invalid choice: 'last'"),
+        (["--box", "guard=0..1"], "guarded = '0..1': is a range, but the setting is not a number"),
+        (["--box", "select.K=1.5..3"], "K = 1.5: should be a whole number"),
+        (["--box", "select.K=5,10"], "points = 12: should be at most 2"),
+        (["--box", "local.lr=-1..1"], "should be more than 0"),
+        (["--box", "local.lr=1..2", "--by", "last"], "argument --by: invalid choice: 'last'"),
     ],
 )
 def test_mistakes_in_a_box_are_named(options, message, capsys):
@@ -321,11 +324,20 @@ def test_mistakes_in_a_box_are_named(options, message, capsys):
 
 
 def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys, monkeypatch):
-    command = ["tune", "synthetic_1_1", "--algorithm", "folb", "--box", "lr=log:0.001..1", "--box", "server_lr=none,2"]
+    command = [
+        "tune",
+        "synthetic_1_1",
+        "--algorithm",
+        "folb",
+        "--box",
+        "local.lr=log:0.001..1",
+        "--box",
+        "server.lr=none,2",
+    ]
     command += ["--points", "4", "--box-seed", "3", "--by", "sustained", "--target", "0.2", *TINY]
     first = document_of(capsys, *command)
     assert (first["by"], first["budget"], first["box_seed"]) == ("sustained", 4, 3)
-    assert first["box"] == {"folb": {"lr": "log:0.001..1", "server_lr": ["none", 2.0]}}
+    assert first["box"] == {"folb": {"local.lr": "log:0.001..1", "server.lr": ["none", 2.0]}}
     points = [(point["parameters"]["lr"], point["parameters"]["server_lr"]) for point in first["points"]]
     assert len(set(points)) == 4 and decades(lr for lr, _ in points)[0] == -3
     best = first["winner"]["runs"][0]
@@ -347,7 +359,7 @@ def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys,
     monkeypatch.setattr(execute, "ready", None)  # nothing is run again
     assert document_of(capsys, *command) == first
     assert main(command) == 0
-    assert "4 points drawn from lr=log:0.001..1 server_lr=none,2 by the seed 3" in capsys.readouterr().out
+    assert "4 points drawn from local.lr=log:0.001..1 server.lr=none,2 by the seed 3" in capsys.readouterr().out
 
 
 def test_python_takes_the_same():
@@ -397,7 +409,7 @@ def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsy
     assert document_of(capsys, *SEARCH) == document
     assert main(SEARCH) == 0
     out = capsys.readouterr().out
-    assert "folb lr=0.1: chosen on seeds 0, 1; results on seeds 2, 3:" in out and "diverged" in out
+    assert "folb local.lr=0.1: chosen on seeds 0, 1; results on seeds 2, 3:" in out and "diverged" in out
 
 
 def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
@@ -440,7 +452,7 @@ def leaves(runs):
 
 def test_a_grid_cut_to_fit_gives_the_bits_of_its_parts(monkeypatch, tmp_path):
     model = models.logistic(FEDERATION.shape, FEDERATION.classes)
-    grid = [algorithms.folb(mu=mu, K=2) for mu in (0.01, 0.1, 1.0)]
+    grid = [algorithms.folb(local={"mu": mu}, select={"K": 2}) for mu in (0.01, 0.1, 1.0)]
 
     def simulated(algorithms, **options):
         return simulator.simulate(FEDERATION, model, algorithms, rounds=5, seeds=2, **options)
@@ -466,7 +478,7 @@ def test_parts_are_few_and_even():
 def test_how_many_runs_fit_goes_with_memory_devices_and_model():
     def fitting(make, K=10, memory=2**33, **options):
         model = make(FEDERATION.shape, FEDERATION.classes)
-        return stacked.fitting(problems.problem(FEDERATION, model, **options), algorithms.folb(K=K), memory)
+        return stacked.fitting(problems.problem(FEDERATION, model, **options), algorithms.folb(select={"K": K}), memory)
 
     small, large = models.logistic, models.mlp
     assert fitting(small) > 1000 and fitting(small, memory=2**34) in range(2 * fitting(small), 2 * fitting(small) + 2)
@@ -487,7 +499,7 @@ def test_runs_that_fit_take_no_more_than_all_the_memory(make, shape, kind):
     x = np.zeros((n, *shape), kind)
     federation = data.Federation.from_arrays("zeros", x, np.arange(n) % 10, np.arange(n) % 3, classes=10)
     problem = problems.problem(federation, make(shape, 10), side_by_side=True)
-    algorithm = algorithms.folb_hetero(K=3)
+    algorithm = algorithms.folb_hetero(select={"K": 3})
 
     def temporary(count):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *count * [algorithm])

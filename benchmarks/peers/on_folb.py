@@ -38,15 +38,15 @@ def simulation(work: Work, seed: int) -> Callable[[int, int], Scores]:
     """The work as a function of the rounds, and of how often it is evaluated."""
     settings, data = work.settings, federation(work)
     network = model(work, data.shape, data.classes)
-    common: dict[str, Any] = {"K": K, "replacement": False, "batch": BATCH, "lr": settings.lr}
+    common: dict[str, Any] = {"select.K": K, "select.replacement": False, "local.batch": BATCH, "local.lr": settings.lr}
     if work.name == "folb":
-        algorithm = algorithms.folb(mu=settings.mu, **common)
+        algorithm = algorithms.folb(local={"mu": settings.mu}, **common)
     elif work.name == "mimelite":
-        algorithm = algorithms.mimelite(averaging="samples", memory_beta=BETA, **common)
+        algorithm = algorithms.mimelite(rule={"weights": "samples"}, memory={"beta": BETA}, **common)
     elif work.name == "scaffold":
         algorithm = algorithms.scaffold(**common)
     else:
-        algorithm = algorithms.fedavg(averaging="samples", **common)
+        algorithm = algorithms.fedavg(rule={"weights": "samples"}, **common)
     steps = system.fixed(work=settings.steps)
 
     def run(rounds: int, every: int) -> Scores:

@@ -30,9 +30,11 @@ A = Dataset("tiny-a", "Tiny A", "synthetic_1_1", 8, TUNING, REPORTED, set=SMALL)
 B = replace(
     A, name="tiny-b", title="Tiny B", dataset="synthetic_iid", tuning={"seeds": [7]}, reported={"seeds": [0, 1]}
 )
-FEDAVG = Contender("fedavg", "fedavg", "FedAvg", groups=["classic"], box={"lr": "log:0.001..1"})
-FEDPROX = Contender("fedprox", "fedprox", "FedProx", groups=["classic"], box={"lr": "log:0.001..1", "mu": [0.1, 1.0]})
-DEFAULT = Contender("plain", "fedprox", "Ours", groups=["ours"], set={"lr": 0.1, "mu": 0.01})
+FEDAVG = Contender("fedavg", "fedavg", "FedAvg", groups=["classic"], box={"local.lr": "log:0.001..1"})
+FEDPROX = Contender(
+    "fedprox", "fedprox", "FedProx", groups=["classic"], box={"local.lr": "log:0.001..1", "local.mu": [0.1, 1.0]}
+)
+DEFAULT = Contender("plain", "fedprox", "Ours", groups=["ours"], set={"local.lr": 0.1, "local.mu": 0.01})
 
 
 def complete(planned, about):
@@ -182,7 +184,7 @@ def test_a_winner_by_an_earlier_measure_is_named_and_run_again(home, results):
 def test_what_is_stored_is_not_run_again_and_what_changed_is(home, tmp_path):
     ran, told = execute_plan(home)
     assert ran == [] and told[0] == "tiny-a, fedavg is done already (1 of 6)"
-    wider = replace(FEDPROX, box={"lr": "log:0.0001..1", "mu": [0.1, 1.0]})
+    wider = replace(FEDPROX, box={"local.lr": "log:0.0001..1", "local.mu": [0.1, 1.0]})
     ran, _ = execute_plan(home, contenders=[FEDAVG, wider], datasets=[A])
     assert ran and all("fedprox" in about for about in ran)
     found = Standings([A, B], [FEDAVG, FEDPROX, DEFAULT], home, 2)
@@ -201,17 +203,17 @@ def test_a_contender_alone_searches_the_reference_for_the_target(home, results):
 
 
 def test_a_mistake_in_one_s_own_contender_comes_before_anyone_is_run(results):
-    for mine in (entries.own("nosuch", {}), entries.own("fedavg", {"mu": [0.1, 1.0]})):
+    for mine in (entries.own("nosuch", {}), entries.own("fedavg", {"local.mu": [0.1, 1.0]})):
         with pytest.raises(InputError):
             execute_plan(results, [A], entries.with_own([FEDAVG], mine))
         assert done == []
 
 
 def test_every_device_takes_part_in_the_limit(home):
-    limit = Contender("limit", "fedavg", "limit", box={"lr": "log:0.001..1"}, every_device=True)
+    limit = Contender("limit", "fedavg", "limit", box={"local.lr": "log:0.001..1"}, every_device=True)
     dataset = replace(A, every_device_rounds=5)
     one = contest.Contest(dataset, FEDAVG, home, complete, 2)
-    _, planned, _ = next(one._planned(limit, dataset.report, {"lr": 0.1}))
+    _, planned, _ = next(one._planned(limit, dataset.report, {"local.lr": 0.1}))
     assert (planned.algorithms[0].selection.K, planned.federation.N, planned.experiment.rounds) == (3, 3, 5)
     told = execute_plan(home, [replace(A, without={"limit": "it costs too much"})], [FEDAVG, limit])[1]
     assert told[1] == "tiny-a, limit is left out (2 of 2): it costs too much"
@@ -237,7 +239,7 @@ def test_mistakes_in_a_dataset_are_named(changed, message):
 
 def test_mistakes_in_a_contender_are_named():
     with pytest.raises(InputError, match="should span at least 3 decades"):
-        replace(FEDAVG, box={"lr": "log:0.01..1"})
+        replace(FEDAVG, box={"local.lr": "log:0.01..1"})
     with pytest.raises(InputError, match="name of a contender = 'fed-avg'"):
         replace(FEDAVG, name="fed-avg")
 
@@ -301,8 +303,8 @@ def made_up(home, dataset, one, held, draws=None, final=0.5, target=None):
             "points": 12,
             "rounds": dataset.rounds,
             "devices": 3,
-            "tried": [{"values": {"lr": 0.1}, "held": [3], "final": 0.7, "diverged": False}] if one.tuned else [],
-            "chosen": {"lr": 0.1} if one.tuned else {},
+            "tried": [{"values": {"local.lr": 0.1}, "held": [3], "final": 0.7, "diverged": False}] if one.tuned else [],
+            "chosen": {"local.lr": 0.1} if one.tuned else {},
             "accuracy": [0.1],
             "runs": {
                 "draw": draws or list(range(len(held))),
@@ -341,10 +343,10 @@ def test_the_advice_follows_from_the_results(results):
 
 def test_what_to_know_is_computed(results):
     """Another draw, other datasets, a higher target, FOLB against the best, and what is not equal."""
-    folb = Contender("folb", "folb", "FOLB", groups=["classic"], box={"lr": "log:0.001..1"}, note="odd")
-    newer = replace(FEDPROX, groups=["published"], set={"sampling": "samples"})
+    folb = Contender("folb", "folb", "FOLB", groups=["classic"], box={"local.lr": "log:0.001..1"}, note="odd")
+    newer = replace(FEDPROX, groups=["published"], set={"select": "samples"})
     default = Contender("mine", "fedavg", "Mine", groups=["ours"])
-    uniform = replace(default, name="even", groups=["ablation"], set={"sampling": "uniform"})
+    uniform = replace(default, name="even", groups=["ablation"], set={"select": "uniform"})
     everyone, datasets = [FEDAVG, folb, newer, default, uniform], [A, replace(A, name="other", title="Other")]
     curves = {"mine": [0.1] + 7 * [0.6], "fedavg": 3 * [0.1] + 5 * [0.5], "fedprox": 2 * [0.1] + 6 * [0.7]}
     for dataset, rounds in zip(datasets, (2, 1), strict=True):
@@ -373,7 +375,7 @@ def test_what_to_know_is_computed(results):
 
 def test_the_advice_says_where_it_does_not_hold(results):
     default = Contender("mine", "fedavg", "Mine", groups=["ours"])
-    uniform = replace(default, name="even", groups=["ablation"], set={"sampling": "uniform"})
+    uniform = replace(default, name="even", groups=["ablation"], set={"select": "uniform"})
     made_up(results, A, FEDAVG, [8, 6, 9, 7, 8])
     made_up(results, A, default, [4, 3, 4, 3, 4])
     made_up(results, A, uniform, [8, 7, 9, 6, 8])
@@ -529,7 +531,7 @@ def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, ca
     Path("file.toml").write_text(DATASETS)
     Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedavg(**common)\n")
     command = ["arena", "--datasets", "file.toml", "--points", "2", "--contenders", "fedavg", "--out", "here"]
-    own = ["--contender", "my.py:mine", "--box", "lr=log:0.001..1"]
+    own = ["--contender", "my.py:mine", "--box", "local.lr=log:0.001..1"]
     assert main([*command, *own, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [cell["contender"] for cell in document["cells"]] == ["fedavg", "mine"]
@@ -538,7 +540,7 @@ def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, ca
     assert main(["arena", "--datasets", "file.toml", "--points", "2", "--pages-only", "--out", "here"]) == 0
     assert "mine" in capsys.readouterr().out and "`mine`, tuned" in Path("here/README.md").read_text()
     Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedprox(**common)\n")
-    mine = entries.own("my.py:mine", {"lr": "log:0.001..1"})
+    mine = entries.own("my.py:mine", {"local.lr": "log:0.001..1"})
     assert Standings(
         entries.datasets(Path("file.toml")), [FEDAVG, mine], Results(Path("here") / FILE), 2
     ).stale  # another file now
@@ -617,10 +619,10 @@ def test_mistakes_in_a_file_of_datasets_are_a_line(old, new, message, tmp_path, 
     [
         (["--only", "cifar"], "only = 'cifar': should fit one of"),
         (["--contenders", "fedavg,flob"], "contenders = 'flob': should fit one of"),
-        (["--box", "lr=log:0.001..1"], "is for --contender"),
+        (["--box", "local.lr=log:0.001..1"], "is for --contender"),
         (["--pages-only"], "has no results to make pages from"),
         (["--datasets", "absent.toml"], "datasets = 'absent.toml': cannot be read"),
-        (["--contender", "folb", "--box", "lr=0.1..1"], "should span at least 3 decades"),
+        (["--contender", "folb", "--box", "local.lr=0.1..1"], "should span at least 3 decades"),
         (["--only", "sent140"], "should fit a dataset that is not left out"),
         (["--points", "0"], "points = 0: should be a whole number from 1"),
     ],

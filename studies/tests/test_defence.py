@@ -24,7 +24,7 @@ from folb_studies.results import FILE, Results
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"sizes": [20, 30, 40, 20, 30], "K": 4, "fedavg": {"lr": 0.05}}
+SMALL = {"sizes": [20, 30, 40, 20, 30], "K": 4, "fedavg": {"local.lr": 0.05}}
 TINY = Dataset(
     "tiny", "Tiny", "synthetic_1_1", 6, [0, 1], [20], attacks=["flipped_x1000"], set=SMALL, goal=True, evaluate_every=2
 )
@@ -61,17 +61,17 @@ def test_a_battle_is_run_once_and_again_if_it_changes(tmp_path, monkeypatch):
     )
     assert battles.stored(home, replace(wanted[1], dataset=replace(TINY, title="another"))) == found
     assert battles.stored(home, replace(wanted[1], dataset=replace(TINY, rounds=7))) is None
-    assert battles.stored(home, replace(wanted[1], rule=replace(MEAN, set={"lr": 0.1}))) is None
+    assert battles.stored(home, replace(wanted[1], rule=replace(MEAN, set={"local.lr": 0.1}))) is None
 
 
 def test_what_a_battle_runs():
     experiment = Battle(TINY, KRUM, 40).experiment
     assert experiment.set["fedavg"] == {
-        "lr": 0.05,
+        "local.lr": 0.05,
         "robust": "krum",
-        "liars": 0.4,
+        "robust.liars": 0.4,
         "attack": ["honest", "flipped_x1000", "gamma"],
-        "attackers": 0.4,
+        "attack.share": 0.4,
     }
     assert "fedavg" not in Battle(TINY, Rule("accord", "accord"), 40).experiment.set
     pace = Battle(TINY, KRUM, opponents.PACE).experiment
@@ -82,7 +82,9 @@ def test_our_files_name_what_there_is():
     """Every rule can be planned, every attack on updates is met by every rule, and those on gradients by FOLB."""
     rules = opponents.rules()
     for rule in rules:
-        assert plan(Battle(replace(TINY, set=SMALL | {"K": 5, "replacement": False}), rule, 20).experiment).algorithms
+        assert plan(
+            Battle(replace(TINY, set=SMALL | {"select.K": 5, "select.replacement": False}), rule, 20).experiment
+        ).algorithms
     everything = {*opponents.EVERYWHERE, *(name for rule in rules for name in rule.attacks), "honest", "loss"}
     assert everything == set(ATTACKS.parts)
     assert sum(dataset.goal for dataset in opponents.datasets()) >= 1

@@ -61,7 +61,7 @@ def made_up(ours, theirs, *, draws=None, rounds=100, metric="rounds", arm="a", p
             "seeds": list(range(len(ours))),
             "target": 0.7,
             "evaluate_every": 1,
-            "set": {"folb": {"K": 10, "unit": "step"}},
+            "set": {"folb": {"select.K": 10, "local.unit": "step"}},
         },
         "draws": len(set(draws)) if draws else 0,
         "note": "",
@@ -109,10 +109,10 @@ def test_a_clear_loss_and_a_tie_do_not_hold(document, note):
 
 def test_a_variant_that_was_not_run_is_not_tested_with_another_ones_runs():
     simple = copy.deepcopy(WIN)
-    simple["experiment"]["set"]["fedavg"] = {"averaging": "simple"}
-    verdict = judged(claim(under=["averaging=simple", "averaging=samples"]), simple)
-    assert [condition.name for condition in verdict.conditions] == ["A, averaging=simple"]
-    assert verdict.untested == ["A, averaging=samples"]
+    simple["experiment"]["set"]["fedavg"] = {"rule.weights": "equal"}
+    verdict = judged(claim(under=["rule.weights=equal", "rule.weights=samples"]), simple)
+    assert [condition.name for condition in verdict.conditions] == ["A, rule.weights=equal"]
+    assert verdict.untested == ["A, rule.weights=samples"]
     assert verdict.text == "holds (1 more not tested)"
 
 
@@ -231,22 +231,22 @@ def test_every_one_of_the_others_is_to_be_beaten():
 def test_variants_are_conditions():
     document = made_up([10] * 4, [20] * 4)
     simple, samples = document["algorithms"].pop("fedavg"), made_up([10] * 4, [5] * 4)["algorithms"]["fedavg"]
-    document["algorithms"] |= {"fedavg averaging=simple": simple, "fedavg averaging=samples": samples}
-    document["experiment"]["set"]["fedavg"] = {"averaging": ["simple", "samples"]}
-    verdict = judged(claim(under=["averaging=simple", "averaging=samples"]), document)
-    assert verdict.text == "holds only under: averaging=simple (1 of 2 conditions)"
-    with pytest.raises(InputError, match="fedavg averaging=samples"):
+    document["algorithms"] |= {"fedavg rule.weights=equal": simple, "fedavg rule.weights=samples": samples}
+    document["experiment"]["set"]["fedavg"] = {"rule.weights": ["simple", "samples"]}
+    verdict = judged(claim(under=["rule.weights=equal", "rule.weights=samples"]), document)
+    assert verdict.text == "holds only under: rule.weights=equal (1 of 2 conditions)"
+    with pytest.raises(InputError, match="fedavg rule.weights=samples"):
         judged(claim(), document)
 
 
 def test_printed_numbers_and_the_nearest_reading():
     printed = {"folb": 10, "fedavg": 20}
-    near = made_up([10, 11, 9], [20, 22, 19], printed=printed, varied={"unit": "epoch"})
-    far = made_up([40, 44, 36], [20, 22, 19], printed=printed, varied={"unit": "step"}, arm="b")
+    near = made_up([10, 11, 9], [20, 22, 19], printed=printed, varied={"local.unit": "epoch"})
+    far = made_up([40, 44, 36], [20, 22, 19], printed=printed, varied={"local.unit": "step"}, arm="b")
     assert judged(claim(metric="printed", at_most=1.5), near).word == "holds"
     assert judged(claim(metric="printed", at_most=1.5), far).word == "does not hold"
     first, second = verdicts.nearest([far, near], [""])
-    assert (first.combination, first.rows, first.ordered, first.pairs) == ("unit=epoch, ", 1, 1, 1)
+    assert (first.combination, first.rows, first.ordered, first.pairs) == ("local.unit=epoch, ", 1, 1, 1)
     assert first.factor == pytest.approx(1) and second.factor == pytest.approx(2) and second.ordered == 0
 
 
@@ -489,7 +489,7 @@ def test_a_claim_about_no_arm_and_one_about_no_setting_are_refused():
     ],
 )
 def test_nothing_is_searched_on_what_is_reported(draws, given, search):
-    made = figure_files.Search("folb", {"mu": [0.1]}, **search)
+    made = figure_files.Search("folb", {"local.mu": [0.1]}, **search)
     arm = Arm("f", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 3} | given, draws, [made])
     with pytest.raises(InputError, match="that are reported"):
         arms.execute_plan(arm, lambda planned, about: pytest.fail("it was run"))
@@ -531,19 +531,19 @@ def keep(results, document):
 def test_results_are_used_only_by_the_experiment_they_are_of(results):
     """Those of an earlier experiment file stay where they are, and the arm counts as not run."""
     assert stored(results, WIN)["identity"] == WIN["identity"]
-    assert stored(results, WIN, set={"K": 10, "folb": {"unit": "step"}})["identity"] == WIN["identity"]
+    assert stored(results, WIN, set={"K": 10, "folb": {"local.unit": "step"}})["identity"] == WIN["identity"]
     for given, why in [
         ({"target": 0.9}, "another target than 0.9"),
         ({"rounds": 50}, "another rounds than 50"),
         ({"seeds": 4}, "other draws or seeds"),
         ({"dataset": "synthetic_iid"}, "another dataset than synthetic_iid"),
         ({"algorithms": ["folb"]}, "another algorithms than ('folb',)"),
-        ({"set": {"unit": "epoch"}}, "another unit than epoch"),
-        ({"set": {"folb": {"lr": 99.0}}}, "another folb than {'lr': 99.0}"),
+        ({"set": {"local.unit": "epoch"}}, "another unit than epoch"),
+        ({"set": {"folb": {"local.lr": 99.0}}}, "another folb than {'lr': 99.0}"),
     ]:
         assert stored(results, WIN, **given) is None
         assert arms.earlier(results, an_arm(**given)) == why
-    search = figure_files.Search("folb", {"mu": [0.1]}, [100])
+    search = figure_files.Search("folb", {"local.mu": [0.1]}, [100])
     searched = Arm("made_up", "a", "A", False, {"dataset": "synthetic_1_1", "seeds": 5}, searches=[search])
     assert arms.earlier(results, searched) == "another line search"
     assert arms.earlier(results, an_arm()) == "" and list(results.cells()) == ["made_up-a"]
@@ -837,7 +837,7 @@ says = "It needs fewer rounds."
 arms = ["tiny-*"]
 better = "folb"
 worse = ["fedavg"]
-under = ["averaging=simple", "averaging=samples"]
+under = ["rule.weights=equal", "rule.weights=samples"]
 
 [[claim]]
 id = "mnist"
@@ -870,7 +870,7 @@ def test_a_file_from_end_to_end(tiny, capsys):
     home = tiny.parent / "reproduction"
     ((name, found),) = Results(home / FILE).cells().items()
     assert name == "tiny-tiny-step"
-    assert list(found["algorithms"]) == ["folb", "fedavg averaging=simple", "fedavg averaging=samples"]
+    assert list(found["algorithms"]) == ["folb", "fedavg rule.weights=equal", "fedavg rule.weights=samples"]
     runs = found["algorithms"]["folb"]["runs"]
     assert list(zip(runs["draw"], runs["seed"], strict=True)) == [(d, s) for d in range(3) for s in range(2)]
     assert runs["bytes_up"] == [2 * n for n in runs["bytes_down"]]

@@ -366,7 +366,7 @@ def test_no_dissimilarity_at_a_stationary_point():
     assert np.isinf(found.B)
 
 
-FULL = {"unit": "gradient", "K": 4}
+FULL = {"local.unit": "gradient", "select.K": 4}
 SEEDS = range(20)
 
 
@@ -383,9 +383,9 @@ def constants(lines):
 @pytest.mark.parametrize(
     "algorithm, equation",
     [
-        (algorithms.fedprox(mu=400.0, lr=0.0025, **FULL), "(4)"),
-        (algorithms.fednu_direct(mu=400.0, lr=0.0025, rule="signed", **FULL), "(6)"),
-        (algorithms.folb_hetero(mu=400.0, lr=0.0025, psi=0.1, **FULL), "(15)"),
+        (algorithms.fedprox(local={"mu": 400.0, "lr": 0.0025}, **FULL), "(4)"),
+        (algorithms.fednu_direct(local={"mu": 400.0, "lr": 0.0025}, rule="signed", **FULL), "(6)"),
+        (algorithms.folb_hetero(local={"mu": 400.0, "lr": 0.0025}, rule={"psi": 0.1}, **FULL), "(15)"),
     ],
     ids=["mean", "signed", "hetero"],
 )
@@ -406,12 +406,12 @@ def test_audit_of_a_regression(lines, constants, algorithm, equation):
 
 def test_audit_replays_the_simulator(lines, constants):
     """`after` is f at the parameters that `rounds.play` reaches, with the plain server step."""
-    algorithm = algorithms.fedprox(mu=400.0, lr=0.0025, **FULL)
+    algorithm = algorithms.fedprox(local={"mu": 400.0, "lr": 0.0025}, **FULL)
     found = theory.audit(lines, algorithm, PARAMS, seeds=SEEDS, t=3, constants=constants)
     state, _ = jax.jit(rounds.play)(lines, algorithm, round.State(PARAMS, ()), 7, 3)
     assert found.after[7] == pytest.approx(float(theory.objective(lines, state.params)), rel=1e-6)
     assert found.before == pytest.approx(float(theory.survey(lines, PARAMS).loss))
-    momentum = algorithms.fedprox(mu=400.0, lr=0.0025, server="momentum", server_lr=3.0, **FULL)
+    momentum = algorithms.fedprox(local={"mu": 400.0, "lr": 0.0025}, server={"name": "momentum", "lr": 3.0}, **FULL)
     assert (
         theory.audit(lines, momentum, PARAMS, seeds=SEEDS, t=3, constants=constants).after.tolist()
         == found.after.tolist()
@@ -421,7 +421,7 @@ def test_audit_replays_the_simulator(lines, constants):
 def test_audit_shows_the_factor_K_of_folb():
     """(14) through the simulator: identical linear losses, solved exactly in one step of 1/mu."""
     problem = plain_linear(np.tile([1.0, 2.0, 2.0], (6, 1)))
-    algorithm = algorithms.folb(mu=2.0, lr=0.5, **FULL)
+    algorithm = algorithms.folb(local={"mu": 2.0, "lr": 0.5}, **FULL)
     found = theory.audit(problem, algorithm, jnp.zeros(3), seeds=range(5))
     print(f"(14): decrease {found.decrease:.4f}, promised {found.promised:.4f}, assured {found.assured:.4f}")
     assert found.equation == "(14)"
@@ -436,14 +436,16 @@ def test_audit_says_when_there_is_no_bound(lines, constants):
     """The bound is infinite if mu = 0, or if the paper has no bound for the rule."""
     by_samples = theory.audit(
         lines,
-        algorithms.fedprox(mu=400.0, lr=0.0025, averaging="samples", **FULL),
+        algorithms.fedprox(local={"mu": 400.0, "lr": 0.0025}, rule={"weights": "samples"}, **FULL),
         PARAMS,
         seeds=SEEDS,
         constants=constants,
     )
     assert by_samples.equation is None
     assert np.all(np.isinf(by_samples.bound)) and np.all(np.isfinite(by_samples.guaranteed))
-    avg = theory.audit(lines, algorithms.fedprox(mu=0.0, lr=0.02, **FULL), PARAMS, seeds=SEEDS, constants=constants)
+    avg = theory.audit(
+        lines, algorithms.fedprox(local={"mu": 0.0, "lr": 0.02}, **FULL), PARAMS, seeds=SEEDS, constants=constants
+    )
     assert np.all(np.isinf(avg.bound)) and np.all(np.isinf(avg.guaranteed))
     with pytest.raises(InputError, match=r"seeds = \[\]"):
         theory.audit(lines, algorithms.fedprox(**FULL), PARAMS, seeds=[])

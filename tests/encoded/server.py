@@ -16,9 +16,9 @@ app = ServerApp()
 def run(grid, directory, nodes=4, inputs=4, up="top_k", down="int8"):
     """Run them on so many nodes, and leave the model beside their record. Error feedback is as the codec has it."""
     keep = 0.2 if up == "top_k" else None
-    codecs = {"compress_up": up or None, "compress_down": down or None, "keep": keep}
+    codecs = {"compress_up": up or None, "compress_down": down or None, "compress_up.keep": keep}
     strategy = FederatedStrategy(
-        algorithms.fedavg(K=nodes, replacement=False, lr=0.1 / inputs, **codecs),
+        algorithms.fedavg(select={"K": nodes, "replacement": False}, local={"lr": 0.1 / inputs}, **codecs),
         system=system.fixed(work=2),
         min_available_nodes=nodes,
         deadline=60.0,

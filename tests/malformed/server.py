@@ -17,7 +17,7 @@ def main(grid, context):
     """Run them, and leave the model beside their record."""
     directory, codec = Path(context.run_config["directory"]), context.run_config["codec"]
     strategy = FederatedStrategy(
-        algorithms.folb_hetero(K=4, replacement=False, lr=0.1, compress_up=codec or None),
+        algorithms.folb_hetero(select={"K": 4, "replacement": False}, local={"lr": 0.1}, compress_up=codec or None),
         system=system.fixed(work=2),
         min_available_nodes=4,
         min_replies=1,  # the honest one is enough

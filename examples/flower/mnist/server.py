@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
 
     directory = Path(str(settings["directory"]))
     strategy = FederatedStrategy(
-        algorithms.ALGORITHMS[str(settings["algorithm"])](K=settings["k"], lr=settings["lr"]),
+        algorithms.ALGORITHMS[str(settings["algorithm"])](select={"K": settings["k"]}, local={"lr": settings["lr"]}),
         seed=settings["seed"],
         deadline=settings["deadline"],
         wait=settings["wait"],

@@ -29,7 +29,7 @@ KINDS = {
         (STARTERS / "my_data.py",),
         (
             "python {}/my_data.py {}/my_data.csv",
-            "folb compare {}/my_data.csv --algorithms folb,fedavg --rounds 20 --set lr=0.1",
+            "folb compare {}/my_data.csv --algorithms folb,fedavg --rounds 20 --set local.lr=0.1",
         ),
     ),
     "flower": Starter(

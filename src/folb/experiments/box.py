@@ -24,7 +24,7 @@ from folb.experiments.settings import read
 POINTS = 12  # if the experiment does not say how many
 LOG, TO = "log:", ".."
 HYPHEN = re.compile("{0}-{0}".format(r"(\d[\d.]*(?:e[+-]?\d+)?)"), re.IGNORECASE)
-EXAMPLE = "such as lr=log:0.001..1"
+EXAMPLE = "such as local.lr=log:0.001..1"
 
 
 class Range(NamedTuple):

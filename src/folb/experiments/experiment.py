@@ -161,7 +161,7 @@ ELSEWHERE = ("dataset", "model", "set", "box")  # the title has the dataset, and
 
 
 def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> str:
-    """The experiment's own choices, as `system=network rounds=200 folb.mu=0.1`; empty if it has none.
+    """The experiment's own choices, as `system=network rounds=200 folb.local.mu=0.1`; empty if it has none.
 
     `parts` are names, each with its usual settings and those that it was given.
     A setting with the same value in every part that has it stands without the part's name.

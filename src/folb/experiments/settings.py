@@ -224,9 +224,7 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
     constructor, short = from_file(field, name), name.rpartition(":")[2]
     if field == "algorithms":
         if not isinstance(constructor, Algorithm):
-            raise InputError(
-                field, name, f"should be an algorithm, as {short} = folb.Algorithm(server='adam')"
-            )
+            raise InputError(field, name, f"should be an algorithm, as {short} = folb.Algorithm(server='adam')")
         named = Named(called(constructor, short), "An algorithm of your own.", {}, own=True)
         return Chosen(short, named, {}, own=True)
     if not callable(constructor):

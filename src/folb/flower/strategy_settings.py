@@ -130,7 +130,7 @@ class StrategySettings:
             expected = "needs fraction_train; without it K devices train"
             check("min_train_nodes", self.min_train_nodes, self.min_train_nodes == 1, expected)
         elif how.mean is not None:
-            expected = "should be None with sampling=poisson, whose K says how many join on average"
+            expected = "should be None with select=poisson, whose K says how many join on average"
             raise InputError("fraction_train", share, expected)
 
     def _check_private(self, algorithm: Algorithm) -> None:
@@ -138,7 +138,7 @@ class StrategySettings:
         assert algorithm.privacy is not None
         K = algorithm.privacy.K
         if self.replay and not algorithm.privacy.replay:
-            raise InputError("replay", self.replay, "should be False: the algorithm has replay=False")
+            raise InputError("replay", self.replay, "should be False: the algorithm has privacy.replay=False")
         for name in ("fraction_train", "min_replies", "over_selection"):
             value = getattr(self, name)
             if value is not None and (name == "fraction_train" or value != 1):  # a share of 1 means all devices, not K

@@ -166,7 +166,7 @@ def _default(ranks: Standings) -> Contender | None:
 
 def _uniform(ranks: Standings, default: Contender) -> Contender | None:
     """The default with the uniform draw, and no other difference."""
-    wanted = {**default.set, "sampling": "uniform"}
+    wanted = {**default.set, "select": "uniform"}
     return next(
         (one for one in ranks.members([ABLATION]) if one.algorithm == default.algorithm and one.set == wanted), None
     )

@@ -91,7 +91,7 @@ def _front(ranks: Standings) -> Iterator[str]:
     part = "'mnist-*'" if ranks.file is None else ranks.everything[0].name
     yield (
         f"```\n{again}\n{again} --only {part} --contenders fedavg,folb   # a part of it\n"
-        f"{again} --contender my_file.py:mine --box lr=log:0.001..1   # with one of your own\n"
+        f"{again} --contender my_file.py:mine --box local.lr=log:0.001..1   # with one of your own\n"
         f"{again} --pages-only   # the pages again, from the stored results{MADE * (ranks.file is None)}\n```"
     )
 

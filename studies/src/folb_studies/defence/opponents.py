@@ -90,8 +90,8 @@ class Battle:
         """All attacks with all seeds, as one program."""
         part = self.rule.algorithm.rpartition(":")[2]
         for_all = {key: value for key, value in self.dataset.set.items() if not isinstance(value, Mapping)}
-        attack = {"attack": self.attacks, "attackers": self.share / 100}
-        informed = {"liars": self.share / 100} if self.rule.informed and self.share != PACE else {}
+        attack = {"attack": self.attacks, "attack.share": self.share / 100}
+        informed = {"robust.liars": self.share / 100} if self.rule.informed and self.share != PACE else {}
         own = {**self.dataset.set.get(part, {}), **self.rule.set, **informed, **attack}
         return Experiment(
             dataset=self.dataset.dataset,

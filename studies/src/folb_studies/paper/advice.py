@@ -112,7 +112,7 @@ def _value(verdict: Verdict, effect: effects.Effect) -> str:
 
 def _readings(judged: Sequence[Verdict]) -> str:
     """How many of the paper's comparisons hold with each of the two averages."""
-    held: dict[str, list[bool]] = {"averaging=samples": [], "averaging=simple": []}
+    held: dict[str, list[bool]] = {"rule.weights=samples": [], "rule.weights=equal": []}
     for verdict in judged:
         for condition in verdict.conditions if verdict.claim.compares else ():
             for average, conditions in held.items():

@@ -128,7 +128,7 @@ def correlation(
     "over rounds": along a run of FedProx, a point for each round, the mean over `seeds` selections from the same w^t.
     "over selections": at each w^t over the selections, then the mean over the rounds.
     """
-    algorithm = algorithms.fedprox(mu=mu, lr=0.01, unit=unit)
+    algorithm = algorithms.fedprox(local={"mu": mu, "lr": 0.01, "unit": unit})
     model, step = None, jax.jit(play)
     over_rounds, over_selections = [], []
     for draw in range(draws):

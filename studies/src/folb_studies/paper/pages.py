@@ -25,7 +25,7 @@ QUICK = (
     "Its verdicts only show how the command works.**"
 )
 MEASURES = {"rounds": "rounds to the target"} | verdicts.ACCURACIES
-UNDERS = ("averaging=simple", "averaging=samples")
+UNDERS = ("rule.weights=equal", "rule.weights=samples")
 Documents = Mapping[str, Mapping[str, Any] | None]  # by id
 
 
