@@ -277,8 +277,6 @@ def _uploads(origin: Origin, select: Selection) -> Iterator[Upload]:
     """What devices are asked for: by the rule, by the user, and by the memories; each once."""
     rule, source, clamped = origin.parts["rule"], origin.parts["gradient"], origin.others.clamp_gamma
     wanted = [] if rule.surveyed and select.survey == GRAD else rule.uploads
-    if source.upload != GRAD and "grad" not in wanted:
-        raise InputError("gradient", source.name, "should be exact: this rule asks for no gradients")
     own = [source.upload if one == "grad" else one for one in wanted]
     asked = [*(one for one in own if one is not None), *origin.uploads]
     names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}

@@ -24,6 +24,11 @@ def _unbounded(a: Any) -> str:
     return ", ".join(one.name for one in a.uploads if one.name not in (*BOUNDED, *weighed))
 
 
+def _asks_for_gradients(a: Any) -> bool:
+    """Whether the rule needs gradients that no survey gives."""
+    return "grad" in a.rule.uploads and not (a.rule.surveyed and a.selection.survey == GRAD)
+
+
 class Conflict(NamedTuple):
     """A setting that does not go with the others: what it should be, and when that is so; by default if it is set.
 
@@ -65,6 +70,11 @@ CONFLICTS: dict[str, tuple[Conflict, ...]] = {  # by the part that an algorithm 
             "local",
             "should be sgd or momentum: {a.rule.name} needs steps of one size",
             lambda a: a.rule.one_size and not a.solver.step.one_size,
+        ),
+        Conflict(
+            "gradient",
+            "should be exact: this rule asks for no gradients",
+            lambda a: a.gradient.upload != GRAD and not _asks_for_gradients(a),
         ),
         Conflict(
             "gradient",
