@@ -1,12 +1,13 @@
 """The system models: how much a device works, when its reply arrives, and which replies are lost."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from random_numbers import uniform
 from scipy.stats import norm
 
-from folb import algorithms, system
+from folb import algorithms, models, simulate, system
 from folb.core import randomness
 from folb.core.randomness import Multiset
 from folb.data.synthetic import synthetic
@@ -286,3 +287,34 @@ def test_a_round_lasts_no_longer_than_its_deadline(played):
 def test_no_deadline_is_too_long():
     """More work than a million units would overflow 32 bits, and never end."""
     assert many(system.deadline(tau=1e9)).work.max() == system.MOST
+
+
+@pytest.mark.parametrize(
+    "model",
+    [system.uniform(dropout=0.0), system.fixed(work=7), system.deadline(tau=1e6), system.network()],
+    ids=["uniform", "fixed", "deadline", "network"],
+)
+def test_epochs_are_what_every_device_does_whatever_the_system_says(model):
+    federation = synthetic(devices=6, draw=1)
+    asked = algorithms.fedavg(select={"K": 4}, local={"epochs": 3})
+    whole = algorithms.fedavg(select={"K": 4}, local={"unit": "epoch"})
+    network = models.logistic(federation.shape, federation.classes)
+    (run,) = simulate(federation, network, asked, rounds=3, system=model, record=("work",))
+    (same,) = simulate(federation, network, whole, rounds=3, system=system.fixed(work=3))
+    assert set(np.unique(run.records["work"][run.times > 0])) == {3}
+    np.testing.assert_array_equal(run.params["weight"], same.params["weight"])
+
+
+def test_epochs_need_a_system_model_that_takes_them():
+    federation = synthetic(devices=6, draw=1)
+    network = models.logistic(federation.shape, federation.classes)
+
+    def mine(home, draws, cost):
+        return system.Effort(jnp.int32(2), jnp.float32(1), draws[0] < 0)
+
+    with pytest.raises(InputError, match="local.epochs = 'set': should be none with this system model"):
+        simulate(
+            federation, network, algorithms.fedavg(local={"epochs": 2}), rounds=1, system=jax.tree_util.Partial(mine)
+        )
+    with pytest.raises(InputError, match="local.epochs = 2: should be none with local.unit=gradient"):
+        algorithms.fedavg(local={"epochs": 2, "unit": "gradient"})

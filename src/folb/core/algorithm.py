@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from dataclasses import field as of_record
 from typing import Any, Literal
 
@@ -236,6 +236,8 @@ def _made(origin: Origin) -> Algorithm:
     select = selection.settled(parts["select"], rule.second)
     memory = device_memory(parts["memory"], select.sampling.keeps)
     solver = parts["local"]
+    if solver.epochs is not None and solver.unit == "step":
+        solver = replace(solver, unit="epoch")
     if memory is not None:
         solver = _paced(solver, memory)
     average = parts["average"] or AVERAGES.parts[parts["server"].average]()
@@ -263,7 +265,7 @@ def _made(origin: Origin) -> Algorithm:
 
 
 def _paced(solver: Solver, memory: DeviceMemory) -> Solver:
-    return Solver(solver.lr * memory.pace, solver.mu + memory.prox, solver.batch, solver.unit, solver.step)
+    return replace(solver, lr=solver.lr * memory.pace, mu=solver.mu + memory.prox)
 
 
 def _asynchrony(others: Others, K: int, staleness: Any) -> Asynchrony | None:

@@ -72,6 +72,11 @@ CONFLICTS: dict[str, tuple[Conflict, ...]] = {  # by the part that an algorithm 
             lambda a: a.rule.one_size and not a.solver.step.one_size,
         ),
         Conflict(
+            "local.epochs",
+            "should be none with local.unit=gradient, whose units are steps along the whole gradient",
+            lambda a: a.solver.epochs is not None and a.solver.unit == "gradient",
+        ),
+        Conflict(
             "gradient",
             "should be exact: this rule asks for no gradients",
             lambda a: a.gradient.upload != GRAD and not _asks_for_gradients(a),

@@ -23,7 +23,7 @@ from folb.core.randomness import Multiset
 from folb.core.rules import Round, Update
 from folb.core.selection import Draw, Selection
 from folb.core.solver import Solver, unit_cost
-from folb.core.system import Effort, System, asked_for
+from folb.core.system import Effort, System, asked_for, given_work
 from folb.core.tree import size
 from folb.core.upload import DELTA, ENCODED, Upload
 from folb.core.vector import zeros
@@ -258,7 +258,7 @@ def managed(
     home = randomness.uniform(randomness.words(seed, randomness.HOME, who, 2))
     words = randomness.words(seed, t, who, 4)
     batches, draws, cost = words[:, :2], randomness.uniform(words[:, 2:]), unit_cost(solver, size)
-    more = asked_for(system)
+    more, system = asked_for(system), given_work(system, solver.epochs)
     if not more:
         return batches, jax.vmap(system)(home, draws, cost)
     exchange = Exchange() if exchange is None else exchange

@@ -22,6 +22,11 @@ class Solver(Part):
         one_of("step", "epoch", "gradient"),
         default="step",
     )
+    epochs: int | None = setting(
+        "epochs of each device in each round; by default the system model says how much work it manages",
+        whole(1, 10**4, number=True),
+        default=None,
+    )
     step: LocalStep = Sgd()
 
 

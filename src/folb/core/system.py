@@ -5,6 +5,8 @@ random numbers each, between 0 and 1. `home` depends on (seed, device) and is fo
 its speed; `draws` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm meets the same
 devices. `cost` is the number of mini-batch steps in one unit of work.
 
+An argument `asked=None` has the units of work that an algorithm asks for (`local.epochs`), if it asks for some.
+
 The function may have further arguments, by name (KNOWN): the bytes of the device's messages, the clock, its number. A
 model that asks for bytes is also asked about exchanges without work: a survey, and the gradients of S_2. `cost` is then
 0.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -23,7 +26,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from folb.core.clock import LONGEST
-from folb.errors import check_number, choose
+from folb.errors import InputError, check_number, choose
 
 
 class Effort(NamedTuple):
@@ -55,6 +58,17 @@ def asked_for(system: System) -> tuple[str, ...]:
     return tuple(choose("what a system model needs", p.name, KNOWN) for p in found)
 
 
+def given_work(system: System, units: Any) -> System:
+    """The system model with the units of work that an algorithm asks for, if it asks for some."""
+    if units is None:
+        return system
+    known = inspect.signature(system).parameters.values()
+    if not any(one.name == "asked" or one.kind is one.VAR_KEYWORD for one in known):
+        expected = "should be none with this system model: it takes no `asked`, the units of work of each device"
+        raise InputError("local.epochs", "set", expected)
+    return partial(system, asked=units)
+
+
 def times_bytes(system: System) -> bool:
     """Whether its seconds depend on the bytes of messages."""
     return not {"down", "up"}.isdisjoint(asked_for(system))
@@ -76,8 +90,8 @@ def fixed(*, work: Annotated[int, "units of work per device and round"] = 20, dr
     return Partial(_fixed, work=work, dropout=dropout)
 
 
-def _fixed(home: Array, draws: Array, cost: Array, *, work: Array, dropout: Array) -> Effort:
-    return _uniform(home, draws, cost, low=work, high=work, dropout=dropout)
+def _fixed(home: Array, draws: Array, cost: Array, *, work: Array, dropout: Array, asked: Any = None) -> Effort:
+    return _uniform(home, draws, cost, low=work, high=work, dropout=dropout, asked=asked)
 
 
 def uniform(
@@ -93,8 +107,10 @@ def uniform(
     return Partial(_uniform, low=low, high=high, dropout=dropout)
 
 
-def _uniform(home: Array, draws: Array, cost: Array, *, low: Array, high: Array, dropout: Array) -> Effort:
-    work = _work(draws, low, high)
+def _uniform(
+    home: Array, draws: Array, cost: Array, *, low: Array, high: Array, dropout: Array, asked: Any = None
+) -> Effort:
+    work = _work(draws, low, high) if asked is None else jnp.int32(asked)
     return Effort(work, (work * cost).astype(jnp.float32), draws[1] < dropout)
 
 
@@ -141,14 +157,17 @@ def _deadline(
     delay: Array,
     delay_spread: Array,
     dropout: Array,
+    asked: Any = None,
 ) -> Effort:
     spread = jax.scipy.special.ndtri(home)  # normal
     steps_per_second = speed * jnp.exp(speed_spread * spread[0])
     mean_delay = delay * jnp.exp(delay_spread * spread[1])
     T_c = mean_delay * jnp.log(100.0)  # the 99th percentile of an exponential of that mean
     work = jnp.minimum(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost, MOST).astype(jnp.int32)
+    short = work < (1 if asked is None else asked)
+    work = work if asked is None else jnp.int32(asked)
     arrival = work * cost / steps_per_second - mean_delay * jnp.log(draws[0])
-    lost = (arrival > tau) | (work < 1) | (draws[1] < dropout)
+    lost = (arrival > tau) | short | (draws[1] < dropout)
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
 
 
@@ -252,16 +271,19 @@ def exchanged(
     high: Array,
     tau: Array,
     dropout: Array,
+    asked: Any = None,
 ) -> Effort:
     """One exchange with a device: it is sent `down` bytes, works, and sends `up` bytes.
 
-    Without tau, the server waits for a lost reply until it would have come. Nothing takes longer than LONGEST.
+    It works for `asked` units, or for as many as it manages. Without tau, the server waits for a lost reply until it
+    would have come. Nothing takes longer than LONGEST.
     """
     messages = jnp.minimum(link.latency + 8e-6 * (down / link.down + up / link.up), LONGEST)  # bytes over Mbit/s
     unit = jnp.minimum(cost / link.speed, LONGEST)
-    late = messages + unit > tau
+    late = messages + unit * (1 if asked is None else asked) > tau
     fitting = jnp.where(unit > 0, (tau - messages) / jnp.where(unit > 0, unit, 1.0), MOST)
-    work = jnp.clip(jnp.minimum(fitting, MOST).astype(jnp.int32), 1, _work(draws, low, high))
+    managed = jnp.clip(jnp.minimum(fitting, MOST).astype(jnp.int32), 1, _work(draws, low, high))
+    work = managed if asked is None else jnp.int32(asked)
     arrival = jnp.minimum(messages + work * unit, jnp.minimum(tau, LONGEST))
     lost = late | (draws[1] < dropout)
     waiting = jnp.where(jnp.isfinite(tau), tau, arrival)

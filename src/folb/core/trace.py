@@ -50,7 +50,15 @@ class Trace:
     source: Source = field(default_factory=Source, metadata={"static": True})
 
     def __call__(
-        self, home: Array, draws: Array, cost: Array, down: Array, up: Array, now: Array, device: Array
+        self,
+        home: Array,
+        draws: Array,
+        cost: Array,
+        down: Array,
+        up: Array,
+        now: Array,
+        device: Array,
+        asked: Any = None,
     ) -> Effort:
         """As in `network`, with the numbers of the device's line at this moment.
 
@@ -58,7 +66,7 @@ class Trace:
         """
         line, online = self._line(device, now)
         link = Link(*(jnp.asarray(numbers)[line] for numbers in self.link))
-        found = exchanged(link, draws, cost, down, up, **self.round)
+        found = exchanged(link, draws, cost, down, up, **self.round, asked=asked)
         left = jnp.where(online, jnp.asarray(self.leaves)[line] - self._phase(now), 0.0)
         lost = found.lost | (found.seconds > left)
         return Effort(jnp.where(lost, 0, found.work), jnp.minimum(found.seconds, left), lost)

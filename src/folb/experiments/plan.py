@@ -321,8 +321,7 @@ def _take_box(part: Chosen, name: str, choice: Any) -> None:
 ELSEWHERE = {  # what other libraries call a setting
     "learning_rate": LR,
     "batch_size": "local.batch",
-    "epochs": "local.unit=epoch, with --system fixed --set work=EPOCHS",
-    "local.epochs": "local.unit=epoch, with --system fixed --set work=EPOCHS",
+    "epochs": "local.epochs",
     "momentum": "local=momentum (on devices) or server=momentum",
 }
 
