@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from dataclasses import field as of_record
 from typing import Any, Literal
 
@@ -139,6 +139,7 @@ def hints() -> dict[str, Any]:
     return known | described(Others)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, init=False)
 class Algorithm:
     """One federated algorithm: `Algorithm(server="adam", local={"lr": 0.1})`.
@@ -166,7 +167,9 @@ class Algorithm:
     origin: Origin = of_record(metadata={"static": True})
 
     def __init__(self, **settings: Any) -> None:
-        vars(self).update(vars(_made(USUAL.changed(settings))))
+        # jax makes one of its record, which has an origin, as it would of any dataclass
+        record = settings if "origin" in settings else vars(_made(USUAL.changed(settings)))
+        vars(self).update(record)
 
     def __repr__(self) -> str:
         given = {key: value for key, value in self.settings.items() if value is not None}
@@ -188,7 +191,7 @@ class Algorithm:
 
     def but(self, **fields: Any) -> Algorithm:
         """The same with other values in its record; nothing is checked, and nothing else follows from it."""
-        return _unchecked({**vars(self), **fields})
+        return Algorithm(**{**vars(self), **fields})
 
     @property
     def second_upload(self) -> Upload:
@@ -211,22 +214,6 @@ class Algorithm:
         return 0 if self.robust is None else self.robust.own_samples
 
 
-def _unchecked(values: Mapping[str, Any]) -> Algorithm:
-    made = object.__new__(Algorithm)
-    vars(made).update({one.name: values[one.name] for one in fields(Algorithm)})
-    return made
-
-
-LEAVES = tuple(one.name for one in fields(Algorithm) if not one.metadata.get("static"))
-STATIC = tuple(one.name for one in fields(Algorithm) if one.metadata.get("static"))
-jax.tree_util.register_pytree_with_keys(
-    Algorithm,
-    lambda one: ([(jax.tree_util.GetAttrKey(n), vars(one)[n]) for n in LEAVES], tuple(vars(one)[n] for n in STATIC)),
-    lambda words, leaves: _unchecked(dict(zip((*LEAVES, *STATIC), (*leaves, *words), strict=True))),
-    lambda one: ([vars(one)[name] for name in LEAVES], tuple(vars(one)[name] for name in STATIC)),
-)
-
-
 AS_GIVEN = ("rule", "server", "gradient", "step_size", "guard", "robust", "privacy")
 
 
@@ -242,20 +229,18 @@ def _made(origin: Origin) -> Algorithm:
         solver = _paced(solver, memory)
     average = parts["average"] or AVERAGES.parts[parts["server"].average]()
     made = finished(
-        _unchecked(
-            {
-                **{name: parts[name] for name in AS_GIVEN},
-                "selection": select,
-                "solver": solver,
-                "uploads": tuple(_uploads(origin, select)),
-                "memory": memory,
-                "asynchrony": _asynchrony(others, select.mean or select.enough, parts["staleness"]),
-                "average": average,
-                "compression": compression(parts["compress_up"], parts["compress_down"], others.error_feedback),
-                "attack": None if parts["attack"] is None else parts["attack"].record,
-                "clamp_gamma": others.clamp_gamma,
-                "origin": origin,
-            }
+        Algorithm(
+            **{name: parts[name] for name in AS_GIVEN},
+            selection=select,
+            solver=solver,
+            uploads=tuple(_uploads(origin, select)),
+            memory=memory,
+            asynchrony=_asynchrony(others, select.mean or select.enough, parts["staleness"]),
+            average=average,
+            compression=compression(parts["compress_up"], parts["compress_down"], others.error_feedback),
+            attack=None if parts["attack"] is None else parts["attack"].record,
+            clamp_gamma=others.clamp_gamma,
+            origin=origin,
         )
     )
     conflicts.check(made)
