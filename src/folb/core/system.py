@@ -12,6 +12,7 @@ model that asks for bytes is also asked about exchanges without work: a survey, 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -53,6 +54,12 @@ def asked_for(system: System) -> tuple[str, ...]:
         return ()
     found = (p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
     return tuple(choose("what a system model needs", p.name, KNOWN) for p in found)
+
+
+def described(system: System) -> tuple[str, dict[str, Any]]:
+    """The name of a system model, and the settings that it was made with."""
+    made = system if isinstance(system, functools.partial) else functools.partial(system)
+    return getattr(made.func, "__name__", "own").strip("_"), dict(made.keywords)
 
 
 def times_bytes(system: System) -> bool:

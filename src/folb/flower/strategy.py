@@ -79,7 +79,7 @@ class FederatedStrategy(Strategy):
         if (private := algorithm.privacy) is not None:
             about = (private.name, private.scheme, settings.min_available_nodes, private.noise, private.delta)
             log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *about)
-        if settings.guarded and algorithm.guard is None:
+        if settings.guard is not None and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
     def start(
