@@ -126,7 +126,7 @@ VARIANTS = {
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
-    algorithm = ALGORITHMS[name](select={"K": 6}, local={"lr": 0.05}, **settings)
+    algorithm = ALGORITHMS[name](**{"select.K": 6, "local.lr": 0.05}, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
     work = WORK if name == "folb_two_set" else system.uniform(high=4, dropout=0.2)
     light = model._replace(heavy=True)  # compiles sooner

@@ -104,14 +104,14 @@ def test_the_noise_for_a_budget_is_told(caplog, monkeypatch):
 
 def test_a_device_s_share_of_the_noise_is_as_asked():
     numbers = {"privacy.clip": 0.5, "privacy.delta": 0.3, "privacy.within": 0.7, "privacy.square": 0.2}
-    delta = {"privacy.delta": {"w": np.full(WIDTH, 1.0, np.float32)}}
+    delta = {"delta": {"w": np.full(WIDTH, 1.0, np.float32)}}
     for replay in (0.0, 1.0):
         task = Task(1, ("delta",), words=(3, 4), numbers=numbers | {"privacy.replay": replay})
         sent, _ = device_sent.private(task, delta, {"within": 0.0, "square": 1.0})
         assert np.std(sent["delta"]["w"]) == pytest.approx(0.3, rel=0.02)
         assert np.mean(sent["delta"]["w"]) == pytest.approx(0.5 / np.sqrt(WIDTH), abs=0.015)
     task = Task(1, ("delta",), numbers=numbers | {"privacy.replay": 0.0})
-    short = {"privacy.delta": {"w": np.zeros(1, np.float32)}}
+    short = {"delta": {"w": np.zeros(1, np.float32)}}
     numbers = [device_sent.private(task, short, {"within": 0.0, "square": 1.0})[1] for _ in range(20_000)]
     assert np.std([one["within"] for one in numbers]) == pytest.approx(0.7, rel=0.02)
     assert np.std([one["square"] for one in numbers]) == pytest.approx(0.2, rel=0.02)

@@ -121,7 +121,7 @@ def test_a_survey_is_checked_as_well():
 
 
 def test_an_answer_from_another_node_is_refused():
-    expected = Expected(1, {"privacy.delta": Form(SHAPES)}, 9, node=5)
+    expected = Expected(1, {"delta": Form(SHAPES)}, 9, node=5)
     message = Message(RecordDict({"metrics": MetricRecord({})}), dst_node_id=5, message_type="train")
     reply = Message(message.content, reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 6

@@ -49,34 +49,34 @@ def failed(capsys, *arguments):
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 SETTINGS = {
-    "K is true": (lambda: algorithms.fedavg(select={"K": True}), "K = True: should be a whole number"),
-    "batch is true": (lambda: algorithms.fedavg(local={"batch": True}), "batch = True: should be a whole number"),
-    "mu is true": (lambda: algorithms.fedprox(local={"mu": True}), "mu = True: should be at least 0, and one number"),
+    "K is true": (lambda: algorithms.fedavg(select={"K": True}), "select.K = True: should be a whole number"),
+    "batch is true": (lambda: algorithms.fedavg(local={"batch": True}), "local.batch = True: should be a whole number"),
+    "mu is true": (lambda: algorithms.fedprox(local={"mu": True}), "local.mu = True: should be at least 0, and one number"),
     "mu is infinite": (
         lambda: algorithms.fedprox(local={"mu": math.inf}),
-        "mu = inf: should be at least 0, and finite",
+        "local.mu = inf: should be at least 0, and finite",
     ),
     "mu is infinite in 32 bits": (
         lambda: algorithms.fedprox(local={"mu": 1e39}),
-        r"mu = 1e\+39: should be at least 0, and finite",
+        r"local.mu = 1e\+39: should be at least 0, and finite",
     ),
     "two values of mu": (
         lambda: algorithms.fedprox(local={"mu": np.array([1.0, 2.0])}),
-        "mu = array.*, and one number",
+        "local.mu = array.*, and one number",
     ),
     "lr is infinite": (
         lambda: algorithms.fedavg(local={"lr": math.inf}),
-        "lr = inf: should be more than 0, and finite",
+        "local.lr = inf: should be more than 0, and finite",
     ),
-    "server_lr is infinite": (lambda: algorithms.fedavg(server={"lr": math.inf}), "server_lr = inf: .* and finite"),
-    "psi is infinite": (lambda: algorithms.folb_hetero(rule={"psi": math.inf}), "psi = inf: .* and finite"),
+    "server.lr is infinite": (lambda: algorithms.fedavg(server={"lr": math.inf}), "server.lr = inf: .* and finite"),
+    "psi is infinite": (lambda: algorithms.folb_hetero(rule={"psi": math.inf}), "rule.psi = inf: .* and finite"),
     "two values of psi": (
         lambda: algorithms.folb_hetero(rule={"psi": np.array([1.0, 2.0])}),
-        "psi = array.* and one number",
+        "rule.psi = array.* and one number",
     ),
     "eps is infinite": (
         lambda: algorithms.fedavg(server={"name": "adam", "eps": math.inf}),
-        "eps = inf: .* and finite",
+        "server.eps = inf: .* and finite",
     ),
     "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and at most"),
     "two rates of drop-out": (lambda: system.uniform(dropout=np.array([0.1, 0.2])), "dropout = array.* and one number"),

@@ -81,7 +81,8 @@ class StrategySettings:
         if needs := systems.asked_for(system):
             expected = f"should not need {', '.join(needs)}: on Flower bytes and seconds are real"
             raise InputError("system", systems.described(system)[0], expected)
-        guard, changed = self._guard(), {}
+        guard = self._guard()
+        changed: dict[str, Any] = {}
         if guard is not None and algorithm.guard is None and algorithm.privacy is None and algorithm.sees_gradients:
             changed["guard"] = guard
         if self.over_selection is not None:
