@@ -24,7 +24,7 @@ from folb import Federation, algorithms, models, npz, simulate, system
 from folb.cli.main import main
 from folb.cli.options import drop_damaged, use_compilation_cache
 from folb.cli.signals import interruptible
-from folb.data import arrays, cache, fetch, leaf, source_files, tabular
+from folb.data import cache, fetch, leaf, source_files, tabular
 from folb.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -103,7 +103,7 @@ def test_a_batch_is_bounded_by_the_data():
         for batch in (10**6, 18)
     )
     np.testing.assert_array_equal(whole.params["weight"], bounded.params["weight"])
-    assert whole.parameters["batch"] == 10**6
+    assert whole.parameters["local.batch"] == 10**6
 
 
 def test_a_model_for_fewer_labels_than_there_are():
@@ -321,7 +321,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(little_room, tmp_path):
     many = {name: pa.array([0] * 10**5) for name in TABLE}
     parquet.write_table(pa.table(many), tmp_path / "bomb.parquet")
     for name, load in {
-        "bomb.npz": arrays.load,
+        "bomb.npz": tabular.load_arrays,
         "bomb.csv.gz": tabular.load,
         "line.csv.gz": tabular.load,
         "bomb.parquet": tabular.load,
@@ -329,7 +329,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(little_room, tmp_path):
         assert (tmp_path / name).stat().st_size < 20_000
         with pytest.raises(InputError, match=f"{name}: bytes = .*: should be at most 100000 when unpacked"):
             load(tmp_path / name)
-    assert arrays.load(tmp_path / "plain.npz").N == 3  # larger than 100 kB on the disk, too
+    assert tabular.load_arrays(tmp_path / "plain.npz").N == 3  # larger than 100 kB on the disk, too
 
 
 class Endless(BaseHTTPRequestHandler):
@@ -364,20 +364,20 @@ HURTS = [
     *([], [1.0], {}, {"a": {}}, object(), np.zeros((2, 2)), np.array([1.0, math.nan]), 1j, range(3), lambda: 1),
 ]
 NUMBERS = {
-    "fedprox": ("mu", "lr", "K", "batch", "server_lr"),
-    "folb_hetero": ("mu", "psi", "lr", "K", "batch"),
-    "feddyn": ("memory_alpha", "lr", "K"),
-    "accord": ("step_gain", "step_goal", "lr", "stretch"),
+    "fedprox": ("local.mu", "local.lr", "select.K", "local.batch", "server.lr"),
+    "folb_hetero": ("local.mu", "rule.psi", "local.lr", "select.K", "local.batch"),
+    "feddyn": ("memory.alpha", "local.lr", "select.K"),
+    "accord": ("step_size.gain", "step_size.goal", "local.lr", "server.stretch"),
 }
+HARMLESS = {"step_size.goal": -1}
 
 
 def hostile_setting(random):
-    """A setting with a value that no setting can have; None means the default for some, which is no mistake."""
+    """A setting with a value that it cannot have; None means the default, which is no mistake."""
     name = random.choice(sorted(NUMBERS))
     setting, value = random.choice(NUMBERS[name]), random.choice(HURTS)
-    if value is None and setting in ("server_lr", "step_gain", "step_goal", "stretch", "memory_alpha"):
-        value = math.nan
-    getattr(algorithms, name)(**{setting: value})
+    sound = value is None or value is HARMLESS.get(setting)
+    getattr(algorithms, name)(**{setting: math.nan if sound else value})
 
 
 WHOLE = {
@@ -406,7 +406,7 @@ def hostile_file(random, folder):
             )
     path = folder / f"file{suffix}"
     path.write_bytes(content)
-    load = {".csv": tabular.load, ".json": leaf.load, ".npz": arrays.load}[suffix]
+    load = {".csv": tabular.load, ".json": leaf.load, ".npz": tabular.load_arrays}[suffix]
     load(path)
     raise InputError("sound", 0, "after all")
 
