@@ -178,6 +178,25 @@ def test_guarded_unless_told_otherwise(federation, model):
     assert not same(ends[0], ends[2])
 
 
+@pytest.mark.parametrize(
+    ("given", "cap"),
+    [({}, 2.0), ({"guard": "on"}, 2.0), ({"guard": {"cap": 3}}, 3), ({"guard": guard.Guard(cap=4.0)}, 4.0)],
+    ids=str,
+)
+def test_a_strategy_s_guard_is_given_as_an_algorithm_s(given, cap):
+    made = quick(algorithms.folb(select={"K": 4, "replacement": False}), over_selection=1.5, **given).algorithm
+    assert made.guard.cap == made.settings["guard.cap"] == cap
+    assert (made.selection.K, made.selection.enough, made.settings["select.over_selection"]) == (6, 4, 1.5)
+    own = quick(algorithms.folb(guard={"name": "on", "cap": 5.0}), **given).algorithm
+    assert own.guard.cap == 5.0  # its own, whatever the strategy's
+    assert quick(algorithms.fedavg(), **given).algorithm.guard is None
+
+
+@pytest.mark.parametrize("none", [None, "none"])
+def test_a_strategy_may_have_no_guard(none):
+    assert quick(algorithms.folb(), guard=none).algorithm.guard is None
+
+
 def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
     algorithm, ends = algorithms.folb_hetero(select={"K": 4}, local={"lr": 0.05}), []
     for gradient in (softmax_gradient, from_jax(model.loss)):

@@ -236,7 +236,7 @@ def test_a_share_of_the_devices_is_not_for_draws_that_each_device_joins_by_itsel
 def test_an_algorithm_whose_noise_is_the_system_s_is_not_replayed():
     made = algorithms.fedavg(**OWN | {"privacy.replay": False})
     assert not strategy(made).replay
-    with pytest.raises(InputError, match="replay = True: should be False: the algorithm has privacy.replay=False"):
+    with pytest.raises(InputError, match=r"replay = True: should be False: the algorithm has privacy\.replay=False"):
         strategy(made, replay=True)
 
 

@@ -51,7 +51,10 @@ def failed(capsys, *arguments):
 SETTINGS = {
     "K is true": (lambda: algorithms.fedavg(select={"K": True}), "select.K = True: should be a whole number"),
     "batch is true": (lambda: algorithms.fedavg(local={"batch": True}), "local.batch = True: should be a whole number"),
-    "mu is true": (lambda: algorithms.fedprox(local={"mu": True}), "local.mu = True: should be at least 0, and one number"),
+    "mu is true": (
+        lambda: algorithms.fedprox(local={"mu": True}),
+        "local.mu = True: should be at least 0, and one number",
+    ),
     "mu is infinite": (
         lambda: algorithms.fedprox(local={"mu": math.inf}),
         "local.mu = inf: should be at least 0, and finite",

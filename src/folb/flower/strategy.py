@@ -42,7 +42,7 @@ log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 class FederatedStrategy(Strategy):
-    """An algorithm of folb, such as `folb.algorithms.folb(K=10)`, as a Flower strategy.
+    """An algorithm of folb, such as `folb.algorithms.folb(select={"K": 10})`, as a Flower strategy.
 
     Its keywords are the fields of `StrategySettings`, which says what they mean. `algorithm` is the algorithm as it
     runs; `opened` is the round under way, or the last one.

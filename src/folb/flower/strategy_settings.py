@@ -94,7 +94,8 @@ class StrategySettings:
 
     def _guard(self) -> Guard | None:
         """The guard that is asked for, as an algorithm would have it."""
-        given = flattened({GUARDS.name: None if self.guard == "none" else self.guard})
+        none = isinstance(self.guard, str) and self.guard == "none"
+        given = flattened({GUARDS.name: None if none else self.guard})
         made: Guard | None = GUARDS.changed(Guard(), {path.partition(".")[2]: value for path, value in given.items()})
         return made
 
