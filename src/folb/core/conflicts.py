@@ -230,6 +230,11 @@ TWO_PHASES: dict[str, tuple[Conflict, ...]] = {  # what a server cannot do that 
     ),
     "memory": (
         Conflict(
+            "select",
+            "should remember no devices: the server never sees their replies",
+            lambda a: a.settings["memory"] is None,
+        ),
+        Conflict(
             "memory",
             "should be None: the server cannot remember devices whose replies it never sees",
             value=lambda a: a.memory.name,
