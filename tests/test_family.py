@@ -784,7 +784,7 @@ MISTAKES = {
         lambda: simulated(algorithms.fedavg(select={"name": "power_of_choice", "K": N + 1})),
         f"K = {N + 1}: should be at most the {N} devices",
     ),
-    "sums and a memory": (lambda: TwoPhaseStrategy(algorithms.folb(memory="scaffold")), "memory = 'folb'"),
+    "sums and a memory": (lambda: TwoPhaseStrategy(algorithms.folb(memory="scaffold")), "memory = 'scaffold'"),
     "sums and a sketch": (
         lambda: TwoPhaseStrategy(algorithms.folb(gradient="sketch")),
         "gradient = 'sketch': should be exact",

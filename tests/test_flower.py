@@ -23,7 +23,7 @@ import jax
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from inprocess import InProcessGrid
 
-from folb import algorithms, guard, models, rules, simulate, system
+from folb import Algorithm, algorithms, guard, models, rules, simulate, system
 from folb.cli import main
 from folb.core.algorithms import ALGORITHMS
 from folb.core.server_step import SERVERS
@@ -95,7 +95,7 @@ def quick(algorithm, **settings):
 
 
 def plain(algorithm, **settings):
-    return quick(algorithm, guarded=False, **settings)
+    return quick(algorithm, guard="none", **settings)
 
 
 def values(record):
@@ -126,7 +126,7 @@ VARIANTS = {
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
-    algorithm = ALGORITHMS[name](select={"K": 6}, local={"lr": 0.05}, **settings)
+    algorithm = ALGORITHMS[name](**{"select.K": 6, "local.lr": 0.05}, **settings)
     objective = "samples" if variant == "by samples" else "uniform"
     work = WORK if name == "folb_two_set" else system.uniform(high=4, dropout=0.2)
     light = model._replace(heavy=True)  # compiles sooner
@@ -143,7 +143,7 @@ def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attack": "alie"}, "attack = 'fedavg': should be none on real devices"),
+        ({"attack": "alie"}, "attack = 'alie': should be none on real devices"),
         ({"robust": "fltrust"}, "robust = 'fltrust': should be another rule: a Flower server has no samples"),
     ],
 )
@@ -169,13 +169,32 @@ def test_by_default_half_of_the_devices_must_answer_a_guarded_or_robust_rule(fed
 
 def test_guarded_unless_told_otherwise(federation, model):
     default, unguarded = quick(algorithms.folb(select={"K": 6})), plain(algorithms.folb(select={"K": 6}))
-    assert default.algorithm.origin.settings["guarded"] is True
-    assert unguarded.algorithm.origin.settings["guarded"] is False
+    assert default.algorithm.settings["guard"] == "on"
+    assert unguarded.algorithm.settings["guard"] is None
     asked = plain(algorithms.folb(select={"K": 6}, guard="on"))
     start = initial(model)
     ends = [s.start(InProcessGrid(apps(federation)), start, num_rounds=3).arrays for s in (default, asked, unguarded)]
     assert same(ends[0], ends[1])
     assert not same(ends[0], ends[2])
+
+
+@pytest.mark.parametrize(
+    ("given", "cap"),
+    [({}, 2.0), ({"guard": "on"}, 2.0), ({"guard": {"cap": 3}}, 3), ({"guard": guard.Guard(cap=4.0)}, 4.0)],
+    ids=str,
+)
+def test_a_strategy_s_guard_is_given_as_an_algorithm_s(given, cap):
+    made = quick(algorithms.folb(select={"K": 4, "replacement": False}), over_selection=1.5, **given).algorithm
+    assert made.guard.cap == made.settings["guard.cap"] == cap
+    assert (made.selection.K, made.selection.enough, made.settings["select.over_selection"]) == (6, 4, 1.5)
+    own = quick(algorithms.folb(guard={"name": "on", "cap": 5.0}), **given).algorithm
+    assert own.guard.cap == 5.0  # its own, whatever the strategy's
+    assert quick(algorithms.fedavg(), **given).algorithm.guard is None
+
+
+@pytest.mark.parametrize("none", [None, "none"])
+def test_a_strategy_may_have_no_guard(none):
+    assert quick(algorithms.folb(), guard=none).algorithm.guard is None
 
 
 def test_pytorch_and_jax_devices_agree_with_numpy_s(federation, model):
@@ -683,10 +702,19 @@ def test_two_phases_with_a_device_lost_in_between(federation, model):
     ("algorithm", "settings", "said"),
     [
         (algorithms.fedavg(), {}, "all others need more than sums"),
-        (algorithms.folb(guard="on"), {}, "guarded = True"),
-        (algorithms.folb(), {"guard": "on"}, "guarded = True"),
-        (algorithms.folb(), {"guard.cap": 3.0}, "cap = 3.0: belongs to the guard"),
+        (algorithms.folb(guard="on"), {}, "guard = 'on': is not possible with sums only"),
+        (algorithms.folb(), {"guard": "on"}, "guard = 'on': is not possible with sums only"),
+        (algorithms.folb(), {"guard": guard.Guard(cap=3.0)}, "guard = 'on': is not possible with sums only"),
         (algorithms.folb(), {"max_norm": 3.0}, "max_norm = 3.0: is not possible with sums only"),
+        (algorithms.folb(robust="norm_bound"), {}, "robust = 'norm_bound': is not possible with sums only"),
+        (algorithms.folb(memory="scaffold"), {}, "memory = 'scaffold': should be None: the server cannot"),
+        (algorithms.folb(select="oort"), {}, "select = 'oort': should remember no devices"),
+        (algorithms.folb(select="power_of_choice"), {}, "select = 'power_of_choice': should not ask .* its own loss"),
+        (algorithms.folb(step_size="agreement"), {}, "step_size = 'agreement': should be None"),
+        (algorithms.folb(compress_down="int8"), {}, "compress_down = 'int8': should be none: a sum"),
+        (algorithms.folb(gradient="sketch"), {}, "gradient = 'sketch': should be exact"),
+        (algorithms.folb(uploads=["loss"]), {}, r"uploads = \['loss'\]: should be grad and gamma only"),
+        (algorithms.folb(server={"name": "lookahead", "stretch": 0.5}), {}, "should not need the length"),
         (
             algorithms.folb(server="fedexp"),
             {},
@@ -700,7 +728,7 @@ def test_two_phases_are_for_folb_alone(algorithm, settings, said):
 
 
 def test_two_phases_may_say_that_they_are_not_guarded():
-    assert TwoPhaseStrategy(algorithms.folb(), guarded=False).algorithm.guard is None
+    assert TwoPhaseStrategy(algorithms.folb(), guard="none").algorithm.guard is None
 
 
 def accepted():
@@ -708,7 +736,7 @@ def accepted():
     for name, make in ALGORITHMS.items():
         for server in SERVERS.parts:
             with contextlib.suppress(InputError):
-                TwoPhaseStrategy(make(K=6, server=server))
+                TwoPhaseStrategy(make(select={"K": 6}, server=server))
                 yield name, server
 
 
@@ -855,11 +883,8 @@ def test_metrics_of_an_evaluation_are_recorded(federation, model, tmp_path):
 
 
 def test_a_guarded_algorithm_of_one_s_own(federation, model):
-    @algorithms.named
-    def mine(*, lr=0.01):
-        return guard.guard(algorithms.compose(rules.Folb(), local={"lr": lr}, select={"K": 30}))
-
-    result = quick(mine()).start(InProcessGrid(apps(federation)), initial(model), 1)
+    mine = guard.guard(Algorithm(rule=rules.Folb(), local={"lr": 0.01}, select={"K": 30}))
+    result = quick(mine).start(InProcessGrid(apps(federation)), initial(model), 1)
     assert not same(result.arrays, initial(model))
 
 
@@ -1090,17 +1115,18 @@ def test_no_command_line_of_flower_s_is_kept(federation, model, tmp_path, monkey
         {"deadline": float("inf")},
         {"wait": -1},
         {"min_replies": 0},
-        {"select.over_selection": 0.9},
+        {"over_selection": 0.9},
         {"target": 0},
-        {"guard.cap": -7, "guard": "none"},
+        {"guard": guard.Guard(cap=-7)},
         {"min_train_nodes": 20},
         {"fraction_train": 1.5},
         {"min_available_nodes": 0},
         {"objective": "none"},
         {"seed": -1},
-        {"guard": "on"},
-        {"guard.cap": 0.5},
-        {"guard.cap": float("inf")},
+        {"guard": True},
+        {"guard": "off"},
+        {"guard": {"cap": 0.5}},
+        {"guard": guard.Guard(cap=float("inf"))},
         {"deadline": "2 minutes"},
         {"wait": None},
         {"target": "0.7"},

@@ -46,7 +46,7 @@ def change(result, model):
 def test_no_update_is_much_longer_than_the_others(name, federation, model, tmp_path):
     algorithm = getattr(algorithms, name)(select={"K": 8, "replacement": False})
     honest = quick(algorithm).start(InProcessGrid(apps(federation)), initial(model), 2)
-    strategy = quick(algorithm, directory=tmp_path, guarded=False)
+    strategy = quick(algorithm, directory=tmp_path, guard="none")
     attacked = strategy.start(InProcessGrid(apps(federation), tamper=scaled(1e14)), initial(model), 2)
     assert change(attacked, model) < 200 * change(honest, model)
     line = directory.read(tmp_path).rounds()[0][0]

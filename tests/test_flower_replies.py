@@ -78,11 +78,11 @@ def test_there_are_kinds_enough():
 
 def test_the_model_is_what_it_would_be_without_the_liar():
     """A rejected device has the same effect as one that was not asked, bit for bit."""
-    _, refused = round_with(KINDS["delta: not a number"], guarded=False)
+    _, refused = round_with(KINDS["delta: not a number"], guard="none")
     strategy = FederatedStrategy(
         algorithms.folb_hetero(select={"K": 40}, local={"lr": 0.1}),
         system=system.fixed(work=2),
-        guarded=False,
+        guard="none",
         wait=0.0,
         deadline=0.01,
     )
@@ -121,7 +121,7 @@ def test_a_survey_is_checked_as_well():
 
 
 def test_an_answer_from_another_node_is_refused():
-    expected = Expected(1, {"privacy.delta": Form(SHAPES)}, 9, node=5)
+    expected = Expected(1, {"delta": Form(SHAPES)}, 9, node=5)
     message = Message(RecordDict({"metrics": MetricRecord({})}), dst_node_id=5, message_type="train")
     reply = Message(message.content, reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 6
@@ -204,12 +204,12 @@ class Spoiler:
         return content
 
 
-def generated(algorithm, count, seed, guarded=False, repeated=False):
+def generated(algorithm, count, seed, guard="none", repeated=False):
     """So many times, a generated reply beside honest ones, then the step: how often it was used, and the longest step.
 
     With `repeated`, it comes twice.
     """
-    strategy = FederatedStrategy(algorithm, guarded=guarded, system=system.fixed(work=2), wait=0.0, deadline=0.05)
+    strategy = FederatedStrategy(algorithm, guard=guard, system=system.fixed(work=2), wait=0.0, deadline=0.05)
     grid = InProcessGrid(APPS)
     messages = list(strategy.configure_train(1, arrays(START), ConfigRecord(), grid))
     received = list(grid.send_and_receive(messages))
@@ -252,7 +252,7 @@ def test_no_generated_reply_spoils_the_model(name, count):
     algorithm = {"folb_hetero": algorithms.folb_hetero, "folb": algorithms.folb}[name](
         select={"K": 40}, local={"lr": 0.1}
     )
-    generated(algorithm, count, len(name), guarded=name == "folb")
+    generated(algorithm, count, len(name), guard="on" if name == "folb" else "none")
 
 
 ON_FLOWER = [name for name in ROBUST.parts if name != "fltrust"]  # which needs samples of the server
@@ -279,7 +279,7 @@ def test_numbers_of_any_size_that_are_let_in_leave_the_step_finite():
     for server in ("plain", "adam", "fedexp"):
         strategy = FederatedStrategy(
             algorithms.folb(select={"K": 5}, server=server),
-            guarded=False,
+            guard="none",
             system=system.fixed(work=1),
             wait=0.0,
             deadline=0.05,

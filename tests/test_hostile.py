@@ -24,7 +24,7 @@ from folb import Federation, algorithms, models, npz, simulate, system
 from folb.cli.main import main
 from folb.cli.options import drop_damaged, use_compilation_cache
 from folb.cli.signals import interruptible
-from folb.data import arrays, cache, fetch, leaf, source_files, tabular
+from folb.data import cache, fetch, leaf, source_files, tabular
 from folb.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,34 +49,37 @@ def failed(capsys, *arguments):
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 SETTINGS = {
-    "K is true": (lambda: algorithms.fedavg(select={"K": True}), "K = True: should be a whole number"),
-    "batch is true": (lambda: algorithms.fedavg(local={"batch": True}), "batch = True: should be a whole number"),
-    "mu is true": (lambda: algorithms.fedprox(local={"mu": True}), "mu = True: should be at least 0, and one number"),
+    "K is true": (lambda: algorithms.fedavg(select={"K": True}), "select.K = True: should be a whole number"),
+    "batch is true": (lambda: algorithms.fedavg(local={"batch": True}), "local.batch = True: should be a whole number"),
+    "mu is true": (
+        lambda: algorithms.fedprox(local={"mu": True}),
+        "local.mu = True: should be at least 0, and one number",
+    ),
     "mu is infinite": (
         lambda: algorithms.fedprox(local={"mu": math.inf}),
-        "mu = inf: should be at least 0, and finite",
+        "local.mu = inf: should be at least 0, and finite",
     ),
     "mu is infinite in 32 bits": (
         lambda: algorithms.fedprox(local={"mu": 1e39}),
-        r"mu = 1e\+39: should be at least 0, and finite",
+        r"local.mu = 1e\+39: should be at least 0, and finite",
     ),
     "two values of mu": (
         lambda: algorithms.fedprox(local={"mu": np.array([1.0, 2.0])}),
-        "mu = array.*, and one number",
+        "local.mu = array.*, and one number",
     ),
     "lr is infinite": (
         lambda: algorithms.fedavg(local={"lr": math.inf}),
-        "lr = inf: should be more than 0, and finite",
+        "local.lr = inf: should be more than 0, and finite",
     ),
-    "server_lr is infinite": (lambda: algorithms.fedavg(server={"lr": math.inf}), "server_lr = inf: .* and finite"),
-    "psi is infinite": (lambda: algorithms.folb_hetero(rule={"psi": math.inf}), "psi = inf: .* and finite"),
+    "server.lr is infinite": (lambda: algorithms.fedavg(server={"lr": math.inf}), "server.lr = inf: .* and finite"),
+    "psi is infinite": (lambda: algorithms.folb_hetero(rule={"psi": math.inf}), "rule.psi = inf: .* and finite"),
     "two values of psi": (
         lambda: algorithms.folb_hetero(rule={"psi": np.array([1.0, 2.0])}),
-        "psi = array.* and one number",
+        "rule.psi = array.* and one number",
     ),
     "eps is infinite": (
         lambda: algorithms.fedavg(server={"name": "adam", "eps": math.inf}),
-        "eps = inf: .* and finite",
+        "server.eps = inf: .* and finite",
     ),
     "tau is infinite": (lambda: system.deadline(tau=math.inf), "tau = inf: .* and at most"),
     "two rates of drop-out": (lambda: system.uniform(dropout=np.array([0.1, 0.2])), "dropout = array.* and one number"),
@@ -103,7 +106,7 @@ def test_a_batch_is_bounded_by_the_data():
         for batch in (10**6, 18)
     )
     np.testing.assert_array_equal(whole.params["weight"], bounded.params["weight"])
-    assert whole.parameters["batch"] == 10**6
+    assert whole.parameters["local.batch"] == 10**6
 
 
 def test_a_model_for_fewer_labels_than_there_are():
@@ -321,7 +324,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(little_room, tmp_path):
     many = {name: pa.array([0] * 10**5) for name in TABLE}
     parquet.write_table(pa.table(many), tmp_path / "bomb.parquet")
     for name, load in {
-        "bomb.npz": arrays.load,
+        "bomb.npz": tabular.load_arrays,
         "bomb.csv.gz": tabular.load,
         "line.csv.gz": tabular.load,
         "bomb.parquet": tabular.load,
@@ -329,7 +332,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(little_room, tmp_path):
         assert (tmp_path / name).stat().st_size < 20_000
         with pytest.raises(InputError, match=f"{name}: bytes = .*: should be at most 100000 when unpacked"):
             load(tmp_path / name)
-    assert arrays.load(tmp_path / "plain.npz").N == 3  # larger than 100 kB on the disk, too
+    assert tabular.load_arrays(tmp_path / "plain.npz").N == 3  # larger than 100 kB on the disk, too
 
 
 class Endless(BaseHTTPRequestHandler):
@@ -364,20 +367,20 @@ HURTS = [
     *([], [1.0], {}, {"a": {}}, object(), np.zeros((2, 2)), np.array([1.0, math.nan]), 1j, range(3), lambda: 1),
 ]
 NUMBERS = {
-    "fedprox": ("mu", "lr", "K", "batch", "server_lr"),
-    "folb_hetero": ("mu", "psi", "lr", "K", "batch"),
-    "feddyn": ("memory_alpha", "lr", "K"),
-    "accord": ("step_gain", "step_goal", "lr", "stretch"),
+    "fedprox": ("local.mu", "local.lr", "select.K", "local.batch", "server.lr"),
+    "folb_hetero": ("local.mu", "rule.psi", "local.lr", "select.K", "local.batch"),
+    "feddyn": ("memory.alpha", "local.lr", "select.K"),
+    "accord": ("step_size.gain", "step_size.goal", "local.lr", "server.stretch"),
 }
+HARMLESS = {"step_size.goal": -1}
 
 
 def hostile_setting(random):
-    """A setting with a value that no setting can have; None means the default for some, which is no mistake."""
+    """A setting with a value that it cannot have; None means the default, which is no mistake."""
     name = random.choice(sorted(NUMBERS))
     setting, value = random.choice(NUMBERS[name]), random.choice(HURTS)
-    if value is None and setting in ("server_lr", "step_gain", "step_goal", "stretch", "memory_alpha"):
-        value = math.nan
-    getattr(algorithms, name)(**{setting: value})
+    sound = value is None or value is HARMLESS.get(setting)
+    getattr(algorithms, name)(**{setting: math.nan if sound else value})
 
 
 WHOLE = {
@@ -406,7 +409,7 @@ def hostile_file(random, folder):
             )
     path = folder / f"file{suffix}"
     path.write_bytes(content)
-    load = {".csv": tabular.load, ".json": leaf.load, ".npz": arrays.load}[suffix]
+    load = {".csv": tabular.load, ".json": leaf.load, ".npz": tabular.load_arrays}[suffix]
     load(path)
     raise InputError("sound", 0, "after all")
 

@@ -1036,7 +1036,7 @@ def test_a_memory_of_devices_is_refused_where_draws_are_ahead_or_replies_unseen(
     algorithm = own("my_selection.py", "by_last_update")(select={"K": 2})
     with pytest.raises(InputError, match="neither a survey nor a memory"):
         simulate(FEDERATION, MODEL, algorithm, rounds=2, stream=True)
-    with pytest.raises(InputError, match="memory = 'unnamed': should be None"):
+    with pytest.raises(InputError, match="memory = 'mine': should be None"):
         memory = remembering(lambda w: ((), 0.0), lambda r: ((), r.own))
         folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.Folb(), memory=memory, select={"K": 5}))
 

@@ -112,10 +112,10 @@ class Origin:
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their paths. A mapping has some of one part: its "name", if it is another one, and its fields."""
+    """Settings by their paths. A mapping has some of one slot: its "name", if it is another part, and its fields."""
     paths: dict[str, Any] = {}
     for name, value in settings.items():
-        table = value if isinstance(value, Mapping) else {"name": value}
+        table = value if name in SLOTS and isinstance(value, Mapping) else {"name": value}
         for key, one in table.items():
             path = name if key == "name" else f"{name}.{key}"
             if path in paths:

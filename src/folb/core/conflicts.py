@@ -1,16 +1,18 @@
 """What does not go together, and why: a row for each combination of parts that no algorithm may have.
 
 A row reads the finished algorithm, and what its parts say of themselves. The first that holds is raised whenever an
-algorithm is made.
+algorithm is made. Flower's strategies have tables of their own, for what they cannot carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from folb.core.clipping import BOUNDED
+from folb.core.codec import UP
 from folb.core.guard import check_around
+from folb.core.server_step import SERVERS
 from folb.core.upload import GAMMA, GRAD
 from folb.errors import InputError
 
@@ -29,6 +31,11 @@ def _asks_for_gradients(a: Any) -> bool:
     return "grad" in a.rule.uploads and not (a.rule.surveyed and a.selection.survey == GRAD)
 
 
+def _single(a: Any) -> list[str]:
+    """The uploads of which the server would need each device's own."""
+    return [one.name for one in a.uploads if one.name not in (GRAD.name, GAMMA.name)]
+
+
 class Conflict(NamedTuple):
     """A setting that does not go with the others: what it should be, and when that is so; by default if it is set.
 
@@ -41,10 +48,10 @@ class Conflict(NamedTuple):
     value: Callable[[Any], Any] | None = None
 
 
-def check(algorithm: Algorithm) -> None:
-    """Raise an `InputError` for the first row that holds."""
+def check(algorithm: Algorithm, table: Mapping[str, Sequence[Conflict]] | None = None) -> None:
+    """Raise an `InputError` for the first row of a table that holds; by default of what no algorithm may have."""
     settings = algorithm.settings
-    for part, rows in CONFLICTS.items():
+    for part, rows in (CONFLICTS if table is None else table).items():
         for one in rows if not part or getattr(algorithm, part) is not None else ():
             value = settings.get(one.field) if one.value is None else one.value(algorithm)
             if value is not None if one.when is None else one.when(algorithm):
@@ -206,5 +213,90 @@ CONFLICTS: dict[str, tuple[Conflict, ...]] = {  # by the part that an algorithm 
             "select.replacement=false",
             lambda a: a.selection.replacement and a.privacy.scheme == "fixed",
         ),
+    ),
+}
+
+OF_FOLB = "should be one of folb's: devices do not have your own"
+FLOWER: dict[str, tuple[Conflict, ...]] = {  # what real devices cannot do
+    "asynchrony": (
+        Conflict(
+            "concurrency",
+            "should be None on Flower, where a round waits for its devices; the simulator has such rounds",
+        ),
+    ),
+    "attack": (Conflict("attack", "should be none on real devices: attacks are for the simulator"),),
+    "": (
+        Conflict(
+            "robust", "should be another rule: a Flower server has no samples of its own", lambda a: a.own_samples
+        ),
+        Conflict("compress_up", OF_FOLB, lambda a: type(a.compression.up) not in (type(None), *UP.known)),
+        Conflict("compress_down", OF_FOLB, lambda a: type(a.compression.down) not in (type(None), *UP.known)),
+    ),
+}
+
+SUMS = ", ".join(name for name, step in SERVERS.parts.items() if step.sum_alone)
+TWO_PHASES: dict[str, tuple[Conflict, ...]] = {  # what a server cannot do that sees only sums
+    "guard": (Conflict("guard", "is not possible with sums only: the guard looks at each gradient"),),
+    "robust": (Conflict("robust", "is not possible with sums only: it looks at each update"),),
+    "privacy": (
+        Conflict(
+            "privacy", "should be None with sums only: a device would have to know the noisy mean before it clips"
+        ),
+    ),
+    "memory": (
+        Conflict(
+            "select",
+            "should remember no devices: the server never sees their replies",
+            lambda a: a.settings["memory"] is None,
+        ),
+        Conflict(
+            "memory",
+            "should be None: the server cannot remember devices whose replies it never sees",
+            value=lambda a: a.memory.name,
+        ),
+    ),
+    "step_size": (
+        Conflict(
+            "step_size",
+            "should be None: it may look at single updates, which the server never sees",
+            lambda a: not a.step_size.scheduled,
+        ),
+    ),
+    "": (
+        Conflict(
+            "select",
+            "should not ask a device for its own {a.selection.survey.name}, but does",
+            lambda a: a.selection.survey is not None,
+        ),
+        *(
+            Conflict(name, "should be none: a sum adds up numbers, and a codec's bytes do not add up")
+            for name in ("compress_up", "compress_down")
+        ),
+        Conflict(
+            "gradient",
+            "should be exact: a device computes its own weight from its gradient",
+            lambda a: a.gradient.upload != GRAD,
+        ),
+        Conflict(
+            "select",
+            "should not ask a device for its own sketch, but does",
+            lambda a: a.selection.first is not None,
+        ),
+        Conflict(
+            "rule",
+            "should be one of folb, folb_hetero, folb_never_flip: all others need more than sums",
+            lambda a: a.rule.alone is None,
+        ),
+        Conflict(
+            "server",
+            f"should be one of {SUMS}: others may need each device's update",
+            lambda a: not a.server.sum_alone,
+        ),
+        Conflict(
+            "server",
+            "should not need the length of each device's update, as stretch does",
+            lambda a: a.server.by_lengths,
+        ),
+        Conflict("uploads", "should be grad and gamma only: the server never sees a reply by itself", _single, _single),
     ),
 }

@@ -302,7 +302,7 @@ class Slot(Generic[P]):
         owners = [other for other, one in self.parts.items() if name in settings_of(one)]
         if not owners:
             mine = () if made is None else settings_of(type(made))
-            choose("setting", self.spelt(name), [*self.fields, *map(self.spelt, mine)])
+            choose("setting", self.spelt(name), dict.fromkeys([*self.fields, *map(self.spelt, mine)]))
         whose = f"any {self.name}" if len(owners) == len(self.known) else f"{self.name}={', '.join(owners)}"
         return InputError(self.spelt(name), value, f"is for {whose}; {self.name} is {which}")
 

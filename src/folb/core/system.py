@@ -69,6 +69,12 @@ def given_work(system: System, units: Any) -> System:
     return partial(system, asked=units)
 
 
+def described(system: System) -> tuple[str, dict[str, Any]]:
+    """The name of a system model, and the settings that it was made with."""
+    made = system if isinstance(system, partial) else partial(system)
+    return getattr(made.func, "__name__", "own").strip("_"), dict(made.keywords)
+
+
 def times_bytes(system: System) -> bool:
     """Whether its seconds depend on the bytes of messages."""
     return not {"down", "up"}.isdisjoint(asked_for(system))

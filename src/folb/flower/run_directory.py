@@ -25,6 +25,7 @@ from folb.atomic import claimed, regular
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.round import State
+from folb.core.system import described
 from folb.core.upload import GAMMA
 from folb.core.user_code import user_code
 from folb.errors import SINGLE, InputError
@@ -57,9 +58,8 @@ class RunSettings(NamedTuple):
     def experiment(self) -> dict[str, Any]:
         """The keys of an experiment file, as the simulator writes them."""
         asked = self.settings
-        function: Any = getattr(asked.system, "func", asked.system)
-        system = getattr(function, "__name__", "own").strip("_")
-        parts = {self.algorithm.name: self.algorithm.settings, system: getattr(asked.system, "keywords", {})}
+        system, given = described(asked.system)
+        parts = {self.algorithm.name: self.algorithm.settings, system: given}
         content = {
             "dataset": asked.dataset,
             "model": asked.model,

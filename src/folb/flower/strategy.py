@@ -42,7 +42,7 @@ log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 class FederatedStrategy(Strategy):
-    """An algorithm of folb, such as `folb.algorithms.folb(K=10)`, as a Flower strategy.
+    """An algorithm of folb, such as `folb.algorithms.folb(select={"K": 10})`, as a Flower strategy.
 
     Its keywords are the fields of `StrategySettings`, which says what they mean. `algorithm` is the algorithm as it
     runs; `opened` is the round under way, or the last one.
@@ -79,7 +79,7 @@ class FederatedStrategy(Strategy):
         if (private := algorithm.privacy) is not None:
             about = (private.name, private.scheme, settings.min_available_nodes, private.noise, private.delta)
             log.info("private (%s, %s draws from %d devices or more): noise %s, delta %g", *about)
-        if settings.guarded and algorithm.guard is None:
+        if settings.guard is not None and algorithm.guard is None:
             log.info("not guarded: %s does not ask its devices for gradients", algorithm.name)
 
     def start(

@@ -8,11 +8,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from folb.core import selection
+from folb.core import conflicts, selection
 from folb.core import system as systems
-from folb.core.algorithm import Algorithm
-from folb.core.codec import UP
-from folb.core.guard import check_around, guard
+from folb.core.algorithm import Algorithm, flattened
+from folb.core.guard import GUARDS, Guard
 from folb.errors import SINGLE, InputError, check, check_whole, choose
 from folb.measures import ACCURACY, KNOWN, is_measure, measure
 
@@ -27,8 +26,8 @@ class StrategySettings:
     and at least `min_train_nodes`. `fraction_evaluate` of them, and at least `min_evaluate_nodes`, evaluate the model
     after each round (by default none). No round begins with fewer than `min_available_nodes`.
 
-    Real devices may lie, so a FOLB rule is `guarded` by default: no device's weight exceeds `cap` / K, and no update is
-    negated (folb.guard).
+    Real devices may lie, so a FOLB rule has a `guard` by default: no device's weight exceeds cap / K, and no update is
+    negated (folb.guard). It is given as to an algorithm; None or "none" means none.
     `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
@@ -46,8 +45,7 @@ class StrategySettings:
 
     algorithm: Algorithm
     _: KW_ONLY
-    guarded: bool = True
-    cap: float = 2.0
+    guard: Any = "on"
     seed: int = 0
     system: Any = None  # a system model; None: uniform()
     objective: str = "uniform"
@@ -73,37 +71,37 @@ class StrategySettings:
         algorithm = self.algorithm
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
-        if algorithm.asynchrony is not None:
-            expected = "should be None on Flower, where a round waits for its devices; the simulator has such rounds"
-            raise InputError("concurrency", algorithm.asynchrony.concurrency, expected)
+        conflicts.check(algorithm, conflicts.FLOWER)
         self._check_each()
-        algorithm = algorithm.but(selection=selection.over_selected(algorithm.selection, self.over_selection))
         self._check_counts(algorithm)
-        expected = "should be none on real devices: attacks are for the simulator"
-        check("attack", algorithm.name, algorithm.attack is None, expected)
-        expected = "should be another rule: a Flower server has no samples of its own"
-        check("robust", algorithm.robust and algorithm.robust.name, not algorithm.own_samples, expected)
-        expected = "should be one of folb's: devices do not have your own"
-        for name, codec in (("compress_up", algorithm.compression.up), ("compress_down", algorithm.compression.down)):
-            check(name, codec and codec.name, codec is None or type(codec) in UP.known, expected)
         if algorithm.privacy is not None:
             self._check_private(algorithm)
-        if algorithm.guard is not None:
-            check_around(algorithm)
         system = systems.uniform() if self.system is None else self.system
         check("system", system, callable(system), "should be a system model, such as system.uniform()")
         if needs := systems.asked_for(system):
             expected = f"should not need {', '.join(needs)}: on Flower bytes and seconds are real"
-            raise InputError("system", getattr(system, "func", system), expected)
-        if self.guarded and algorithm.privacy is None:
-            algorithm = guard(algorithm, self.cap)
-        # in place of what was given
-        vars(self).update(algorithm=algorithm, system=system, seed=int(self.seed), max_norm=float(self.max_norm))
+            raise InputError("system", systems.described(system)[0], expected)
+        guard = self._guard()
+        changed: dict[str, Any] = {}
+        if guard is not None and algorithm.guard is None and algorithm.privacy is None and algorithm.sees_gradients:
+            changed["guard"] = guard
+        if self.over_selection is not None:
+            changed["select.over_selection"] = self.over_selection
+        if changed:
+            algorithm = algorithm.replace(**changed)
+        given = {"algorithm": algorithm, "guard": guard, "system": system}
+        vars(self).update(given, seed=int(self.seed), max_norm=float(self.max_norm))  # in place of what was given
+
+    def _guard(self) -> Guard | None:
+        """The guard that is asked for, as an algorithm would have it."""
+        none = isinstance(self.guard, str) and self.guard == "none"
+        given = flattened({GUARDS.name: None if none else self.guard})
+        made: Guard | None = GUARDS.changed(Guard(), {path.partition(".")[2]: value for path, value in given.items()})
+        return made
 
     def _check_each(self) -> None:
         """Raise an `InputError` for a setting that is wrong by itself."""
-        for name in ("guarded", "replay"):
-            check(name, getattr(self, name), isinstance(getattr(self, name), bool), "should be True or False")
+        check("replay", self.replay, isinstance(self.replay, bool), "should be True or False")
         for name in ("seed", "max_abandoned", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
             check_whole(name, getattr(self, name), 0 if name == "seed" else 1)
         if self.min_replies is not None:
@@ -112,7 +110,6 @@ class StrategySettings:
         check_in("deadline", self.deadline, lambda value: 0 < value < math.inf, "more than 0 seconds")
         check_in("wait", self.wait, lambda value: 0 <= value < math.inf, "at least 0 seconds")
         check_in("max_norm", self.max_norm, lambda value: value >= 1, "at least 1; inf for no bound")
-        check_in("cap", self.cap, lambda value: 1 <= value < math.inf, "at least 1")
         if self.fraction_train is not None:
             check_in("fraction_train", self.fraction_train, lambda value: 0 <= value <= 1, "from 0 to 1")
         check_in("fraction_evaluate", self.fraction_evaluate, lambda value: 0 <= value <= 1, "from 0 to 1")

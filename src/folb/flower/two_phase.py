@@ -19,12 +19,11 @@ import jax
 import numpy as np
 from flwr.app import Message
 
+from folb.core import conflicts
 from folb.core.algorithm import Algorithm
-from folb.core.codec import Compression
 from folb.core.round import State
 from folb.core.rules import Mean, Round
-from folb.core.server_step import SERVERS
-from folb.core.upload import GRAD, Upload
+from folb.core.upload import Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
 from folb.flower.open_round import OpenRound, close
@@ -55,52 +54,14 @@ class TwoPhaseStrategy(FederatedStrategy):
     further = (SCALED_GRAD,)
 
     def __init__(self, algorithm: Algorithm, *, min_devices: int = 3, add: Sum = in_the_clear, **settings: Any) -> None:
-        if settings.pop("guarded", False) is not False or algorithm.guard is not None:
-            raise InputError("guarded", True, "is not possible with sums only: the guard looks at each gradient")
-        if algorithm.robust is not None:
-            raise InputError("robust", algorithm.robust.name, "is not possible with sums only: it looks at each update")
-        if "cap" in settings:
-            raise InputError("cap", settings["cap"], "belongs to the guard, which is not possible with sums only")
         if "max_norm" in settings:
             raise InputError("max_norm", settings["max_norm"], "is not possible with sums only: it bounds each update")
-        super().__init__(algorithm, guarded=False, **settings)
+        super().__init__(algorithm, **{"guard": None} | settings)
+        conflicts.check(self.algorithm, conflicts.TWO_PHASES)
         check_whole("min_devices", min_devices, 2)
         if self.settings.fraction_train is None and min_devices > algorithm.selection.enough:
             raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.enough}")
-        if algorithm.privacy is not None:
-            expected = "should be None with sums only: a device would have to know the noisy mean before it clips"
-            raise InputError("privacy", algorithm.privacy.name, expected)
-        survey = algorithm.selection.survey
-        if survey is not None:
-            raise InputError("sampling", algorithm.name, f"should not ask a device for its own {survey.name}, but does")
-        if algorithm.memory is not None:
-            expected = "should be None: the server cannot remember devices whose replies it never sees"
-            raise InputError("memory", algorithm.name, expected)
-        if algorithm.step_size is not None and not algorithm.step_size.scheduled:
-            expected = "should be None: it may look at single updates, which the server never sees"
-            raise InputError("step_size", algorithm.name, expected)
-        if algorithm.compression != Compression():
-            expected = "should be none: a sum adds up numbers, and a codec's bytes do not add up"
-            name = "compress_up" if algorithm.compression.up is not None else "compress_down"
-            raise InputError(name, algorithm.settings.get(name), expected)
-        if algorithm.gradient.upload != GRAD:
-            expected = "should be exact: a device computes its own weight from its gradient"
-            raise InputError("gradient", algorithm.gradient.name, expected)
-        if algorithm.selection.first is not None:
-            raise InputError("sampling", algorithm.name, "should not ask a device for its own sketch, but does")
         self.min_devices, self.add = min_devices, add
-        if algorithm.rule.alone is None:
-            expected = "should be one of folb, folb_hetero, folb_never_flip: all others need more than sums"
-            raise InputError("algorithm", algorithm.name, expected)
-        server = algorithm.server
-        if not server.sum_alone:
-            known = ", ".join(name for name, step in SERVERS.parts.items() if step.sum_alone)
-            raise InputError("server", server.name, f"should be one of {known}: others may need each device's update")
-        if server.by_lengths:
-            expected = "should not need the length of each device's update, as stretch does"
-            raise InputError("server", server.name, expected)
-        if extra := [upload.name for upload in algorithm.uploads if upload.name not in ("grad", "gamma")]:
-            raise InputError("uploads", extra, "should be grad and gamma only: the server never sees a reply by itself")
 
     def uploads(self, algorithm: Algorithm) -> tuple[Upload, Upload]:
         """What a device sends in phase 2: its terms of the two sums."""
@@ -151,7 +112,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             delta={name: value[None] / np.float32(total or 1.0) for name, value in step.items()},
         )
         how = replace(opened.algorithm.selection, K=1)
-        alone = replace(opened.algorithm, selection=how, rule=Mean())
+        alone = opened.algorithm.but(selection=how, rule=Mean())
         return opened.close(jax.tree.map(np.asarray, close(alone, opened.state, round)))
 
 
