@@ -104,7 +104,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     system = _chosen("system", experiment.system, SYSTEMS)
     algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
-    own = _own_parts(algorithms, experiment.set)
+    own = _own_parts(parts, experiment.set)
     _distribute(parts, "set", experiment.set, _take)
     _distribute(algorithms, "box", experiment.box, _take_box)
 
@@ -249,10 +249,11 @@ def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
 LR = "local.lr"
 
 
-def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
+def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
     """The classes of parts that a user's own files have, as they are given: each algorithm has their fields, too."""
     own: dict[str, Any] = {}
-    for _, name, value in _spread(algorithms, given):
+    algorithms = [part for part in parts if part.swept]
+    for _, name, value in _spread(parts, "set", given):
         for spec in value if isinstance(value, list | tuple) else [value]:
             if name not in SLOTS or not (isinstance(spec, str) and ".py:" in spec):
                 continue
@@ -266,7 +267,7 @@ def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, 
     return own
 
 
-def _spread(parts: list[Chosen], given: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
+def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
     """For each value: the one part that it is for, or None; its path; and itself."""
     names = [part.name for part in parts]
     flat: list[tuple[str | None, str, Any]] = []
@@ -276,7 +277,7 @@ def _spread(parts: list[Chosen], given: Mapping[str, Any]) -> list[tuple[str | N
             flat += [(only, name, one) for name, one in flattened(value).items()]
         elif isinstance(value, Mapping):
             if key not in SLOTS:
-                choose("set", key, [*names, *SLOTS])
+                choose(where, key, [*names, *SLOTS])
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
@@ -287,7 +288,7 @@ def _distribute(
     parts: list[Chosen], field: str, given: Mapping[str, Any], take: Callable[[Chosen, str, Any], None]
 ) -> None:
     """Let each part take what `given` has for its settings."""
-    for only, name, value in _spread(parts, given):
+    for only, name, value in _spread(parts, field, given):
         takers = [part for part in parts if name in part.settings and only in (None, part.name)]
         if not takers:
             _refuse(parts, name, value, only, field)
@@ -324,6 +325,8 @@ ELSEWHERE = {  # what other libraries call a setting
     "epochs": "local.unit=epoch, with --system fixed --set work=EPOCHS",
     "local.epochs": "local.unit=epoch, with --system fixed --set work=EPOCHS",
     "momentum": "local=momentum (on devices) or server=momentum",
+    "sampling": "select",
+    "averaging": "rule.weights",
 }
 
 
