@@ -300,7 +300,7 @@ def test_a_box_for_one_algorithm_leaves_the_others_alone():
         (["--box", "select.K=5,8-9"], "select.K = '8-9': should be a whole number, or a range: 8..9"),
         (["--box", "select.K=5,many"], "select.K = 'many': should be a whole number\n"),
         (["--box", "lr"], "box = 'lr': should be KEY=VALUE"),
-        (["--box", "lrr=1..2"], "box = 'lrr': did you mean 'lr'?"),
+        (["--box", "local.lrr=1..2"], "box = 'local.lrr': did you mean 'local.lr'?"),
         (["--box", "rule.psi=1..2"], "rule.psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),
         (["--box", "fedavg.local.lr=1..2"], "box = 'fedavg': choose one of folb"),
         (["--set", "local.lr=1", "--box", "local.lr=1..2"], "local.lr = '1..2': is in the box and also set; give it once"),

@@ -66,8 +66,7 @@ class Named:
             slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
             if names is None or len(names) > 1:
                 found[name] = slot.choice(names)
-            own = usual if names is not None and len(names) == 1 else slot.fields
-            found |= {path: known[path] for path in slot.fields if path in own}
+            found |= {path: known[path] for path in slot.fields if names is None or path in slot.of(names)}
             if slot.record is None and part is not None:
                 found |= {slot.spelt(field): hint for field, hint in described(type(part)).items()}
         found |= {path: known[path] for path in USUAL.others.settings}
