@@ -44,6 +44,27 @@ def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
     (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
     again = plan(from_toml(tmp_path / "experiment.toml"))
     assert again.differs == first.differs == "rounds=7 sizes=20,30 local.lr=0.5 server=adam"
+    assert [one.settings for one in again.algorithms] == [one.settings for one in first.algorithms]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"server": "adam"},
+        {"server": ["adam", "plain"]},
+        {"server": ["adam", "yogi"], "server.lr": 1},  # not adam's, though it is plain's
+        {"local": "momentum", "local.beta": 0.5},
+        {"robust": "krum", "select.replacement": False},
+        {"privacy": "central", "privacy.noise": 1, "select": "poisson"},
+    ],
+)
+def test_a_file_with_every_setting_makes_the_same_algorithms(given, tmp_path):
+    own = {"synthetic_1_1": {"sizes": [20] * 12}} | given
+    first = plan(Experiment("synthetic_1_1", algorithms=["fedavg", "fedprox", "fedasync"][: 3 - (len(given) > 1)], set=own))
+    (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
+    again = plan(from_toml(tmp_path / "experiment.toml"))
+    assert [one.settings for one in again.algorithms] == [one.settings for one in first.algorithms]
+    assert again.differs == first.differs and all(f"{name}=" in first.differs for name in given)
 
 
 def test_on_flower_only_what_a_file_can_hold_is_told():

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Two algorithms with two seeds, evaluated three times."""
-    experiment = {**CHOICES, "algorithms": ["fedprox"], "set": {"sizes": [20, 30], "K": 2, "mu": [0.1, 1.0]}}
+    experiment = {**CHOICES, "algorithms": ["fedprox"], "set": {"sizes": [20, 30], "select.K": 2, "local.mu": [0.1, 1.0]}}
     return folb.execute(experiment, directory=tmp_path_factory.mktemp("reading") / "one")
 
 

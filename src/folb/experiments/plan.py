@@ -163,7 +163,7 @@ def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) 
     """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
     for part in parts:
-        defaults = {name: setting.default for name, setting in part.settings.items()}
+        defaults = _defaults(part)
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in part.given.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
         # a setting that is none, as by default, says nothing
@@ -177,9 +177,20 @@ def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) 
     )
 
 
+def _defaults(part: Chosen) -> dict[str, Any]:
+    """The defaults of a part's settings; None for the fields of a slot that is given: each part has its own."""
+    defaults = {name: setting.default for name, setting in part.settings.items()}
+    given = {name: slot for name, slot in SLOTS.items() if name in part.box or name in part.given} if part.swept else {}
+    for name, slot in given.items():
+        if name in part.box or part.given[name] != [defaults[name]]:
+            own = (path for path in defaults if path.startswith(f"{name}.") and path not in slot.of(()))
+            defaults |= dict.fromkeys(own)
+    return defaults
+
+
 def _usual_and_given(part: Chosen, dataset: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A part's name, its usual settings, those of the dataset included, and those that it was given."""
-    usual = {name: [setting.default] if part.swept else setting.default for name, setting in part.settings.items()}
+    usual = {name: [default] if part.swept else default for name, default in _defaults(part).items()}
     by_dataset = _by_dataset(part, dataset) if part.swept else {}
     return part.name, usual | by_dataset, part.given | _spelt_box(part)
 
