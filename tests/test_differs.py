@@ -60,7 +60,9 @@ def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
 )
 def test_a_file_with_every_setting_makes_the_same_algorithms(given, tmp_path):
     own = {"synthetic_1_1": {"sizes": [20] * 12}} | given
-    first = plan(Experiment("synthetic_1_1", algorithms=["fedavg", "fedprox", "fedasync"][: 3 - (len(given) > 1)], set=own))
+    first = plan(
+        Experiment("synthetic_1_1", algorithms=["fedavg", "fedprox", "fedasync"][: 3 - (len(given) > 1)], set=own)
+    )
     (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
     again = plan(from_toml(tmp_path / "experiment.toml"))
     assert [one.settings for one in again.algorithms] == [one.settings for one in first.algorithms]

@@ -105,6 +105,7 @@ SHOWN = {
     "folb list algorithms": ["list", "algorithms"],
     "folb list parts": ["list", "parts"],
     "folb list folb": ["list", "folb"],
+    "folb list server": ["list", "server"],
 }
 
 

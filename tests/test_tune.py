@@ -114,9 +114,7 @@ def test_a_point_that_only_touches_the_target_loses_by_the_sustained_one():
     later = 3 * [run([0.1, 0.75, 0.1, 0.8, 0.8, 0.8, 0.8, 0.8], 8 * [1.0])]
 
     def order(by):
-        return [
-            (point.rank, point.algorithm.settings["local.mu"]) for point in search(touches, holds, later, by=by)[1]
-        ]
+        return [(point.rank, point.algorithm.settings["local.mu"]) for point in search(touches, holds, later, by=by)[1]]
 
     assert order("first") == [(1, 0.0), (2, 2.0), (3, 1.0)]
     assert order("sustained") == [(1, 1.0), (2, 2.0), (3, 0.0)]
@@ -178,6 +176,7 @@ def test_the_winner_has_the_best_values_and_all_else_as_it_was():
         (["--algorithm", "folb", "--local.mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
         (["--algorithm", "flob", "--local.mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
         (["--algorithm", "folb", "--local.nu", "1,2"], "unrecognized arguments: --local.nu 1,2 (see folb tune --help)"),
+        (["--algorithm", "folb", "--lr", "1,2"], "did you mean --local.lr or --server.lr? unrecognized arguments"),
         (["--local.mu", "1,2"], "required: --algorithm"),
     ],
 )
@@ -280,7 +279,9 @@ def test_numbers_are_one_program_and_each_point_meets_every_swept_value():
 
 def test_a_box_for_one_algorithm_leaves_the_others_alone():
     choices = CHOICES | {"algorithms": ["folb", "fedavg"]}
-    planned = plan(Experiment("synthetic_1_1", box={"local.lr": "0.1..1", "folb": {"local.mu": "0..1"}}, points=3, **choices))
+    planned = plan(
+        Experiment("synthetic_1_1", box={"local.lr": "0.1..1", "folb": {"local.mu": "0..1"}}, points=3, **choices)
+    )
     assert [one.name for one in planned.algorithms] == 3 * ["folb"] + 3 * ["fedavg"]
     planned = plan(Experiment("synthetic_1_1", box={"folb": {"local.mu": "0..1"}}, points=3, **choices))
     assert [one.name for one in planned.algorithms] == 3 * ["folb"] + ["fedavg"]
@@ -301,14 +302,23 @@ def test_a_box_for_one_algorithm_leaves_the_others_alone():
         (["--box", "select.K=5,many"], "select.K = 'many': should be a whole number\n"),
         (["--box", "lr"], "box = 'lr': should be KEY=VALUE"),
         (["--box", "local.lrr=1..2"], "box = 'local.lrr': did you mean 'local.lr'?"),
-        (["--box", "rule.psi=1..2"], "rule.psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),
+        (
+            ["--box", "rule.psi=1..2"],
+            "rule.psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb",
+        ),
         (["--box", "fedavg.local.lr=1..2"], "box = 'fedavg': choose one of folb"),
-        (["--set", "local.lr=1", "--box", "local.lr=1..2"], "local.lr = '1..2': is in the box and also set; give it once"),
+        (
+            ["--set", "local.lr=1", "--box", "local.lr=1..2"],
+            "local.lr = '1..2': is in the box and also set; give it once",
+        ),
         (
             ["--set", "folb.local.lr=1", "--box", "local.lr=1..2"],
             "local.lr = '1..2': is in the box and also set; give it once",
         ),
-        (["--local.lr", "1,2", "--box", "local.lr=1..2"], "local.lr = '1..2': is in the box and also set; give it once"),
+        (
+            ["--local.lr", "1,2", "--box", "local.lr=1..2"],
+            "local.lr = '1..2': is in the box and also set; give it once",
+        ),
         (["--box", "local.lr=1..2", "--points", "0"], "points = 0: should be a whole number from 1"),
         (["--box", "local.lr=1..2", "--box-seed", "-1"], "box_seed = -1: should be a whole number from 0"),
         (["--box", "server=1..2"], "server = '1..2': is a range, but the setting is not a number"),
@@ -349,7 +359,9 @@ def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys,
     stored = directory.read(grid)
     assert stored.experiment["box"] == first["box"]
     assert (stored.experiment["points"], stored.experiment["box_seed"]) == (4, 3)
-    recorded = [(about["parameters"]["local.lr"], about["parameters"]["server.lr"]) for about in stored.environment["runs"]]
+    recorded = [
+        (about["parameters"]["local.lr"], about["parameters"]["server.lr"]) for about in stored.environment["runs"]
+    ]
     assert set(recorded) == set(points)
     assert json.loads((grid / directory.RESULTS).read_bytes())["box"] == first["box"]
     assert "box" not in from_toml(grid / directory.WINNER).set and not from_toml(grid / directory.WINNER).box

@@ -354,4 +354,6 @@ def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field:
     if only is None and (first := name.partition(".")[0]) in dict(everyone):
         choose(field, first, [part.name for part in parts])
     known = {key for part in parts if only in (None, part.name) for key in part.settings}
-    raise_unknown(field, name, sorted(known | {key for _, keys in everyone for key in keys if key.endswith(f".{name}")}))
+    raise_unknown(
+        field, name, sorted(known | {key for _, keys in everyone for key in keys if key.endswith(f".{name}")})
+    )
