@@ -122,7 +122,7 @@ def completed(script, *words, **env):
         (["compare", "mnist", "--set", "server", "=", "ad"], ["adagrad", "adam"]),  # as bash splits it
         (
             ["compare", "mnist", "--set", "server", "="],
-            "plain momentum nesterov lookahead adagrad adam yogi fedexp".split(),
+            ["plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi", "fedexp"],
         ),
         (
             ["compare", "mnist", "--set", "fedavg.server=yogi,ad"],

@@ -1,7 +1,7 @@
 """`folb completion`: a script that completes commands, options, names and runs in a shell.
 
-The names are in the script, and the words of settings. Only runs are looked up when a key is pressed: the names of directories, and of these only
-plain ones, because a shell would expand others.
+The names are in the script, and the words of settings. Only runs are looked up when a key is pressed: the names of
+directories, and of these only plain ones, because a shell would expand others.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ def _usual(dataset: str) -> str:
     from folb.data import defaults
 
     usual = defaults(dataset)
-    return f"unless set: model {usual.model}, local.lr {usual.lr:g}, local.mu {usual.mu:g} for fedprox, target {usual.target:g}"
+    settings = f"local.lr {usual.lr:g}, local.mu {usual.mu:g} for fedprox"
+    return f"unless set: model {usual.model}, {settings}, target {usual.target:g}"
 
 
 def _show(section: Section, *, settings: bool) -> None:
@@ -225,9 +226,9 @@ def _slot(slot: Slot[Any]) -> None:
     if known := _fields(slot, slot.record):
         console.print("\n[bold underline]With each of them[/bold underline]", highlight=False)
         tables.show(tables.settings(known))
-    tables.say(
-        f"\n`--set {slot.name}=NAME` chooses one, and a path such as {next(iter(slot.fields), slot.name)} sets its fields."
-    )
+    path = next(iter(slot.fields), None)
+    fields = f", and --set {path}=VALUE sets a field of it" if path else ""
+    tables.say(f"\n--set {slot.name}=NAME chooses one{fields}.")
 
 
 def _parts() -> None:

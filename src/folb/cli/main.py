@@ -42,7 +42,7 @@ EXAMPLES = """examples:
   folb compare synthetic_1_1 --set local.mu=0.01,0.1 --set rule.weights=samples
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10
   folb run experiment.toml
-  folb tune synthetic_1_1 --algorithm folb_hetero --local.mu 0,0.1 --rule.psi 1,10
+  folb tune synthetic_1_1 --algorithm folb_hetero --local.mu 0,1 --rule.psi 1,10
   folb tune synthetic_1_1 --algorithm folb --box local.lr=log:0.01..1 --points 9
   folb reproduce table1 --quick
   folb arena --only 'synthetic_*' --contenders classic

@@ -230,7 +230,8 @@ class Slot(Generic[P]):
 
     def of(self, names: Iterable[str]) -> set[str]:
         """The paths to the fields of its record, and of these parts."""
-        kinds = [*([] if self.record is None else [self.record]), *(self.parts[name] for name in names)]
+        kinds: list[type[Part]] = [self.parts[name] for name in names]
+        kinds += [] if self.record is None else [self.record]
         return {self.spelt(name) for kind in kinds for name in settings_of(kind)}
 
     def _described(self, of: list[tuple[str, Any]]) -> Any:
