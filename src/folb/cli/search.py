@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 SETTINGS = """Every setting of the algorithm is an option, too, which takes the values to try:
---select.K 10,20 --local.mu 0.1,1. `folb list NAME` shows an algorithm's settings."""
+--select.K 5,10 --local.mu 0,1. `folb list NAME` shows an algorithm's settings."""
 
 
 def add(commands: Any, whole: bool) -> None:
