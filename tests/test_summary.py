@@ -144,7 +144,7 @@ def test_seconds_and_bytes_to_the_target_are_those_until_the_end_of_its_round():
 
 @pytest.fixture
 def wide():
-    runs = [run(7 * [0.9], parameters={"rule.weights": average}) for average in ("simple", "samples")]
+    runs = [run(7 * [0.9], parameters={"rule.weights": average}) for average in ("equal", "samples")]
     return tables.results(runs, 0.7)
 
 
