@@ -178,8 +178,13 @@ def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) 
 
 
 def _defaults(part: Chosen) -> dict[str, Any]:
-    """The defaults of a part's settings; None for the fields of a slot that is given: each part has its own."""
+    """The defaults of a part's settings; None for a user's own part, which its algorithm has without a name.
+
+    None, too, for the fields of a slot that is given: each part has its own.
+    """
     defaults = {name: setting.default for name, setting in part.settings.items()}
+    named = {name: slot.parts for name, slot in SLOTS.items() if part.swept and name in defaults}
+    defaults |= {name: None for name, parts in named.items() if defaults[name] not in parts}
     given = {name: slot for name, slot in SLOTS.items() if name in part.box or name in part.given} if part.swept else {}
     for name, slot in given.items():
         if name in part.box or part.given[name] != [defaults[name]]:
