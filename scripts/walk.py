@@ -128,7 +128,7 @@ def flower_round(rounds: int = 2) -> Walk:
             return measured
 
     apps = [client_app(lambda context, own=own: Device(*own, gradient)) for own in data]
-    strategy = Counted(algorithms.folb(K=3), wait=0.0, fraction_evaluate=0.0)
+    strategy = Counted(algorithms.folb(select={"K": 3}), wait=0.0, fraction_evaluate=0.0)
     walk.counts = False
     with walked(walk):
         strategy.start(Grid(apps), arrays({"weight": np.zeros(3, np.float32)}), num_rounds=rounds)

@@ -128,7 +128,7 @@ def drag(tab, node, start, end):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """A run that was run."""
-    tiny = {"sizes": [20, 30, 40], "K": 2, "mu": [0.01, 1.0]}
+    tiny = {"sizes": [20, 30, 40], "select.K": 2, "local.mu": [0.01, 1.0]}
     experiment = Experiment(
         "synthetic_1_1",
         algorithms=["folb"],

@@ -73,7 +73,7 @@ def test_info_counts_what_the_federation_has(store, tmp_path, capsys):
     assert shown["samples"] == "700: 630 to train on, 70 to test on, a random tenth of each device's"
     assert shown["per device"] == "mean 100.0, sd 0.0, from 100 to 100"
     assert shown["classes"] == "10; a device has 10.0 of them on average"
-    assert shown["defaults"] == "model logistic, lr 0.03, mu 1 for fedprox, target 0.8"
+    assert shown["defaults"] == "model logistic, local.lr 0.03, local.mu 1 for fedprox, target 0.8"
     federation = data.load("mnist", devices=7, partition="iid")
     assert federation.labels().sum(axis=1).tolist() == [100] * 7
     assert f"{100 * np.bincount(federation.test.y).max() / 70:.1f} % of the test samples" in shown["majority"]

@@ -44,6 +44,29 @@ def test_a_file_with_every_setting_differs_in_the_same(tmp_path):
     (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
     again = plan(from_toml(tmp_path / "experiment.toml"))
     assert again.differs == first.differs == "rounds=7 sizes=20,30 local.lr=0.5 server=adam"
+    assert [one.settings for one in again.algorithms] == [one.settings for one in first.algorithms]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"server": "adam"},
+        {"server": ["adam", "plain"]},
+        {"server": ["adam", "yogi"], "server.lr": 1},  # not adam's, though it is plain's
+        {"local": "momentum", "local.beta": 0.5},
+        {"robust": "krum", "select.replacement": False},
+        {"privacy": "central", "privacy.noise": 1, "select": "poisson"},
+    ],
+)
+def test_a_file_with_every_setting_makes_the_same_algorithms(given, tmp_path):
+    own = {"synthetic_1_1": {"sizes": [20] * 12}} | given
+    first = plan(
+        Experiment("synthetic_1_1", algorithms=["fedavg", "fedprox", "fedasync"][: 3 - (len(given) > 1)], set=own)
+    )
+    (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
+    again = plan(from_toml(tmp_path / "experiment.toml"))
+    assert [one.settings for one in again.algorithms] == [one.settings for one in first.algorithms]
+    assert again.differs == first.differs and all(f"{name}=" in first.differs for name in given)
 
 
 def test_on_flower_only_what_a_file_can_hold_is_told():
@@ -53,3 +76,44 @@ def test_on_flower_only_what_a_file_can_hold_is_told():
 
     made = algorithms.fedavg(select={"name": Uniform(), "K": 3})
     assert RunSettings(StrategySettings(made), made, 5).differs() == "algorithms=fedavg rounds=5 select.K=3"
+
+
+OWN = """
+import folb
+
+
+class Steady(folb.ServerStep):
+    most: float = folb.setting("the longest step", default=1.0)
+
+    def init(self, params):
+        return ()
+
+    def apply(self, memory, round, update):
+        return round.params, memory
+
+
+mine = folb.Algorithm(server=Steady(0.5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"mine.server.most": [0.25, 2]}, " server.most=0.25,2"),  # which no other has
+        ({"mine.server": "adam"}, "mine.server=adam"),
+        (
+            {"fedavg.server": "my_server.py:Steady", "fedavg.server.most": 3},
+            "fedavg.server=my_server.py:Steady fedavg.server.most=3",
+        ),
+    ],
+)
+def test_a_file_with_parts_of_a_user_makes_the_same_algorithms(given, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_server.py").write_text(OWN)
+    first = plan(Experiment("synthetic_1_1", algorithms=["fedavg", "my_server.py:mine"], set=SMALL | given))
+    (tmp_path / "experiment.toml").write_text(to_toml(first.experiment))
+    again = plan(from_toml(tmp_path / "experiment.toml"))
+    assert [one.settings for one in again.algorithms] == [one.settings for one in first.algorithms]
+    assert again.differs == first.differs and first.differs.endswith(words)
+    assert again.identity == first.identity

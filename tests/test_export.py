@@ -22,7 +22,7 @@ from folb.store import directory
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run directory with records of its devices."""
-    settings = {"sizes": [20, 30, 40], "K": 2, "mu": [0.01, 1]}
+    settings = {"sizes": [20, 30, 40], "select.K": 2, "local.mu": [0.01, 1]}
     choices = {"rounds": 6, "seeds": 2, "evaluate_every": 2, "records": True, "set": settings}
     experiment = Experiment("synthetic_1_1", algorithms=["folb"], **choices)
     path = tmp_path_factory.mktemp("export") / "run"

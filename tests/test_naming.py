@@ -68,7 +68,7 @@ def test_a_name_does_not_change_the_run(tmp_path, monkeypatch):
         "algorithms": ["fedavg"],
         "rounds": 2,
         "seeds": 1,
-        "set": {"sizes": [20, 30], "K": 2},
+        "set": {"sizes": [20, 30], "select.K": 2},
     }
     stored = folb.execute(fields, name="mine", tags=["x"], keep_model=False)
     assert stored.environment["identity"] == plan(folb.Experiment(**fields)).identity

@@ -20,7 +20,11 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Two algorithms with two seeds, evaluated three times."""
-    experiment = {**CHOICES, "algorithms": ["fedprox"], "set": {"sizes": [20, 30], "K": 2, "mu": [0.1, 1.0]}}
+    experiment = {
+        **CHOICES,
+        "algorithms": ["fedprox"],
+        "set": {"sizes": [20, 30], "select.K": 2, "local.mu": [0.1, 1.0]},
+    }
     return folb.execute(experiment, directory=tmp_path_factory.mktemp("reading") / "one")
 
 
@@ -115,5 +119,5 @@ def test_everything_is_shown_in_one_line(stored, simulated):
     }
     assert list(shown) == list(shown.values())
     algorithm = repr(algorithms.fedprox(local={"mu": 0.5}, select={"K": 3}))
-    assert algorithm.startswith("Algorithm(fedprox, select.K=3, ") and "local.mu=0.5" in algorithm
+    assert algorithm.startswith("Algorithm(fedprox, ") and "select.K=3, " in algorithm and "local.mu=0.5" in algorithm
     assert "\n" not in algorithm and len(algorithm) < 400

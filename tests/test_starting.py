@@ -87,8 +87,13 @@ def test_directories_that_cannot_be(home, capsys, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def scripts():
     commands = completion.table(parser(tuning=True), completion._names())
-    made = {"bash": completion.bash, "zsh": completion.zsh, "fish": completion.fish}
-    return {shell: "\n".join(make(commands)) for shell, make in made.items()}
+    values = completion._values()
+    made = {
+        "bash": completion.bash(commands, values),
+        "zsh": completion.zsh(commands, values),
+        "fish": completion.fish(commands),
+    }
+    return {shell: "\n".join(lines) for shell, lines in made.items()}
 
 
 def completed(script, *words, **env):
@@ -110,7 +115,24 @@ def completed(script, *words, **env):
         (["compare", "mnist", "--algorithms", "fedavg,acc"], ["fedavg,accord"]),
         (["compare", "mnist", "--model", "c"], ["cnn", "char_lstm"]),
         (["tune", "--algorithm", "accor"], ["accord"]),
-        (["tune", "mnist", "--step-ga"], ["--step-gain"]),
+        (["tune", "mnist", "--step_size.ga"], ["--step_size.gain"]),
+        (["tune", "mnist", "--server", "lo"], ["lookahead"]),
+        (["compare", "mnist", "--set", "server.st"], ["server.stretch="]),
+        (["compare", "mnist", "--set", "parti"], ["partition="]),
+        (["compare", "mnist", "--set", "server", "=", "ad"], ["adagrad", "adam"]),  # as bash splits it
+        (
+            ["compare", "mnist", "--set", "server", "="],
+            ["plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi", "fedexp"],
+        ),
+        (
+            ["compare", "mnist", "--set", "fedavg.server=yogi,ad"],
+            ["fedavg.server=yogi,adagrad", "fedavg.server=yogi,adam"],
+        ),
+        (["compare", "mnist", "--set", "robust", "=", "none,kr"], ["none,krum"]),
+        (["compare", "mnist", "--set", "local.lr", "=", ""], []),
+        (["tune", "mnist", "--box", "local.un"], ["local.unit="]),
+        (["data", "info", "mnist", "--set", "server.st"], []),
+        (["list", "serv"], ["server"]),
         (["compare", "mnist", "--no-m"], ["--no-model"]),
         (["export", "last", "--format", "p"], ["parquet"]),
         (["data", "info", "shak"], ["shakespeare"]),

@@ -93,7 +93,7 @@ def verdicts():
 SMALL = ["synthetic_1_1", "--set", "devices=12", "--rounds", "40", "--seeds", "3"]
 SHOWN = {
     "folb compare": ["compare", *SMALL, "--target", "0.75"],
-    "folb tune": ["tune", *SMALL, "--algorithm", "folb_hetero", "--mu", "0.01,0.1", "--psi", "1,10"],
+    "folb tune": ["tune", *SMALL, "--algorithm", "folb_hetero", "--local.mu", "0.01,0.1", "--rule.psi", "1,10"],
     "folb attack": ["attack", *SMALL, "--algorithms", "fedavg,folb", "--rules", "none,geometric_median"],
     "folb runs": ["runs"],
     "folb show": ["show", "synthetic_1_1-0123abcd"],
@@ -105,6 +105,7 @@ SHOWN = {
     "folb list algorithms": ["list", "algorithms"],
     "folb list parts": ["list", "parts"],
     "folb list folb": ["list", "folb"],
+    "folb list server": ["list", "server"],
 }
 
 
@@ -223,5 +224,5 @@ def test_a_setting_of_an_algorithm_is_listed_once(capsys):
     assert main.main(["list", "accord"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     names = [words[0] for words in lines if words[1:2] == ["="]]
-    assert {"lr", "beta", "K"} <= set(names) and len(names) == len(set(names))
-    assert [words[2] for words in lines if words[:2] == ["lr", "="]] == ["0.04"]
+    assert {"local.lr", "server.beta", "select.K"} <= set(names) and len(names) == len(set(names))
+    assert [words[2] for words in lines if words[:2] == ["local.lr", "="]] == ["0.04"]

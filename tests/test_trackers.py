@@ -132,7 +132,7 @@ def test_every_round_of_every_run_arrives(name, tmp_path, capsys):
     assert set(logged) == {"0 folb local.mu=0.01 seed 0", "1 folb local.mu=1 seed 0"}
     for i, (title, mu) in enumerate(zip(sorted(logged), (0.01, 1), strict=True)):
         parameters, values = logged[title]
-        assert (parameters["algorithm"], float(parameters["mu"]), int(parameters["seed"])) == ("folb", mu, 0)
+        assert (parameters["algorithm"], float(parameters["local.mu"]), int(parameters["seed"])) == ("folb", mu, 0)
         for measure in MEASURES:
             lines = [line for line in stored.rounds()[0] if line["run"] == i and measure in line]
             assert [step for step, _ in values[measure]] == [line["round"] for line in lines]

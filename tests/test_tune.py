@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 TINY = ["--set", "sizes=20,30,40", "--set", "select.K=2", "--rounds", "6", "--seeds", "2"]
 OWN = f"{Path(__file__).parents[1] / 'examples' / 'my_rule.py'}:softmax"
-SEARCH = ["tune", "synthetic_1_1", "--algorithm", "folb", "--lr", "0.001,0.1,1e30", *TINY]
+SEARCH = ["tune", "synthetic_1_1", "--algorithm", "folb", "--local.lr", "0.001,0.1,1e30", *TINY]
 
 
 # ranking
@@ -65,7 +65,7 @@ def test_points_rank_by_the_median_round_of_arrival_then_by_loss():
         [arriving(4, 1.0), arriving(4, 2.0), arriving(4, 2.0)],  # 3: in 4, and with less loss than 1
         [arriving(None, 0.4), arriving(None, 0.4), arriving(None, 0.4)],  # 4: not even with one seed, as 0 does
     )
-    assert [(point.rank, point.algorithm.origin.settings["mu"]) for point in points] == [
+    assert [(point.rank, point.algorithm.settings["local.mu"]) for point in points] == [
         (1, 2.0),
         (2, 3.0),
         (3, 1.0),
@@ -78,7 +78,7 @@ def test_equal_points_share_a_rank_and_the_first_of_them_wins():
     same, digit = [arriving(2, 0.5)] * 3, [arriving(2, 0.5 + 1e-6)] * 3
     planned, points = search([arriving(3, 0.1)] * 3, digit, same, [arriving(4, 0.1)] * 3)
     assert [point.rank for point in points] == [1, 1, 3, 4]
-    assert points[0].algorithm.origin.settings["mu"] == 1.0
+    assert points[0].algorithm.settings["local.mu"] == 1.0
     assert tune.verdict(planned, points, [3, 4]) == (
         "folb local.mu=1, the first of 2 that are equal: chosen on seeds 0, 1, 2; results on seeds 3, 4:"
     )
@@ -102,7 +102,7 @@ def test_points_rank_by_seconds_or_by_bytes():
     quick = replace(slow, seconds=np.full(5, 1.0), bytes_up=np.full(5, 4), bytes_down=np.full(5, 2))  # 3 s, 18 bytes
     for by, order in (("first", [0.0, 1.0]), ("seconds", [1.0, 0.0]), ("bytes", [0.0, 1.0])):
         planned, points = search(3 * [dear], 3 * [quick], by=by)
-        assert [point.algorithm.origin.settings["mu"] for point in points] == order
+        assert [point.algorithm.settings["local.mu"] for point in points] == order
     best = tune.document(planned_with_rounds(planned), points, [3], None, "bytes")["points"][0]
     assert (best["seconds_to_target"], best["bytes_to_target"]) == (3 * [18.0], 3 * [10])
     assert "chosen by the bytes to the target on seeds 0, 1, 2;" in tune.verdict(planned, points, [3], "bytes")
@@ -114,9 +114,7 @@ def test_a_point_that_only_touches_the_target_loses_by_the_sustained_one():
     later = 3 * [run([0.1, 0.75, 0.1, 0.8, 0.8, 0.8, 0.8, 0.8], 8 * [1.0])]
 
     def order(by):
-        return [
-            (point.rank, point.algorithm.origin.settings["mu"]) for point in search(touches, holds, later, by=by)[1]
-        ]
+        return [(point.rank, point.algorithm.settings["local.mu"]) for point in search(touches, holds, later, by=by)[1]]
 
     assert order("first") == [(1, 0.0), (2, 2.0), (3, 1.0)]
     assert order("sustained") == [(1, 1.0), (2, 2.0), (3, 0.0)]
@@ -151,12 +149,12 @@ def test_the_winner_is_reported_on_other_seeds():
 
 
 def test_the_winner_has_the_best_values_and_all_else_as_it_was():
-    settings = {"sizes": [20, 30], "server.lr": ["none", 0.5], "server": "adam", "temperature": [1, 2]}
+    settings = {"sizes": [20, 30], "server.lr": ["none", 0.5], "server": "adam", "rule.temperature": [1, 2]}
     planned = plan(Experiment("synthetic_1_1", algorithms=[OWN], set=settings))
     points = tune.ranked(planned, [arriving(t, 1.0) for t in (3, 2, 4, 5) for _ in range(3)])
     chosen = plan(tune.winner(planned, points, [7, 8]))
     (only,) = chosen.algorithms
-    assert only.origin.settings == planned.algorithms[1].origin.settings
+    assert only.settings == planned.algorithms[1].settings
     assert chosen.experiment.seeds == (7, 8) and chosen.experiment.set["synthetic_1_1"]["sizes"] == [20, 30]
     assert chosen.experiment.algorithms == planned.experiment.algorithms
     # a list with none among its values is part of what an experiment is
@@ -167,18 +165,19 @@ def test_the_winner_has_the_best_values_and_all_else_as_it_was():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--algorithm", "folb", "--psi", "1,2"], "psi = ['1', '2']: is a setting of folb_hetero"),
+        (["--algorithm", "folb", "--rule.psi", "1,2"], "rule.psi = ['1', '2']: is a setting of folb_hetero"),
         (["--algorithm", "folb"], "grid = {}: should be several values of a setting"),
-        (["--algorithm", "folb", "--mu", "1,1.0"], "mu = ['1', '1.0']: should be different"),
-        (["--algorithm", "folb", "--mu", "1,x"], "mu = 'x': should be a finite number"),
+        (["--algorithm", "folb", "--local.mu", "1,1.0"], "local.mu = ['1', '1.0']: should be different"),
+        (["--algorithm", "folb", "--local.mu", "1,x"], "local.mu = 'x': should be a finite number"),
         (
-            ["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "1,5"],
+            ["--algorithm", "folb", "--local.mu", "1,2", "--report-seeds", "1,5"],
             "report_seeds = [1, 5]: should not have seeds",
         ),
-        (["--algorithm", "folb", "--mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
-        (["--algorithm", "flob", "--mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
-        (["--algorithm", "folb", "--nu", "1,2"], "unrecognized arguments: --nu 1,2 (see folb tune --help)"),
-        (["--mu", "1,2"], "required: --algorithm"),
+        (["--algorithm", "folb", "--local.mu", "1,2", "--report-seeds", "x"], "report_seeds = 'x'"),
+        (["--algorithm", "flob", "--local.mu", "1,2"], "algorithms = 'flob': did you mean 'folb'"),
+        (["--algorithm", "folb", "--local.nu", "1,2"], "unrecognized arguments: --local.nu 1,2 (see folb tune --help)"),
+        (["--algorithm", "folb", "--lr", "1,2"], "did you mean --local.lr or --server.lr? unrecognized arguments"),
+        (["--local.mu", "1,2"], "required: --algorithm"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(options, message, capsys):
@@ -201,18 +200,18 @@ def decades(numbers):
 def test_each_part_of_a_range_has_one_point():
     box = {"local.lr": boxes.Range(0.001, 1, log=True), "server.lr": boxes.Range(0.1, 3), "select.K": [5, 10]}
     points = boxes.draw(box, 12, 0)
-    assert decades(point["lr"] for point in points) == 4 * [-3] + 4 * [-2] + 4 * [-1]
-    parts = [math.floor(12 * math.log(point["lr"] / 0.001) / math.log(1000)) for point in points]
+    assert decades(point["local.lr"] for point in points) == 4 * [-3] + 4 * [-2] + 4 * [-1]
+    parts = [math.floor(12 * math.log(point["local.lr"] / 0.001) / math.log(1000)) for point in points]
     assert sorted(parts) == list(range(12))
-    assert sorted(math.floor(12 * (point["server_lr"] - 0.1) / 2.9) for point in points) == list(range(12))
-    assert sorted(point["K"] for point in points) == 6 * [5] + 6 * [10]
+    assert sorted(math.floor(12 * (point["server.lr"] - 0.1) / 2.9) for point in points) == list(range(12))
+    assert sorted(point["select.K"] for point in points) == 6 * [5] + 6 * [10]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_settings_are_drawn_apart(seed):
     box = {"local.lr": boxes.Range(0.001, 1, log=True), "server.lr": boxes.Range(0.1, 3), "local.mu": boxes.Range(0, 1)}
     points = boxes.draw(box, 12, seed)
-    columns = np.array([[math.log(point["lr"]), point["server_lr"], point["mu"]] for point in points])
+    columns = np.array([[math.log(point["local.lr"]), point["server.lr"], point["local.mu"]] for point in points])
     ranks = np.argsort(np.argsort(columns, axis=0), axis=0)
     assert np.abs(np.corrcoef(ranks.T) - np.eye(3)).max() < 0.3
 
@@ -232,32 +231,32 @@ def test_a_draw_depends_on_the_seed_alone():
 def test_points_are_within_the_box_and_different():
     for n in (1, 2, 7, 100):
         narrow = boxes.draw({"server.beta": boxes.Range(0.9999, 0.99999)}, n, 0)
-        assert len({point["beta"] for point in narrow}) == n
-        assert all(0.9999 <= point["beta"] < 0.99999 for point in narrow)
+        assert len({point["server.beta"] for point in narrow}) == n
+        assert all(0.9999 <= point["server.beta"] < 0.99999 for point in narrow)
     whole = boxes.draw({"select.K": boxes.Range(1, 9, whole=True)}, 9, 0)
-    assert sorted(point["K"] for point in whole) == list(range(1, 10)) and type(whole[0]["K"]) is int
+    assert sorted(point["select.K"] for point in whole) == list(range(1, 10)) and type(whole[0]["select.K"]) is int
     ten = boxes.draw({"select.K": [5, 10], "local.batch": [1, 2, 3, 4, 5]}, 10, 3)
-    assert len({(point["K"], point["batch"]) for point in ten}) == 10
+    assert len({(point["select.K"], point["local.batch"]) for point in ten}) == 10
     with pytest.raises(InputError, match="points = 11: should be at most 10"):
         boxes.draw({"select.K": [5, 10], "local.batch": [1, 2, 3, 4, 5]}, 11, 3)
     log = boxes.draw({"select.K": boxes.Range(10, 9999, log=True, whole=True)}, 12, 0)
-    assert decades(point["K"] for point in log) == 4 * [1] + 4 * [2] + 4 * [3]
+    assert decades(point["select.K"] for point in log) == 4 * [1] + 4 * [2] + 4 * [3]
 
 
 BOX = {"local.lr": "log:1e-3..1.0", "server.lr": "0.1..3"}
-CHOICES = {"algorithms": ["folb"], "set": {"sizes": [20, 30, 40], "K": 2}, "rounds": 6, "seeds": 2}
+CHOICES = {"algorithms": ["folb"], "set": {"sizes": [20, 30, 40], "select.K": 2}, "rounds": 6, "seeds": 2}
 
 
 def test_an_experiment_keeps_its_box_and_draws_the_same_points_again(tmp_path):
     planned = plan(Experiment("synthetic_1_1", box=BOX, points=4, box_seed=7, **CHOICES))
     whole = planned.experiment
     assert whole.box == {"folb": {"local.lr": "log:0.001..1", "server.lr": "0.1..3"}}
-    assert (whole.points, whole.box_seed) == (4, 7) and "lr" not in whole.set["folb"]
+    assert (whole.points, whole.box_seed) == (4, 7) and "local.lr" not in whole.set["folb"]
     (tmp_path / "e.toml").write_text(to_toml(whole))
     again = plan(from_toml(tmp_path / "e.toml"))
     assert again.identity == planned.identity
-    settings = [[one.origin.settings for one in planned_one.algorithms] for planned_one in (planned, again)]
-    assert settings[0] == settings[1] and len({(one["lr"], one["server_lr"]) for one in settings[0]}) == 4
+    settings = [[one.settings for one in planned_one.algorithms] for planned_one in (planned, again)]
+    assert settings[0] == settings[1] and len({(one["local.lr"], one["server.lr"]) for one in settings[0]}) == 4
     for other in ({"points": 5, "box_seed": 7}, {"points": 4, "box_seed": 8}):
         assert plan(Experiment("synthetic_1_1", box=BOX, **other, **CHOICES)).identity != planned.identity
 
@@ -280,7 +279,9 @@ def test_numbers_are_one_program_and_each_point_meets_every_swept_value():
 
 def test_a_box_for_one_algorithm_leaves_the_others_alone():
     choices = CHOICES | {"algorithms": ["folb", "fedavg"]}
-    planned = plan(Experiment("synthetic_1_1", box={"lr": "0.1..1", "folb": {"local.mu": "0..1"}}, points=3, **choices))
+    planned = plan(
+        Experiment("synthetic_1_1", box={"local.lr": "0.1..1", "folb": {"local.mu": "0..1"}}, points=3, **choices)
+    )
     assert [one.name for one in planned.algorithms] == 3 * ["folb"] + 3 * ["fedavg"]
     planned = plan(Experiment("synthetic_1_1", box={"folb": {"local.mu": "0..1"}}, points=3, **choices))
     assert [one.name for one in planned.algorithms] == 3 * ["folb"] + ["fedavg"]
@@ -290,30 +291,39 @@ def test_a_box_for_one_algorithm_leaves_the_others_alone():
     ("options", "message"),
     [
         (["--points", "3"], "box = {}: should have a range or values for a setting, such as local.lr=log:0.001..1"),
-        (["--box", "local.lr=1..0.1"], "lr = '1..0.1': should be LOW..HIGH with LOW less than HIGH"),
-        (["--box", "local.lr=1..1"], "lr = '1..1': should be LOW..HIGH with LOW less than HIGH"),
-        (["--box", "local.lr=log:0..1"], "lr = 'log:0..1': should begin above 0"),
-        (["--box", "local.lr=log:3"], "lr = 'log:3': should be a range of numbers"),
-        (["--box", "local.lr=0.1..inf"], "lr = '0.1..inf': should be a range of numbers"),
-        (["--box", "local.lr=0.1-1"], "lr = '0.1-1': should be a finite number, or a range: 0.1..1"),
-        (["--box", "local.lr=1e-3-0.5"], "lr = '1e-3-0.5': should be a finite number, or a range: 1e-3..0.5"),
-        (["--box", "select.K=5,8-9"], "K = '8-9': should be a whole number, or a range: 8..9"),
-        (["--box", "select.K=5,many"], "K = 'many': should be a whole number\n"),
+        (["--box", "local.lr=1..0.1"], "local.lr = '1..0.1': should be LOW..HIGH with LOW less than HIGH"),
+        (["--box", "local.lr=1..1"], "local.lr = '1..1': should be LOW..HIGH with LOW less than HIGH"),
+        (["--box", "local.lr=log:0..1"], "local.lr = 'log:0..1': should begin above 0"),
+        (["--box", "local.lr=log:3"], "local.lr = 'log:3': should be a range of numbers"),
+        (["--box", "local.lr=0.1..inf"], "local.lr = '0.1..inf': should be a range of numbers"),
+        (["--box", "local.lr=0.1-1"], "local.lr = '0.1-1': should be a finite number, or a range: 0.1..1"),
+        (["--box", "local.lr=1e-3-0.5"], "local.lr = '1e-3-0.5': should be a finite number, or a range: 1e-3..0.5"),
+        (["--box", "select.K=5,8-9"], "select.K = '8-9': should be a whole number, or a range: 8..9"),
+        (["--box", "select.K=5,many"], "select.K = 'many': should be a whole number\n"),
         (["--box", "lr"], "box = 'lr': should be KEY=VALUE"),
-        (["--box", "lrr=1..2"], "box = 'lrr': did you mean 'lr'?"),
-        (["--box", "rule.psi=1..2"], "psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb"),
+        (["--box", "local.lrr=1..2"], "box = 'local.lrr': did you mean 'local.lr'?"),
+        (
+            ["--box", "rule.psi=1..2"],
+            "rule.psi = '1..2': is a setting of folb_hetero, folb_never_flip, and not of folb",
+        ),
         (["--box", "fedavg.local.lr=1..2"], "box = 'fedavg': choose one of folb"),
-        (["--set", "local.lr=1", "--box", "local.lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (
+            ["--set", "local.lr=1", "--box", "local.lr=1..2"],
+            "local.lr = '1..2': is in the box and also set; give it once",
+        ),
         (
             ["--set", "folb.local.lr=1", "--box", "local.lr=1..2"],
-            "lr = '1..2': is in the box and also set; give it once",
+            "local.lr = '1..2': is in the box and also set; give it once",
         ),
-        (["--lr", "1,2", "--box", "local.lr=1..2"], "lr = '1..2': is in the box and also set; give it once"),
+        (
+            ["--local.lr", "1,2", "--box", "local.lr=1..2"],
+            "local.lr = '1..2': is in the box and also set; give it once",
+        ),
         (["--box", "local.lr=1..2", "--points", "0"], "points = 0: should be a whole number from 1"),
         (["--box", "local.lr=1..2", "--box-seed", "-1"], "box_seed = -1: should be a whole number from 0"),
         (["--box", "server=1..2"], "server = '1..2': is a range, but the setting is not a number"),
-        (["--box", "guard=0..1"], "guarded = '0..1': is a range, but the setting is not a number"),
-        (["--box", "select.K=1.5..3"], "K = 1.5: should be a whole number"),
+        (["--box", "guard=0..1"], "guard = '0..1': is a range, but the setting is not a number"),
+        (["--box", "select.K=1.5..3"], "select.K = 1.5: should be a whole number"),
         (["--box", "select.K=5,10"], "points = 12: should be at most 2"),
         (["--box", "local.lr=-1..1"], "should be more than 0"),
         (["--box", "local.lr=1..2", "--by", "last"], "argument --by: invalid choice: 'last'"),
@@ -338,10 +348,10 @@ def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys,
     first = document_of(capsys, *command)
     assert (first["by"], first["budget"], first["box_seed"]) == ("sustained", 4, 3)
     assert first["box"] == {"folb": {"local.lr": "log:0.001..1", "server.lr": ["none", 2.0]}}
-    points = [(point["parameters"]["lr"], point["parameters"]["server_lr"]) for point in first["points"]]
+    points = [(point["parameters"]["local.lr"], point["parameters"]["server.lr"]) for point in first["points"]]
     assert len(set(points)) == 4 and decades(lr for lr, _ in points)[0] == -3
     best = first["winner"]["runs"][0]
-    assert (best["parameters"]["lr"], best["parameters"]["server_lr"]) == points[0] and best["seed"] == 2
+    assert (best["parameters"]["local.lr"], best["parameters"]["server.lr"]) == points[0] and best["seed"] == 2
     held = [point["median_held_from"] or math.inf for point in first["points"]]
     assert held == sorted(held) and "held_from" in best
 
@@ -349,7 +359,9 @@ def test_a_search_in_a_box_resumes_and_repeats_and_its_winner_is_a_point(capsys,
     stored = directory.read(grid)
     assert stored.experiment["box"] == first["box"]
     assert (stored.experiment["points"], stored.experiment["box_seed"]) == (4, 3)
-    recorded = [(about["parameters"]["lr"], about["parameters"]["server_lr"]) for about in stored.environment["runs"]]
+    recorded = [
+        (about["parameters"]["local.lr"], about["parameters"]["server.lr"]) for about in stored.environment["runs"]
+    ]
     assert set(recorded) == set(points)
     assert json.loads((grid / directory.RESULTS).read_bytes())["box"] == first["box"]
     assert "box" not in from_toml(grid / directory.WINNER).set and not from_toml(grid / directory.WINNER).box
@@ -398,10 +410,10 @@ def whole(tmp_path_factory):
 def test_the_search_ranks_its_grid_and_reports_the_winner_elsewhere(whole, capsys, monkeypatch):
     home, document = whole
     assert (document["seeds"], document["report_seeds"]) == ([0, 1], [2, 3])
-    ranks = {point["parameters"]["lr"]: point["rank"] for point in document["points"]}
+    ranks = {point["parameters"]["local.lr"]: point["rank"] for point in document["points"]}
     assert ranks == {0.1: 1, 0.001: 2, 1e30: 3}
     assert [point["diverged"] for point in document["points"]] == [False, False, True]
-    assert [(one["seed"], one["parameters"]["lr"]) for one in document["winner"]["runs"]] == [(2, 0.1), (3, 0.1)]
+    assert [(one["seed"], one["parameters"]["local.lr"]) for one in document["winner"]["runs"]] == [(2, 0.1), (3, 0.1)]
     # there are two run directories, and asked again, nothing runs
     monkeypatch.setenv("FOLB_RUNS", str(home))
     assert len(directory.listed()) == 2

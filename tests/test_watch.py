@@ -199,7 +199,7 @@ def test_the_epsilon_of_a_private_run_goes_on_with_its_rounds(home, served):
     for t in (1, 2):
         rundirectory.append(path, t, t, records=False)
         *lines, last = (path / "rounds.jsonl").read_text().splitlines()
-        lines.append(json.dumps(json.loads(last) | {"privacy.epsilon": 1.5 * t}))
+        lines.append(json.dumps(json.loads(last) | {"epsilon": 1.5 * t}))
         (path / "rounds.jsonl").write_text("\n".join(lines) + "\n")
         table = news(server, "a-1")["about"]["table"]
         assert table["rows"][0][table["headings"].index("epsilon")] == f"{1.5 * t:g}"

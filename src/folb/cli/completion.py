@@ -1,14 +1,14 @@
 """`folb completion`: a script that completes commands, options, names and runs in a shell.
 
-The names are in the script. Only runs are looked up when a key is pressed: the names of directories, and of these only
-plain ones, because a shell would expand others.
+The names are in the script, and the words of settings. Only runs are looked up when a key is pressed: the names of
+directories, and of these only plain ones, because a shell would expand others.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 SHELLS = ("bash", "zsh", "fish")
 RUNS = "(runs)"  # stands for the names of runs
@@ -32,33 +32,70 @@ def add(commands: Any) -> None:
 def _completion(options: argparse.Namespace) -> None:
     from folb.cli.main import parser
 
-    scripts: Mapping[str, Callable[[Mapping[str, Command]], Iterator[str]]] = {"bash": bash, "zsh": zsh, "fish": fish}
-    print("\n".join(scripts[options.shell](table(parser(tuning=True), _names()))))
+    commands = table(parser(tuning=True), _names())
+    lines = (
+        fish(commands) if options.shell == "fish" else {"bash": bash, "zsh": zsh}[options.shell](commands, _values())
+    )
+    print("\n".join(lines))
 
 
 def _names() -> dict[str, tuple[str, ...]]:
     """The words that can be given for the arguments of these names."""
+    from folb.core.algorithm import SLOTS
     from folb.core.algorithms import ALGORITHMS
     from folb.data import DATASETS
+    from folb.experiments.settings import algorithm_settings, settings
     from folb.experiments.systems import SYSTEMS
     from folb.models import MODELS
 
-    kinds: dict[str, Iterable[str]] = {
+    kinds: dict[str, Mapping[str, Callable[..., Any]]] = {
         "algorithms": ALGORITHMS,
         "dataset": DATASETS,
         "model": MODELS,
         "system": SYSTEMS,
     }
     words = {kind: tuple(things) for kind, things in kinds.items()}
+    known = {name: None for make in ALGORITHMS.values() for name in algorithm_settings(make)}
+    other = {kind: {name: None for make in kinds[kind].values() for name in settings(make)} for kind in words}
     everything = (
         "algorithms",
         "datasets",
         "models",
         "parts",
         "systems",
+        *SLOTS,
         *(name for own in words.values() for name in own),
     )
-    return words | {"algorithm": words["algorithms"], "run": (RUNS,), "what": everything}
+    return {
+        **words,
+        **{f"sweep_{path}": choices for path, choices in _values().items()},
+        "algorithm": words["algorithms"],
+        "run": (RUNS,),
+        "what": everything,
+        "box": _given(known),
+        "set": _given(known | other["dataset"] | other["model"] | other["system"]),
+        "data info set": _given(other["dataset"]),
+    }
+
+
+def _given(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{name}=" for name in names)
+
+
+def _values() -> dict[str, tuple[str, ...]]:
+    """The words that an algorithm's settings may be, by their paths."""
+    from folb.cli.tables import words_of
+    from folb.core.algorithms import ALGORITHMS
+    from folb.experiments.settings import algorithm_settings
+
+    words: dict[str, dict[str, None]] = {}
+    for make in ALGORITHMS.values():
+        for path, one in algorithm_settings(make).items():
+            kinds, named = (one.type, *get_args(one.type)), words_of(one.type)
+            truths = ["true", "false"] if bool in kinds else []
+            none = ["none"] if named and type(None) in kinds else []
+            words.setdefault(path, {}).update(dict.fromkeys(map(str, [*named, *truths, *none])))
+    return {path: tuple(choices) for path, choices in words.items() if choices}
 
 
 def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]]) -> dict[str, Command]:
@@ -69,7 +106,8 @@ def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]])
         options: dict[str, tuple[str, ...] | None] = {}
         operands: tuple[str, ...] = ()
         for action in parser._actions:
-            words = tuple(map(str, action.choices)) if action.choices else names.get(action.dest, ())
+            known = names.get(f"{path} {action.dest}", names.get(action.dest, ()))
+            words = tuple(map(str, action.choices)) if action.choices else known
             if isinstance(action, argparse._SubParsersAction):
                 helps = {one.dest: one.help or "" for one in action._choices_actions}
                 for name, inner in action.choices.items():
@@ -84,17 +122,23 @@ def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]])
     return commands
 
 
-def bash(commands: Mapping[str, Command]) -> Iterator[str]:
-    """The script for bash."""
+def bash(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The script for bash; `values` has the words of settings."""
     groups = sorted({path.partition(" ")[0] for path in commands if " " in path})
     yield "# folb completion bash > ~/.local/share/bash-completion/completions/folb"
     yield from BASH_RUNS
+    yield "_folb_values() {"
+    yield '  case "$1" in'
+    yield from (f"    {path}|*.{path}) echo {_quoted(choices)} ;;" for path, choices in values.items())
+    yield "  esac"
+    yield "}"
     yield "_folb() {"
-    yield '  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command="" words="" before=""'
+    yield '  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command="" words="" before="" key=""'
     yield "  (( COMP_CWORD > 1 )) && command=${COMP_WORDS[1]}"
     yield f'  case "$command" in {"|".join(groups)})'
     yield '    (( COMP_CWORD > 2 )) && command="$command ${COMP_WORDS[2]}" ;;'
     yield "  esac"
+    yield from BASH_VALUE
     yield '  case "$command $prev" in'
     for words, places in _by_words(commands).items():
         yield f"    {'|'.join(places)}) words={_quoted(words)} ;;"
@@ -104,7 +148,7 @@ def bash(commands: Mapping[str, Command]) -> Iterator[str]:
         flags, operands = _quoted(tuple(command.options)), _quoted(command.operands)
         yield f'        "{path}") case "$cur" in -*) words={flags} ;; *) words={operands} ;; esac ;;'
     yield "      esac ;;"
-    yield "  esac"
+    yield "  esac; fi"
     yield from BASH_END
     yield "complete -o default -F _folb folb"
 
@@ -117,11 +161,16 @@ BASH_RUNS = """_folb_runs() {
     case "$name" in ''|*[!A-Za-z0-9_.-]*) ;; *) echo "$name" ;; esac
   done
 }""".splitlines()
-BASH_END = """  case "$words" in "(runs)") words=$(_folb_runs) ;; esac
-  case "$prev" in
-    --algorithms) case "$cur" in *,*) before=${cur%,*}, cur=${cur##*,} ;; esac ;;
+BASH_VALUE = """  case "$cur" in  # KEY=VALUE is three words for bash, and one for zsh
+    =) key=$prev cur="" ;;
+    *=*) key=${cur%%=*} before="${cur%%=*}=" cur=${cur#*=} ;;
+    *) case "$prev" in =) key=${COMP_WORDS[COMP_CWORD-2]} ;; esac ;;
   esac
+  if [ -n "$key" ]; then words=$(_folb_values "$key"); else""".splitlines()
+BASH_END = """  case "$words" in "(runs)") words=$(_folb_runs) ;; esac
+  case "$cur" in *,*) before=$before${cur%,*}, cur=${cur##*,} ;; esac
   COMPREPLY=( $(compgen -P "$before" -W "$words" -- "$cur") )
+  case "${COMPREPLY[0]}" in *=) compopt -o nospace 2>/dev/null ;; esac
 }""".splitlines()
 
 
@@ -139,12 +188,12 @@ def _quoted(words: tuple[str, ...]) -> str:
     return '"' + " ".join(words) + '"'
 
 
-def zsh(commands: Mapping[str, Command]) -> Iterator[str]:
+def zsh(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """The script for zsh, which takes bash's."""
     yield "# source <(folb completion zsh), or in a file that ~/.zshrc sources"
     yield "autoload -U +X compinit && compinit"
     yield "autoload -U +X bashcompinit && bashcompinit"
-    yield from list(bash(commands))[1:]
+    yield from list(bash(commands, values))[1:]
 
 
 def fish(commands: Mapping[str, Command]) -> Iterator[str]:

@@ -76,7 +76,7 @@ def describe(name: str, federation: Federation) -> None:
         "devices' names": _listed(federation.device_names),
         "to beat" if federation.regression else "majority": _to_beat(federation),
         "input": " x ".join(map(str, federation.shape)),
-        "defaults": f"model {model}, lr {usual.lr:g}, mu {usual.mu:g} for fedprox, target {usual.target:g}",
+        "defaults": f"model {model}, local.lr {usual.lr:g}, local.mu {usual.mu:g} for fedprox, target {usual.target:g}",
     }
     tables.show_rows([(fact, value) for fact, value in rows.items() if value])
     print("\ndevices by number of samples")

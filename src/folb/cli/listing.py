@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from folb.cli.options import JSON
 
 if TYPE_CHECKING:
+    from folb.core.part import Part, Slot
     from folb.experiments.settings import Setting
 
 
@@ -17,7 +18,9 @@ def add(commands: Any) -> None:
     """`folb list`."""
     listing = commands.add_parser("list", help="list algorithms, their parts, datasets, models and system models")
     listing.add_argument(
-        "what", nargs="?", help="algorithms, parts, datasets, models, systems, or one name: with all settings"
+        "what",
+        nargs="?",
+        help="algorithms, parts, datasets, models, systems, or one name: with all settings; server: all server steps",
     )
     listing.add_argument("--json", action="store_true", help=JSON)
     listing.set_defaults(handle=_list)
@@ -33,6 +36,7 @@ class Section(NamedTuple):
 
 def _list(options: argparse.Namespace) -> None:
     from folb.cli import tables
+    from folb.core.algorithm import SLOTS
     from folb.errors import choose
 
     sections = _sections()
@@ -40,7 +44,7 @@ def _list(options: argparse.Namespace) -> None:
     names = {name: kind for kind, section in sections.items() for name in section.things}
     kinds = list(dict.fromkeys(kind.partition(":")[0] for kind in sections))
     if wanted is not None:
-        choose("list", wanted, [*kinds, "parts", *names])
+        choose("list", wanted, [*kinds, "parts", *names, *SLOTS])
     if options.json:
         print(json.dumps(_document(sections, wanted)))
     elif wanted is None:
@@ -50,6 +54,8 @@ def _list(options: argparse.Namespace) -> None:
         tables.say("`folb list NAME` shows the settings of one of these, and `folb list parts` what they are made of.")
     elif wanted == "parts":
         _parts()
+    elif wanted in SLOTS:
+        _slot(SLOTS[wanted])
     elif wanted in kinds:
         for kind, section in sections.items():
             if kind.partition(":")[0] == wanted:
@@ -65,10 +71,18 @@ def _list(options: argparse.Namespace) -> None:
 
 def _document(sections: Mapping[str, Section], wanted: str | None) -> dict[str, Any]:
     """What is listed, for a program: things of each kind, and the settings that all algorithms have."""
-    from folb.experiments.settings import common_settings
+    from folb.core.algorithm import SLOTS
+    from folb.experiments.settings import common_settings, first_line
 
     if wanted == "parts":
         return {"parts": {title.partition(":")[0]: parts for title, parts in _kinds_of_parts().items()}}
+    if wanted in SLOTS:
+        slot = SLOTS[wanted]
+        own = [
+            {"name": name, "says": first_line(kind), "settings": _settings(_fields(slot, kind))}
+            for name, kind in slot.parts.items()
+        ]
+        return {"slot": wanted, "says": slot.meaning, "parts": own, "settings": _settings(_fields(slot, slot.record))}
     document: dict[str, Any] = {}
     for place, section in sections.items():
         kind, _, group = place.partition(":")
@@ -132,7 +146,8 @@ def _usual(dataset: str) -> str:
     from folb.data import defaults
 
     usual = defaults(dataset)
-    return f"unless set: model {usual.model}, lr {usual.lr:g}, mu {usual.mu:g} for fedprox, target {usual.target:g}"
+    settings = f"local.lr {usual.lr:g}, local.mu {usual.mu:g} for fedprox"
+    return f"unless set: model {usual.model}, {settings}, target {usual.target:g}"
 
 
 def _show(section: Section, *, settings: bool) -> None:
@@ -184,6 +199,36 @@ def _kinds_of_parts() -> dict[str, dict[str, str]]:
         for name, slot in SLOTS.items()
     }
     return kinds | {"metrics: what --metrics measures besides the accuracy": measures.listed()}
+
+
+def _fields(slot: Slot[Any], kind: type[Part] | None) -> dict[str, Setting]:
+    """The settings of a part, or of what the slot has besides, by their paths."""
+    from folb.core.part import described, settings_of
+    from folb.experiments.settings import setting
+
+    if kind is None:
+        return {}
+    defaults, hints = settings_of(kind), described(kind)
+    return {slot.spelt(name): setting(slot.spelt(name), hint, defaults[name].default) for name, hint in hints.items()}
+
+
+def _slot(slot: Slot[Any]) -> None:
+    """The parts of a slot with their settings, then those that it has whatever the part."""
+    from folb.cli import tables
+    from folb.experiments.settings import first_line
+
+    console = tables.console()
+    console.print(f"[bold underline]{slot.name}: {slot.meaning}[/bold underline]", highlight=False)
+    for name, kind in slot.parts.items():
+        _entry(name, first_line(kind))
+        if known := _fields(slot, kind):
+            tables.show(tables.settings(known))
+    if known := _fields(slot, slot.record):
+        console.print("\n[bold underline]With each of them[/bold underline]", highlight=False)
+        tables.show(tables.settings(known))
+    path = next(iter(slot.fields), None)
+    fields = f", and --set {path}=VALUE sets a field of it" if path else ""
+    tables.say(f"\n--set {slot.name}=NAME chooses one{fields}.")
 
 
 def _parts() -> None:

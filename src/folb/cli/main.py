@@ -39,11 +39,11 @@ COLLECT = 500_000  # new objects between two garbage collections: more than a sh
 EXAMPLES = """examples:
   folb compare synthetic_1_1
   folb compare synthetic_1_1 --algorithms folb,fedavg --rounds 200 --target 0.8
-  folb compare synthetic_1_1 --set local.mu=0.001,0.01,0.1 --set rule.weights=samples
+  folb compare synthetic_1_1 --set local.mu=0.01,0.1 --set rule.weights=samples
   folb compare path/to/leaf/data --model logistic --system deadline --set tau=10
   folb run experiment.toml
-  folb tune synthetic_1_1 --algorithm folb_hetero --mu 0.01,0.1,1 --psi 0.1,1,10
-  folb tune synthetic_1_1 --algorithm folb --box local.lr=log:0.001..1 --points 12
+  folb tune synthetic_1_1 --algorithm folb_hetero --local.mu 0,1 --rule.psi 1,10
+  folb tune synthetic_1_1 --algorithm folb --box local.lr=log:0.01..1 --points 9
   folb reproduce table1 --quick
   folb arena --only 'synthetic_*' --contenders classic
   folb attack
@@ -176,7 +176,9 @@ def run(arguments: list[str]) -> int:
         command = command if command in known else options.command
         top.prog += f" {command}"  # its help lists the options
         word = unknown[0].partition("=")[0]
-        top.error(f"{hint(word, known[command].options)}unrecognized arguments: {' '.join(unknown)}")
+        near = [option for option in known[command].options if option.endswith(f".{word[2:]}")]
+        meant = f"did you mean {' or '.join(near)}? " if near else hint(word, known[command].options)
+        top.error(f"{meant}unrecognized arguments: {' '.join(unknown)}")
     try:
         with interruptible():
             options.handle(options)

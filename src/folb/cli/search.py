@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 SETTINGS = """Every setting of the algorithm is an option, too, which takes the values to try:
---K 10,20 --mu 0.01,0.1,1. `folb list NAME` shows the settings of an algorithm."""
+--select.K 5,10 --local.mu 0,1. `folb list NAME` shows an algorithm's settings."""
 
 
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
     tune = commands.add_parser("tune", help="the line search: find an algorithm's best settings in a grid or a box")
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
-    tune.add_argument("--algorithm", required=True, metavar="NAME", help="of `folb list`, or my_file.py:function")
+    tune.add_argument("--algorithm", required=True, metavar="NAME", help="of `folb list`, or my_file.py:NAME")
     if whole:
         from folb.experiments.tune import sweepable
 

@@ -66,14 +66,18 @@ class Named:
             slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
             if names is None or len(names) > 1:
                 found[name] = slot.choice(names)
-            own = usual if names is not None and len(names) == 1 else slot.fields
+            own = slot.fields if names is None else slot.of(names)
             found |= {path: known[path] for path in slot.fields if path in own}
             if slot.record is None and part is not None:
                 found |= {slot.spelt(field): hint for field, hint in described(type(part)).items()}
         found |= {path: known[path] for path in USUAL.others.settings}
         if not self.proximal:
             found.pop("local.mu")
-        return {path: (hint, usual.get(path)) for path, hint in found.items()}
+        fixed = {name for name, names in self.only.items() if len(names) == 1}
+        return {
+            path: (hint if path.partition(".")[0] in fixed else known.get(path, hint), usual.get(path))
+            for path, hint in found.items()
+        }
 
 
 ALGORITHMS: dict[str, Named] = {}

@@ -228,6 +228,12 @@ class Slot(Generic[P]):
                 of.setdefault(name, []).append((part, one))
         return known | {self.spelt(name): self._described(those) for name, those in of.items()}
 
+    def of(self, names: Iterable[str]) -> set[str]:
+        """The paths to the fields of its record, and of these parts."""
+        kinds: list[type[Part]] = [self.parts[name] for name in names]
+        kinds += [] if self.record is None else [self.record]
+        return {self.spelt(name) for kind in kinds for name in settings_of(kind)}
+
     def _described(self, of: list[tuple[str, Any]]) -> Any:
         hint = get_type_hints(self.parts[of[0][0]])[of[0][1].name]
         said: dict[str, dict[Any, list[str]]] = {}  # by meaning and default, the parts

@@ -166,7 +166,7 @@ def _orders(names: Sequence[str], n: int, key: str) -> list[list[int]]:
     Without this, the high values of one setting would often meet only the low values of another.
     """
     tries = [
-        [sorted(range(n), key=lambda i: _chance(f"{key} {k} {name} {i}")) for name in names]
+        [sorted(range(n), key=lambda i: _chance(f"{key} {k} {_seeded(name)} {i}")) for name in names]
         for k in range(max(1, TRIED // n))
     ]
     return min(tries, key=_correlation)
@@ -185,12 +185,20 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
 def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
     """The values of one setting at the points."""
     n = len(order)
-    offsets = [_chance(f"{key} within {name} {i}") for i in range(n)]
+    offsets = [_chance(f"{key} within {_seeded(name)} {i}") for i in range(n)]
     if isinstance(of_setting, Range):
         return [of_setting.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
     return [
         of_setting[int((place + offset) / n * len(of_setting))] for place, offset in zip(order, offsets, strict=True)
     ]
+
+
+SEEDED = {"local.lr": "lr", "local.mu": "mu", "rule.weights": "averaging", "server.beta": "beta", "select.K": "K"}
+
+
+def _seeded(name: str) -> str:
+    """The word that stands for a setting in the seeds of a draw. It stays: stored searches have these points."""
+    return SEEDED.get(name, name.replace(".", "_"))
 
 
 def _chance(key: str) -> float:

@@ -104,7 +104,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     system = _chosen("system", experiment.system, SYSTEMS)
     algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
-    own = _own_parts(algorithms, experiment.set)
+    own = _own_parts(parts, experiment.set)
     _distribute(parts, "set", experiment.set, _take)
     _distribute(algorithms, "box", experiment.box, _take_box)
 
@@ -163,7 +163,7 @@ def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) 
     """The experiment with a value for every setting that a file can hold, under the part that it belongs to."""
     tables: dict[str, dict[str, Any]] = {}
     for part in parts:
-        defaults = {name: setting.default for name, setting in part.settings.items()}
+        defaults = _defaults(part)
         single = {name: v[0] if part.swept and len(v) == 1 else v for name, v in part.given.items()}
         whole = {name: _spelt(value) for name, value in (defaults | single).items() if _plain(value)}
         # a setting that is none, as by default, says nothing
@@ -177,9 +177,25 @@ def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) 
     )
 
 
+def _defaults(part: Chosen) -> dict[str, Any]:
+    """The defaults of a part's settings; None for a user's own part, which its algorithm has without a name.
+
+    None, too, for the fields of a slot that is given: each part has its own.
+    """
+    defaults = {name: setting.default for name, setting in part.settings.items()}
+    named = {name: slot.parts for name, slot in SLOTS.items() if part.swept and name in defaults}
+    defaults |= {name: None for name, parts in named.items() if defaults[name] not in parts}
+    given = {name: slot for name, slot in SLOTS.items() if name in part.box or name in part.given} if part.swept else {}
+    for name, slot in given.items():
+        if name in part.box or part.given[name] != [defaults[name]]:
+            own = (path for path in defaults if path.startswith(f"{name}.") and path not in slot.of(()))
+            defaults |= dict.fromkeys(own)
+    return defaults
+
+
 def _usual_and_given(part: Chosen, dataset: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A part's name, its usual settings, those of the dataset included, and those that it was given."""
-    usual = {name: [setting.default] if part.swept else setting.default for name, setting in part.settings.items()}
+    usual = {name: [default] if part.swept else default for name, default in _defaults(part).items()}
     by_dataset = _by_dataset(part, dataset) if part.swept else {}
     return part.name, usual | by_dataset, part.given | _spelt_box(part)
 
@@ -249,10 +265,11 @@ def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
 LR = "local.lr"
 
 
-def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
+def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
     """The classes of parts that a user's own files have, as they are given: each algorithm has their fields, too."""
     own: dict[str, Any] = {}
-    for _, name, value in _spread(algorithms, given):
+    algorithms = [part for part in parts if part.swept]
+    for _, name, value in _spread(parts, "set", given):
         for spec in value if isinstance(value, list | tuple) else [value]:
             if name not in SLOTS or not (isinstance(spec, str) and ".py:" in spec):
                 continue
@@ -266,7 +283,7 @@ def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, 
     return own
 
 
-def _spread(parts: list[Chosen], given: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
+def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
     """For each value: the one part that it is for, or None; its path; and itself."""
     names = [part.name for part in parts]
     flat: list[tuple[str | None, str, Any]] = []
@@ -276,7 +293,7 @@ def _spread(parts: list[Chosen], given: Mapping[str, Any]) -> list[tuple[str | N
             flat += [(only, name, one) for name, one in flattened(value).items()]
         elif isinstance(value, Mapping):
             if key not in SLOTS:
-                choose("set", key, [*names, *SLOTS])
+                choose(where, key, [*names, *SLOTS])
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
@@ -287,7 +304,7 @@ def _distribute(
     parts: list[Chosen], field: str, given: Mapping[str, Any], take: Callable[[Chosen, str, Any], None]
 ) -> None:
     """Let each part take what `given` has for its settings."""
-    for only, name, value in _spread(parts, given):
+    for only, name, value in _spread(parts, field, given):
         takers = [part for part in parts if name in part.settings and only in (None, part.name)]
         if not takers:
             _refuse(parts, name, value, only, field)
@@ -323,6 +340,8 @@ ELSEWHERE = {  # what other libraries call a setting
     "batch_size": "local.batch",
     "epochs": "local.epochs",
     "momentum": "local=momentum (on devices) or server=momentum",
+    "sampling": "select",
+    "averaging": "rule.weights",
 }
 
 
@@ -336,4 +355,9 @@ def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field:
         raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
     if name in ELSEWHERE:
         raise InputError(field, name, f"folb calls this {ELSEWHERE[name]}")
-    raise_unknown(field, name, sorted({key for part in parts if only in (None, part.name) for key in part.settings}))
+    if only is None and (first := name.partition(".")[0]) in dict(everyone):
+        choose(field, first, [part.name for part in parts])
+    known = {key for part in parts if only in (None, part.name) for key in part.settings}
+    raise_unknown(
+        field, name, sorted(known | {key for _, keys in everyone for key in keys if key.endswith(f".{name}")})
+    )

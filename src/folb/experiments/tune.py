@@ -127,7 +127,7 @@ def check(planned: Plan) -> None:
         raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
     swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
     if len(planned.algorithms) < 2 and not planned.experiment.box:
-        expected = "should be several values of a setting, such as --mu 0.01,0.1,1, or a --box"
+        expected = "should be several values of a setting, such as --local.mu 0.01,0.1,1, or a --box"
         raise InputError("grid", swept, expected)
 
 
