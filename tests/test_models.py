@@ -123,14 +123,13 @@ def test_heavy_models_learn_the_same_side_by_side_and_in_turn():
     both = [
         simulate(
             federation,
-            tiny(name),
+            tiny(name)._replace(heavy=heavy),  # light models are side by side
             algorithm,
             rounds=2,
             seeds=(0, 1),
             system=system.fixed(work=3),
-            side_by_side=side_by_side,
         )
-        for side_by_side in (True, False)
+        for heavy in (False, True)
     ]
     for one, other in zip(*both, strict=True):
         np.testing.assert_array_equal(one.devices, other.devices)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -60,12 +60,10 @@ def simulate(
     evaluate: Evaluate = None,
     metrics: Sequence[str | Metric | Callable[..., Any]] = (),
     record: Sequence[str] = (),
-    side_by_side: bool | None = None,
     accelerators: int | str = 1,
-    observe: Observe | None = None,
+    observe: Observe | Literal["progress"] | None = None,
     checkpoints: Path | None = None,
     stream: bool | None = None,
-    progress: bool = False,
 ) -> list[Run]:
     """Run every algorithm with every seed; runs come back algorithm by algorithm, seed by seed.
 
@@ -78,18 +76,17 @@ def simulate(
     `record` asks for values of each chosen device, in `Run.records`: any of "weights", "inner", "gamma", "work", "lr",
     "own" (its own accuracy, or mean squared error, in evaluated rounds),
     "attack" (of each round: the liars' part of all weight, the largest weight of a liar, the rate of the backdoor).
-    `side_by_side` is explained at `problem`.
     `accelerators` share the devices of a round: a number, or "auto" for all that JAX finds, in all processes. The
     results agree with those of one accelerator up to rounding.
     `seeds` is a list of seeds, or a number n for the seeds 0 .. n-1.
     `observe(i, first, part)` is called as rounds complete: `part` has the rounds of run i that were completed since the
     last call, beginning with round `first`, and no model. Calls never overlap; they come from other threads if several
-    programs play at the same time.
+    programs play at the same time. With "progress", lines on standard error say how far it is, and how long the rest
+    will take.
     `checkpoints` is a directory: an interrupted simulation leaves its state there, and the same call resumes from it.
     `stream` says whether the samples stay on the host. If so, the samples of a round's devices are copied while the
     round before is computed; for an evaluation all samples are copied, in blocks. By default they stay if they take
     more than half of the accelerator's memory. Results agree up to rounding.
-    With `progress`, lines on standard error say how far it is, and how long the rest will take.
     """
     whole = settled(
         federation,
@@ -102,16 +99,14 @@ def simulate(
         metrics=metrics,
         stream=stream,
     )
-    ready = simulation(
-        whole, system=system, objective=objective, record=record, side_by_side=side_by_side, accelerators=accelerators
-    )
-    observers = [] if observe is None else [run_by_run(observe)]
-    if progress:
+    ready = simulation(whole, system=system, objective=objective, record=record, accelerators=accelerators)
+    observers = [run_by_run(observe)] if callable(observe) else []
+    if observe == "progress":
         total = sum(job.rounds for batch in ready.batches for job in batch)
         lines = Lines(total, to_stderr, costs=ready.costs)
         if look := ready.first_look():
             to_stderr(str(look))
-        observers.insert(0, run_by_run(lambda i, first, part: lines.advance(len(part.seconds), i)))
+        observers.append(run_by_run(lambda i, first, part: lines.advance(len(part.seconds), i)))
     return ready.run(observers, checkpoints)
 
 
