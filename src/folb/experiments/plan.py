@@ -104,7 +104,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     system = _chosen("system", experiment.system, SYSTEMS)
     algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
-    own = _own_parts(algorithms, experiment.set)
+    own = _own_parts(parts, experiment.set)
     _distribute(parts, "set", experiment.set, _take)
     _distribute(algorithms, "box", experiment.box, _take_box)
 
@@ -249,10 +249,10 @@ def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
 LR = "local.lr"
 
 
-def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
+def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
     """The classes of parts that a user's own files have, as they are given: each algorithm has their fields, too."""
     own: dict[str, Any] = {}
-    for _, name, value in _spread(algorithms, given):
+    for _, name, value in _spread(parts, given):
         for spec in value if isinstance(value, list | tuple) else [value]:
             if name not in SLOTS or not (isinstance(spec, str) and ".py:" in spec):
                 continue
@@ -261,7 +261,7 @@ def _own_parts(algorithms: list[Chosen], given: Mapping[str, Any]) -> dict[str, 
                 raise InputError(name, spec, f"should be a class of the base folb.{SLOTS[name].base.__name__}")
             for field, hint in described(kind).items():
                 path, (of, meaning) = SLOTS[name].spelt(field), get_args(hint)
-                for part in algorithms:
+                for part in (one for one in parts if one.swept):
                     part.settings.setdefault(path, setting(path, Annotated[of | None, meaning], None))
     return own
 

@@ -72,7 +72,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             raise InputError("privacy", algorithm.privacy.name, expected)
         survey = algorithm.selection.survey
         if survey is not None:
-            raise InputError("sampling", algorithm.name, f"should not ask a device for its own {survey.name}, but does")
+            raise InputError("select", algorithm.name, f"should not ask a device for its own {survey.name}, but does")
         if algorithm.memory is not None:
             expected = "should be None: the server cannot remember devices whose replies it never sees"
             raise InputError("memory", algorithm.name, expected)
@@ -87,7 +87,7 @@ class TwoPhaseStrategy(FederatedStrategy):
             expected = "should be exact: a device computes its own weight from its gradient"
             raise InputError("gradient", algorithm.gradient.name, expected)
         if algorithm.selection.first is not None:
-            raise InputError("sampling", algorithm.name, "should not ask a device for its own sketch, but does")
+            raise InputError("select", algorithm.name, "should not ask a device for its own sketch, but does")
         self.min_devices, self.add = min_devices, add
         if algorithm.rule.alone is None:
             expected = "should be one of folb, folb_hetero, folb_never_flip: all others need more than sums"
