@@ -321,7 +321,11 @@ def test_if_only_others_have_a_chance_any_device_that_is_left_is_drawn():
         ("fedavg", {"concurrency": 2.5}, "concurrency = 2.5: .*whole number"),
         ("fedasync", {"concurrency": None}, "concurrency = None: should be a number"),
         ("fedavg", {"staleness": "hinge"}, "staleness = 'hinge': is for rounds that do not wait: set concurrency"),
-        ("fedavg", {"staleness.power": 1.0}, "staleness.power = 1.0: is for staleness=polynomial; staleness is not set"),
+        (
+            "fedavg",
+            {"staleness.power": 1.0},
+            "staleness.power = 1.0: is for staleness=polynomial; staleness is not set",
+        ),
         ("fedbuff", {"staleness": "old"}, "staleness = 'old': choose one of constant, hinge, polynomial"),
         ("fedbuff", {"staleness.power": -1.0}, "staleness.power = -1.0: should be at least 0"),
         ("fedbuff", {"staleness.slope": 1.0}, "staleness.slope = 1.0: is for staleness=hinge; staleness is polynomial"),

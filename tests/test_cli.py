@@ -79,7 +79,7 @@ def test_table_names_what_tells_the_runs_apart(capsys):
 def test_experiment_file_with_tables(tmp_path, capsys):
     (tmp_path / "e.toml").write_text(
         'dataset = "synthetic_iid"\nalgorithms = ["folb", "fedprox"]\nrounds = 2\nseeds = [7]\nsystem = "deadline"\n'
-        "[set]\nsizes = [20, 30]\n\"select.K\" = 2\ntau = 9\n[set.folb.local]\nmu = [0.1, 0.2]\n"
+        '[set]\nsizes = [20, 30]\n"select.K" = 2\ntau = 9\n[set.folb.local]\nmu = [0.1, 0.2]\n'
     )
     code, out, _ = folb(capsys, "run", tmp_path / "e.toml", "--json", "--out", tmp_path / "out")
     assert code == 0
@@ -99,7 +99,9 @@ def test_own_rule_and_own_model_from_files(capsys):
     rule = "examples/my_rule.py:softmax"
     assert len(Path("examples/my_rule.py").read_text().splitlines()) < 40
     model = ["--model", "examples/my_model.py:mlp", "--set", "width=3"]
-    code, out, err = folb(capsys, "compare", *TINY, *model, "--algorithms", rule, "--set", "rule.temperature=0.1", "--json")
+    code, out, err = folb(
+        capsys, "compare", *TINY, *model, "--algorithms", rule, "--set", "rule.temperature=0.1", "--json"
+    )
     assert code == 0, err
     run = json.loads(out)["runs"][0]
     assert (run["algorithm"], run["parameters"]["rule.temperature"]) == ("softmax", 0.1)
@@ -186,7 +188,10 @@ REFUSED = {
         ["--set", f"folb.select.K={'9' * 23}"],
         f"select.K = {'9' * 23}: should be a whole number from 1 to 10000",
     ),
-    "a setting twice": (["--set", "local.mu=1", "--set", "local.mu=2"], "set = 'local.mu=2': local.mu is given already"),
+    "a setting twice": (
+        ["--set", "local.mu=1", "--set", "local.mu=2"],
+        "set = 'local.mu=2': local.mu is given already",
+    ),
     "a value twice": (["--set", "local.mu=0.1,0.10"], "local.mu = ['0.1', '0.10']: should be different values"),
     "absurd layer": (
         ["--model", "mlp", "--set", "first=1000000000"],

@@ -543,7 +543,8 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     def by_loss(known):
         return known.survey
 
-    algorithm = folb.Algorithm(select={"name": sampling(by_loss, survey="loss"), "K": K}, local={"lr": LR, "batch": BATCH}
+    algorithm = folb.Algorithm(
+        select={"name": sampling(by_loss, survey="loss"), "K": K}, local={"lr": LR, "batch": BATCH}
     )
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, rounds=3)
@@ -582,9 +583,7 @@ def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
     run = simulated(algorithm, rounds=4)
     deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
     assert furthest(deployed, run.params) <= 1e-5
-    uniform_draws = simulated(
-        folb.Algorithm(select={"K": 2}, local={"lr": LR, "batch": BATCH}), rounds=4
-    )
+    uniform_draws = simulated(folb.Algorithm(select={"K": 2}, local={"lr": LR, "batch": BATCH}), rounds=4)
     assert run.devices.tolist() != uniform_draws.devices.tolist()
 
 
@@ -724,8 +723,7 @@ class TowardsStart(folb.LocalStep):
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
-    algorithm = folb.Algorithm(local={"name": TowardsStart(), "lr": LR, "batch": BATCH, "unit": unit}, select={"K": K}
-    )
+    algorithm = folb.Algorithm(local={"name": TowardsStart(), "lr": LR, "batch": BATCH, "unit": unit}, select={"K": K})
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, [TowardsStart], rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -816,7 +814,10 @@ MISTAKES = {
         {"server": "plain", "server.beta": 0.5},
         r"server.beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
     ),
-    "beta of 1": ({"server": "momentum", "server.beta": 1.0}, "server.beta = 1.0: should be at least 0 and less than 1"),
+    "beta of 1": (
+        {"server": "momentum", "server.beta": 1.0},
+        "server.beta = 1.0: should be at least 0 and less than 1",
+    ),
     "a correction of a step without one": (
         {"server": "momentum", "server.bias_correction": False},
         "server.bias_correction = False: is for server=adam, yogi; server is momentum",
@@ -1018,13 +1019,9 @@ def test_chances_that_are_no_numbers_are_none():
     def odd(known):
         return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
 
-    drawn = set(
-        np.unique(simulated(folb.Algorithm(select={"name": sampling(odd), "K": K}), rounds=4).devices)
-    )
+    drawn = set(np.unique(simulated(folb.Algorithm(select={"name": sampling(odd), "K": K}), rounds=4).devices))
     assert drawn == {3, 4}
-    none = simulated(
-        folb.Algorithm(select={"name": sampling(lambda known: 0.0 * known.size), "K": K}), rounds=4
-    )
+    none = simulated(folb.Algorithm(select={"name": sampling(lambda known: 0.0 * known.size), "K": K}), rounds=4)
     assert len(np.unique(none.devices)) == 5
 
 
@@ -1076,9 +1073,7 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
 
 def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
     (tmp_path / "beside_mine.py").write_text("import folb\nrule = folb.rules.Mean()\n")
-    (tmp_path / "mine.py").write_text(
-        "import folb\nfrom beside_mine import rule\nmine = folb.Algorithm(rule=rule)\n"
-    )
+    (tmp_path / "mine.py").write_text("import folb\nfrom beside_mine import rule\nmine = folb.Algorithm(rule=rule)\n")
     small = ["--set", "sizes=20,31", "--set", "select.K=2", "--rounds", "2", "--seeds", "1", "--json"]
     assert main(["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]) == 0
     assert str(tmp_path) not in sys.path
@@ -1218,9 +1213,7 @@ def test_a_step_size_that_counts_is_the_same_in_both_carriers():
 def test_a_bad_part_does_not_cost_the_results_there_are(tmp_path, capsys):
     """--again with an upload that cannot be sent: it is refused before anything is cleared."""
     file, run = tmp_path / "mine.py", tmp_path / "run"
-    source = (
-        "import folb, jax.numpy as jnp\nmine = folb.Algorithm({})\n"
-    )
+    source = "import folb, jax.numpy as jnp\nmine = folb.Algorithm({})\n"
     command = ["compare", "synthetic_1_1", "--algorithms", f"{file}:mine", "--set", "sizes=20,31", "--rounds", "2"]
     file.write_text(source.format(""))
     assert main([*command, "--out", str(run)]) == 0

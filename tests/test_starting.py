@@ -110,7 +110,7 @@ def completed(script, *words, **env):
         (["compare", "mnist", "--algorithms", "fedavg,acc"], ["fedavg,accord"]),
         (["compare", "mnist", "--model", "c"], ["cnn", "char_lstm"]),
         (["tune", "--algorithm", "accor"], ["accord"]),
-        (["tune", "mnist", "--step-ga"], ["--step-gain"]),
+        (["tune", "mnist", "--step-size.ga"], ["--step-size.gain"]),
         (["compare", "mnist", "--no-m"], ["--no-model"]),
         (["export", "last", "--format", "p"], ["parquet"]),
         (["data", "info", "shak"], ["shakespeare"]),
