@@ -6,8 +6,8 @@ The run of docs/reproduction/niid_bench.md (draw=1 and draw=2, too; a minute eac
 folb compare mnist --model lenet --algorithms examples/fednova_of_models.py:fednova_of_models --set rule.momentum=0.9 \
     --set local=momentum --set local.beta=0.9 --set partition=dirichlet --set alpha=0.5 --set capped=true \
     --set devices=10 --set select.K=10 --set select.replacement=false --set test=server --set pixels=unit \
-    --set init=torch --set local.unit=epoch --set work=10 --set local.batch=64 --set local.lr=0.01 --system fixed --rounds 50 \
-    --seeds 1 --evaluate all
+    --set init=torch --set local.unit=epoch --set work=10 --set local.batch=64 --set local.lr=0.01 \
+    --system fixed --rounds 50 --seeds 1 --evaluate all
 """
 
 import jax.numpy as jnp

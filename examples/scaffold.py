@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., 2020) as your own file: control variates, which the server remembers.
 
-folb compare synthetic_1_1 --algorithms fedavg,examples/scaffold.py:scaffold --set memory.option=1,2
+folb compare synthetic_1_1 --algorithms fedavg,examples/scaffold.py:scaffold --set scaffold.memory.option=1,2
 """
 
 import jax

@@ -36,7 +36,7 @@ FIELDS = {
     "algorithms": ["folb", "fedavg"],
     "rounds": 6,
     "seeds": [3, 5],
-    "set": {"sizes": [200, 300, 250], "K": 2, "lr": 0.1, "average": ["none", "ema"]},
+    "set": {"sizes": [200, 300, 250], "select.K": 2, "local.lr": 0.1, "average": ["none", "ema"]},
 }
 # what a user would write, and which packages it loads
 FRESH = """
@@ -107,7 +107,9 @@ def test_it_is_what_results_json_has_a_hash_of(whole):
 
 
 def test_a_model_of_folb_s_own(federation):
-    stored = folb.execute(FIELDS | {"algorithms": ["fedavg"], "seeds": 1, "model": "mlp", "set": {"first": 4, "K": 2}})
+    stored = folb.execute(
+        FIELDS | {"algorithms": ["fedavg"], "seeds": 1, "model": "mlp", "set": {"first": 4, "select.K": 2}}
+    )
     model = folb.load_model(stored)
     assert (model.algorithm, model.seed, model.classes) == ("fedavg", 0, range(10))
     assert model.params["first"]["weight"].shape == (60, 4)

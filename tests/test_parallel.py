@@ -24,7 +24,8 @@ from folb.simulation import solve
 solve.UNROLL, shuffle.UNROLL = 2, 1  # less to compile, as in conftest.py
 federation = data.load("synthetic_1_1", sizes=[20, 50, 200, 30, 90])
 model = models.logistic(federation.shape, federation.classes)
-tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.fednu_direct(K=3)]
+three = {"select.K": 3}
+tried = [algorithms.folb(**three, local={"mu": mu}) for mu in (0.0, 1.0)] + [algorithms.fednu_direct(**three)]
 runs = {}
 cases = {"one": (1, False), "two": (2, False), "eight": (8, False), "two, streamed": (2, True)}
 for case in sys.argv[1:]:

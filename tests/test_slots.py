@@ -413,6 +413,21 @@ def test_code_that_a_part_of_one_s_own_uses_tells_it_from_an_edited_one(change, 
     assert code(one) == code(f"# a comment\n\n{one}") != code(other)
 
 
+@pytest.mark.parametrize("of", ["", "@jax.jit\n    ", "@property\n    ", "@staticmethod\n    "])
+def test_an_edited_function_that_a_method_uses_is_another_code(of, tmp_path):
+    def code(times):
+        (tmp_path / "mine.py").write_text(
+            f"import folb, jax\n\ndef helper():\n    return {times}\n\nclass Base(folb.Rule):\n    abstract = True\n"
+            f"    {of}def helped(self=None):\n        return helper()\n\n"
+            "class Mine(Base):\n    def update(self, round):\n        return self.helped\n\n"
+            "mine = folb.Algorithm(rule=Mine())\n"
+        )
+        linecache.checkcache()
+        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine"))
+
+    assert code(1.0) == code(1.0) != code(2.0)
+
+
 def test_an_edited_upload_that_a_class_asks_for_is_another_code(tmp_path):
     def code(times):
         (tmp_path / "mine.py").write_text(
@@ -1167,7 +1182,7 @@ def test_a_mistake_in_a_file_of_one_s_own_is_one_line(mistake, tmp_path, capsys)
 
 
 def test_numbers_that_are_another_in_32_bits_are_refused():
-    with pytest.raises(InputError, match="local.lr = 1e-50: should be more than 0, in 32 bits"):
+    with pytest.raises(InputError, match=r"local\.lr = 1e-50: should be more than 0, in 32 bits"):
         algorithms.fedavg(local={"lr": 1e-50})
 
 

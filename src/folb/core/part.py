@@ -230,8 +230,8 @@ class Slot(Generic[P]):
 
     def fields_of(self, names: Iterable[str] | None = None) -> set[str]:
         """The paths to the settings of its record and of its parts, all or some."""
-        parts = self.parts
-        kinds = [*filter(None, [self.record]), *(parts[name] for name in (parts if names is None else names))]
+        kinds: list[type[Part]] = [] if self.record is None else [self.record]
+        kinds += self.known if names is None else (self.parts[name] for name in names)
         return {self.spelt(field) for kind in kinds for field in settings_of(kind)}
 
     def _described(self, of: list[tuple[str, Any]]) -> Any:
