@@ -91,7 +91,7 @@ def test_a_new_process_predicts_what_the_run_reported(whole, federation, tmp_pat
 
 def test_the_average_is_kept_and_not_the_server_s_model(whole):
     plain, averaged = (
-        folb.load_model(whole, algorithm=f"fedavg average={kind}", seed=3).params["in"] for kind in ("None", "ema")
+        folb.load_model(whole, algorithm=f"fedavg average={kind}", seed=3).params["in"] for kind in ("none", "ema")
     )
     assert np.abs(plain - averaged).max() > 1e-4
 
@@ -159,9 +159,9 @@ def folb_key():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "algorithm = None: should be one of: folb average=None; folb average=ema; fedavg average=None"),
-        ({"algorithm": "folb"}, "algorithm = 'folb': should be one of: folb average=None; folb average=ema$"),
-        ({"algorithm": "accord"}, "algorithm = 'accord': should be one of: folb average=None; .*; fedavg average=ema"),
+        ({}, "algorithm = None: should be one of: folb average=none; folb average=ema; fedavg average=none"),
+        ({"algorithm": "folb"}, "algorithm = 'folb': should be one of: folb average=none; folb average=ema$"),
+        ({"algorithm": "accord"}, "algorithm = 'accord': should be one of: folb average=none; .*; fedavg average=ema"),
         ({"algorithm": "folb average=ema"}, "seed = None: should be one of 3, 5"),
         ({"algorithm": "folb average=ema", "seed": 4}, "seed = 4: should be one of 3, 5"),
     ],
@@ -226,7 +226,7 @@ def about(path, **changes):
 def test_a_file_that_is_not_what_folb_wrote(copy, changes, message):
     rewritten(copy, **changes)
     with pytest.raises(InputError, match=message):
-        folb.load_model(copy, algorithm="folb average=None", seed=3)
+        folb.load_model(copy, algorithm="folb average=none", seed=3)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_file_that_is_not_what_folb_wrote(copy, changes, message):
 def test_an_about_that_is_not_what_folb_wrote(copy, field, value, message):
     rewritten(copy, about=about(copy, **{field: value}))
     with pytest.raises(InputError, match=message) as error:
-        folb.load_model(copy, algorithm="folb average=None", seed=3)
+        folb.load_model(copy, algorithm="folb average=none", seed=3)
     assert "\n" not in str(error.value)
 
 
