@@ -79,7 +79,14 @@ def study(out: Path, wanted: list[str]) -> None:
             rounds = about["rounds"]
             work = system.fixed(work=about["work"])
             runs = simulate(
-                there, model, contenders, rounds=rounds, seeds=SEEDS, system=work, evaluate_every=rounds, progress=True
+                there,
+                model,
+                contenders,
+                rounds=rounds,
+                seeds=SEEDS,
+                system=work,
+                evaluate_every=rounds,
+                observe="progress",
             )
             groups = [runs[i * len(SEEDS) : (i + 1) * len(SEEDS)] for i in range(len(contenders))]
             found[key] = {

@@ -3,13 +3,12 @@
 The factors of the models add up to 1 only if all devices take the same number of steps; otherwise the model grows.
 The run of docs/reproduction/niid_bench.md (draw=1 and draw=2, too; a minute each on a GPU):
 
-folb compare mnist --model lenet --algorithms examples/fednova_of_models.py:fednova_of_models --set momentum=0.9 \
+folb compare mnist --model lenet --algorithms examples/fednova_of_models.py:fednova_of_models --set rule.momentum=0.9 \
     --set local=momentum --set local.beta=0.9 --set partition=dirichlet --set alpha=0.5 --set capped=true \
-    --set devices=10 --set select.K=10 --set select.replacement=false --set test=server --set pixels=unit --set init=torch \
-    --set local.unit=epoch --set work=10 --set local.batch=64 --set local.lr=0.01 --system fixed --rounds 50 --seeds 1 --evaluate all
+    --set devices=10 --set select.K=10 --set select.replacement=false --set test=server --set pixels=unit \
+    --set init=torch --set local.unit=epoch --set work=10 --set local.batch=64 --set local.lr=0.01 \
+    --system fixed --rounds 50 --seeds 1 --evaluate all
 """
-
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -32,9 +31,4 @@ class SumOfModels(folb.Rule):
         return update._replace(delta=tree.add(update.delta, round.params, jnp.sum(update.weights) - 1))
 
 
-@folb.named
-def fednova_of_models(
-    *, momentum: Annotated[float, "that of the local steps"] = 0.0, **common: object
-) -> folb.Algorithm:
-    """FedNova, but of models."""
-    return folb.compose(SumOfModels(momentum), **common)
+fednova_of_models = folb.Algorithm(rule=SumOfModels())

@@ -4,8 +4,8 @@ The server averages models in which nine of ten numbers are 0. The run of docs/r
 
 folb compare mnist --model mlp --algorithms examples/largest_of_models.py:largest_of_models --set partition=dirichlet \
     --set alpha=0.5 --set capped=true --set devices=100 --set test=server --set pixels=unit --set second=200 \
-    --set init=torch --set select.replacement=false --set select.K=10 --set local.unit=gradient --set work=5 --set local.lr=0.1 --system fixed \
-    --rounds 200 --evaluate-every 20 --seeds 1
+    --set init=torch --set select.replacement=false --set select.K=10 --set local.unit=gradient --set work=5 \
+    --set local.lr=0.1 --system fixed --rounds 200 --evaluate-every 20 --seeds 1
 """
 
 import jax
@@ -33,7 +33,4 @@ class MeanOfModels(folb.Rule):
         return folb.Update(tree.add(tree.combine(weights, models), round.params, -1.0), weights)
 
 
-@folb.named
-def largest_of_models(**common: object) -> folb.Algorithm:
-    """FedAvg of models, the largest tenth of each."""
-    return folb.compose(MeanOfModels(), **common)
+largest_of_models = folb.Algorithm(rule=MeanOfModels())

@@ -1,9 +1,7 @@
 """Your own aggregation rule: weights that fall softly with a gradient's angle to the mean gradient.
 
-folb compare synthetic_1_1 --algorithms folb,examples/my_rule.py:softmax --set temperature=0.1,1
+folb compare synthetic_1_1 --algorithms folb,examples/my_rule.py:softmax --set rule.temperature=0.1,1
 """
-
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -25,7 +23,4 @@ class Softmax(folb.Rule):
         return folb.weighted(round, weights / jnp.maximum(jnp.sum(weights), 1e-12))
 
 
-@folb.named
-def softmax(*, mu: float = 0.01, temperature: Annotated[float, "how soft"] = 0.5, **common: object) -> folb.Algorithm:
-    """FOLB with soft weights."""
-    return folb.compose(Softmax(temperature), local={"mu": mu}, **common)
+softmax = folb.Algorithm(rule=Softmax(), local={"mu": 0.01})

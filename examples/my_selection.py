@@ -1,9 +1,7 @@
 """Your own selection, with a memory: devices with large last updates are drawn more often.
 
-folb compare synthetic_1_1 --algorithms fedavg,examples/my_selection.py:by_last_update --set explore=0.1,0.5
+folb compare synthetic_1_1 --algorithms fedavg,examples/my_selection.py:by_last_update --set select.explore=0.1,0.5
 """
-
-from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
@@ -34,7 +32,4 @@ class LargeUpdates(folb.Sampling):
         return (1 - self.explore) * norm / jnp.sum(norm) + self.explore / len(norm)
 
 
-@folb.named
-def by_last_update(*, explore: Annotated[float, "share drawn uniformly"] = 0.2, **common: object) -> folb.Algorithm:
-    """FedAvg whose devices are drawn by the size of their last update."""
-    return folb.compose(folb.rules.Mean(), select=LargeUpdates(explore), **common)
+by_last_update = folb.Algorithm(select=LargeUpdates())

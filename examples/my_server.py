@@ -1,9 +1,7 @@
 """Your own server step: no step is longer than a multiple of the mean of the earlier steps.
 
-folb compare synthetic_1_1 --algorithms fedavg,examples/my_server.py:steady --set steady.most=1,2
+folb compare synthetic_1_1 --algorithms fedavg,examples/my_server.py:steady --set server.most=1,2
 """
-
-from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,7 +30,4 @@ class Steady(folb.ServerStep):
         return tree.add(round.params, update.delta, scale), (total + taken, count + 1)
 
 
-@folb.named
-def steady(*, most: Annotated[float, "times the mean length of a step"] = 1.5, **common: object) -> folb.Algorithm:
-    """FedAvg with steps of bounded length."""
-    return folb.compose(folb.rules.Mean(), server=Steady(most=most), **common)
+steady = folb.Algorithm(server=Steady())

@@ -1,11 +1,11 @@
 """Your own local step: heavy-ball momentum on the device, forgotten at the end of the round.
 
-folb compare synthetic_1_1 --algorithms fedavg,examples/my_step.py:local_momentum --set local_momentum.decay=0.5,0.9
+folb compare synthetic_1_1 --algorithms fedavg,examples/my_step.py:local_momentum --set local.decay=0.5,0.9
 
 A real device needs the step, too, but no jax: Device(x, y, gradient, parts=[HeavyBall]).
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import folb
 from folb.core.vector import each, scaled, zeros
@@ -26,6 +26,4 @@ class HeavyBall(folb.LocalStep):
         return scaled(m, -lr), m
 
 
-def local_momentum(*, decay: Annotated[float, "of the momentum"] = 0.9, **common: Any) -> "folb.Algorithm":
-    """FedAvg with momentum on its devices."""
-    return folb.compose(folb.rules.Mean(), local=HeavyBall(decay), **common)
+local_momentum = folb.Algorithm(local=HeavyBall())

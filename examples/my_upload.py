@@ -1,11 +1,11 @@
 """Your own upload: each device reports how well its update follows its gradient, and is weighted by this.
 
-folb compare synthetic_1_1 --algorithms fedavg,examples/my_upload.py:by_descent --set power=1,2
+folb compare synthetic_1_1 --algorithms fedavg,examples/my_upload.py:by_descent --set rule.power=1,2
 
 A real device needs the upload, too, but no jax: Device(x, y, gradient, parts=[DESCENT]).
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import folb
 from folb.core.vector import dot, norm
@@ -32,6 +32,4 @@ class ByDescent(folb.Rule):
         return folb.weighted(round, folb.rules.fraction(weights, weights.sum()))
 
 
-def by_descent(*, power: Annotated[float, "of the cosine"] = 1.0, **common: Any) -> "folb.Algorithm":
-    """FedAvg with more weight for devices that went downhill."""
-    return folb.compose(ByDescent(power), **common)
+by_descent = folb.Algorithm(rule=ByDescent())

@@ -3,8 +3,6 @@
 folb compare synthetic_1_1 --algorithms fedavg,examples/scaffold.py:scaffold --set scaffold.memory.option=1,2
 """
 
-from typing import Annotated, Literal
-
 import jax
 
 import folb
@@ -33,7 +31,4 @@ class ControlVariates(folb.DeviceMemory):
         return tree.sub(shared, own)
 
 
-@folb.named
-def scaffold(*, option: Annotated[Literal["1", "2"], "how c_k is renewed"] = "2", **common: object) -> folb.Algorithm:
-    """A device's local steps are g - c_k + c."""
-    return folb.compose(folb.rules.Mean(), memory=ControlVariates(option=option), **common)
+scaffold = folb.Algorithm(memory=ControlVariates())  # a device's local steps are g - c_k + c

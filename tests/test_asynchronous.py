@@ -17,7 +17,7 @@ from own import sampling
 from test_family import full_gradient, mean, model, sgd
 from test_slots import BATCH, FEDERATION, LR, MODEL, SEED, furthest, samples, simulated
 
-from folb import InputError, algorithms, compose, rules, simulate, system
+from folb import Algorithm, InputError, Staleness, algorithms, setting, simulate, system
 from folb.core import randomness, selection
 from folb.core.randomness import HOME, SERVER, uniform, words
 from folb.core.system import Effort
@@ -184,11 +184,11 @@ def algorithm(name):
 def literal(name, chosen):
     """The same run, event by event."""
     _, settings, aggregate, s = CASES[name]
-    if "staleness_power" in settings:
-        s = functools.partial(s, power=settings["staleness_power"])
-    K = settings.get("K", 1)
-    chances = FEDERATION.train.size.tolist() if "sampling" in settings else None
-    loop = Literal(chosen, settings["concurrency"], K, s, aggregate, chances, settings.get("mu", 0.0))
+    if "staleness.power" in settings:
+        s = functools.partial(s, power=settings["staleness.power"])
+    K = settings.get("select.K", 1)
+    chances = FEDERATION.train.size.tolist() if "select" in settings else None
+    loop = Literal(chosen, settings["concurrency"], K, s, aggregate, chances, settings.get("local.mu", 0.0))
     for _ in range(ROUNDS[K]):
         loop.play(ahead(loop) if name == "ahead" else loop.w)
     return loop
@@ -215,7 +215,7 @@ def test_a_run_is_a_literal_loop_over_events(name, kind):
         assert bool(run.updated[t]) == bool(buffer)
         if name != "folb":
             p = [1.0] * len(buffer) if name != "ahead" else [len(samples(r["k"])[1]) for r in buffer]
-            lr = run.parameters["server_lr"] or 1.0
+            lr = run.parameters["server.lr"] or 1.0
             expected = [lr * reply["s"] * weight / sum(p) for reply, weight in zip(buffer, p, strict=True)]
             np.testing.assert_allclose(run.records["weights"][t][run.times[t] > 0], expected, rtol=1e-5)
         stale += sum(reply["tau"] > 0 for reply in buffer)
@@ -321,15 +321,19 @@ def test_if_only_others_have_a_chance_any_device_that_is_left_is_drawn():
         ("fedavg", {"concurrency": 2.5}, "concurrency = 2.5: .*whole number"),
         ("fedasync", {"concurrency": None}, "concurrency = None: should be a number"),
         ("fedavg", {"staleness": "hinge"}, "staleness = 'hinge': is for rounds that do not wait: set concurrency"),
-        ("fedavg", {"staleness.power": 1.0}, "staleness_power = 1.0: is for rounds that do not wait"),
+        (
+            "fedavg",
+            {"staleness.power": 1.0},
+            "staleness.power = 1.0: is for staleness=polynomial; staleness is not set",
+        ),
         ("fedbuff", {"staleness": "old"}, "staleness = 'old': choose one of constant, hinge, polynomial"),
-        ("fedbuff", {"staleness.power": -1.0}, "staleness_power = -1.0: should be at least 0"),
-        ("fedbuff", {"staleness.slope": 1.0}, "staleness_slope = 1.0: is for staleness=hinge; staleness is polynomial"),
+        ("fedbuff", {"staleness.power": -1.0}, "staleness.power = -1.0: should be at least 0"),
+        ("fedbuff", {"staleness.slope": 1.0}, "staleness.slope = 1.0: is for staleness=hinge; staleness is polynomial"),
         ("folb_two_set", {"concurrency": 3}, "should be None with a second set"),
         ("scaffold", {"concurrency": 3}, "memory = 'scaffold': should be None with concurrency"),
-        ("fedbuff", {"select": "power_of_choice"}, "sampling = 'power_of_choice': should be uniform, samples"),
-        ("fedbuff", {"select": "clusters"}, "sampling = 'clusters': should be uniform, samples"),
-        ("fednu_norm", {"concurrency": 3}, "sampling = 'norm': should be uniform, samples"),
+        ("fedbuff", {"select": "power_of_choice"}, "select = 'power_of_choice': should be one of uniform, samples"),
+        ("fedbuff", {"select": "clusters"}, "select = 'clusters': should be one of uniform, samples"),
+        ("fednu_norm", {"concurrency": 3}, "select = 'norm': should be uniform, samples"),
     ],
 )
 def test_settings_that_cannot_be(make, settings, message):
@@ -351,16 +355,27 @@ def test_more_at_work_than_there_are(settings, message):
 
 
 def test_staleness_of_ones_own():
-    """Any function of tau; one that returns another shape is found before anything runs."""
+    """One that returns another shape is found before anything runs."""
+
+    class Aged(Staleness):
+        power: float = setting("of the age", default=1.0)
+
+        def weigh(self, tau):
+            return (1 + tau) ** -self.power
+
+    class First(Staleness):
+        def weigh(self, tau):
+            return tau[:1]
+
     made = algorithm("fedbuff")
-    own = compose(rules.Mean(), select={"K": 3}, concurrency=3, staleness=lambda tau: (1 + tau) ** -0.5, **USUAL)
+    own = Algorithm(select={"K": 3}, concurrency=3, staleness={"name": Aged, "power": 0.5}, **USUAL)
     found, expected = (simulated(one, rounds=6, system=UNEVEN).params for one in (own, made))
     assert furthest(found, expected) < 1e-6
     with pytest.raises(InputError, match="staleness: what it returns"):
-        simulated(compose(rules.Mean(), select={"K": 3}, concurrency=3, staleness=lambda tau: tau[:1]), rounds=1)
-    with pytest.raises(InputError, match="sampling: a Draw"):
+        simulated(Algorithm(select={"K": 3}, concurrency=3, staleness=First), rounds=1)
+    with pytest.raises(InputError, match="select: a Draw"):
         draw = selection.Draw(2, lambda words: None, lambda device: device)
-        simulated(compose(rules.Mean(), select={"name": sampling(lambda known: draw), "K": 3}, concurrency=3), rounds=1)
+        simulated(Algorithm(select={"name": sampling(lambda known: draw), "K": 3}, concurrency=3), rounds=1)
 
 
 def test_what_waits_by_its_nature_refuses():

@@ -49,7 +49,7 @@ def test_results_hold_every_run(results):
         assert run["evaluated_rounds"] == [2, 4]
         assert len(run["test_accuracy"]) == len(run["train_loss"]) == 2
         assert run["bytes_up"] == run["bytes_down"] * (2 if run["algorithm"] == "folb" else 1)
-    assert {(r["parameters"]["mu"], r["seed"]) for r in document["runs"] if r["algorithm"] == "folb"} == {
+    assert {(r["parameters"]["local.mu"], r["seed"]) for r in document["runs"] if r["algorithm"] == "folb"} == {
         (mu, seed) for mu in (0.01, 1.0) for seed in (0, 1)
     }
 
@@ -79,29 +79,32 @@ def test_table_names_what_tells_the_runs_apart(capsys):
 def test_experiment_file_with_tables(tmp_path, capsys):
     (tmp_path / "e.toml").write_text(
         'dataset = "synthetic_iid"\nalgorithms = ["folb", "fedprox"]\nrounds = 2\nseeds = [7]\nsystem = "deadline"\n'
-        "[set]\nsizes = [20, 30]\nK = 2\ntau = 9\n[set.folb]\nmu = [0.1, 0.2]\n"
+        '[set]\nsizes = [20, 30]\n"select.K" = 2\ntau = 9\n[set.folb.local]\nmu = [0.1, 0.2]\n'
     )
     code, out, _ = folb(capsys, "run", tmp_path / "e.toml", "--json", "--out", tmp_path / "out")
     assert code == 0
     runs = json.loads(out)["runs"]
-    assert [(r["algorithm"], r["parameters"]["mu"], r["seed"]) for r in runs] == [
+    assert [(r["algorithm"], r["parameters"]["local.mu"], r["seed"]) for r in runs] == [
         ("folb", 0.1, 7),
         ("folb", 0.2, 7),
         ("fedprox", 1.0, 7),
     ]
     kept = tomllib.loads((tmp_path / "out" / "experiment.toml").read_text())["set"]
     assert kept["synthetic_iid"]["sizes"] == [20, 30] and kept["deadline"]["tau"] == 9
-    assert kept["folb"]["mu"] == [0.1, 0.2] and kept["folb"]["K"] == kept["fedprox"]["K"] == 2
+    assert kept["folb"]["local.mu"] == [0.1, 0.2]
+    assert kept["folb"]["select.K"] == kept["fedprox"]["select.K"] == 2
 
 
 def test_own_rule_and_own_model_from_files(capsys):
     rule = "examples/my_rule.py:softmax"
     assert len(Path("examples/my_rule.py").read_text().splitlines()) < 40
     model = ["--model", "examples/my_model.py:mlp", "--set", "width=3"]
-    code, out, err = folb(capsys, "compare", *TINY, *model, "--algorithms", rule, "--set", "temperature=0.1", "--json")
+    code, out, err = folb(
+        capsys, "compare", *TINY, *model, "--algorithms", rule, "--set", "rule.temperature=0.1", "--json"
+    )
     assert code == 0, err
     run = json.loads(out)["runs"][0]
-    assert (run["algorithm"], run["parameters"]["temperature"]) == ("softmax", 0.1)
+    assert (run["algorithm"], run["parameters"]["rule.temperature"]) == ("softmax", 0.1)
 
 
 def test_own_data(tmp_path, capsys):
@@ -139,7 +142,8 @@ def test_list_names_everything_with_settings_and_equations(capsys):
 
 
 def test_list_shows_one_kind_or_one_name(capsys):
-    assert " psi " in folb(capsys, "list", "folb_hetero")[1] and " psi " not in folb(capsys, "list", "fedavg")[1]
+    psi = " rule.psi "
+    assert psi in folb(capsys, "list", "folb_hetero")[1] and psi not in folb(capsys, "list", "fedavg")[1]
     parts = folb(capsys, "list", "parts")[1]
     for word in ("power_of_choice", "delta_sgd", "fedvarp", "sketch", "lookahead", "Reddi et al., 2021", "hinge"):
         assert word in parts
@@ -157,17 +161,17 @@ REFUSED = {
     "unknown setting": (["--set", "serve=adam"], "set = 'serve': did you mean 'server'?"),
     "psi on one that has none": (
         ["--algorithms", "fedavg", "--set", "rule.psi=1"],
-        "psi = '1': is a setting of folb_hetero",
+        "rule.psi = '1': is a setting of folb_hetero",
     ),
-    "scoped psi": (["--set", "folb.rule.psi=1"], "psi = '1': is a setting of folb_hetero"),
+    "scoped psi": (["--set", "folb.rule.psi=1"], "rule.psi = '1': is a setting of folb_hetero"),
     "other system's setting": (["--set", "tau=3"], "tau = '3': is a setting of deadline"),
     "setting without value": (["--set", "mu"], "set = 'mu': should be KEY=VALUE"),
-    "negative mu": (["--set", "local.mu=-1"], "mu = -1.0: should be at least 0"),
-    "nan": (["--set", "local.lr=nan"], "lr = 'nan': should be a finite number"),
-    "word for a number": (["--set", "local.batch=ten"], "batch = 'ten': should be a whole number"),
+    "negative mu": (["--set", "local.mu=-1"], "local.mu = -1.0: should be at least 0"),
+    "nan": (["--set", "local.lr=nan"], "local.lr = 'nan': should be a finite number"),
+    "word for a number": (["--set", "local.batch=ten"], "local.batch = 'ten': should be a whole number"),
     "too large K": (
         ["--set", "folb.select.K=4", "--set", "select.replacement=false"],
-        "K = 4: should be at most the 3 devices",
+        "select.K = 4: should be at most the 3 devices",
     ),
     "no rounds": (["--rounds", "0"], "rounds = 0: should be at least 1"),
     "rounds no number": (["--rounds", "x"], "invalid int value: 'x'"),
@@ -179,13 +183,16 @@ REFUSED = {
     "missing rule file": (["--algorithms", "nowhere.py:rule"], "there is no file nowhere.py"),
     "no seeds": (["--seeds", ""], "seeds = []: should be"),
     "too many seeds": (["--seeds", "8589934592"], "seeds = 8589934592: should be from 1 to"),
-    "absurd K": (["--set", "folb.select.K=10000000"], "K = 10000000: should be a whole number from 1 to 10000"),
+    "absurd K": (["--set", "folb.select.K=10000000"], "select.K = 10000000: should be a whole number from 1 to 10000"),
     "K of many digits": (
         ["--set", f"folb.select.K={'9' * 23}"],
-        f"K = {'9' * 23}: should be a whole number from 1 to 10000",
+        f"select.K = {'9' * 23}: should be a whole number from 1 to 10000",
     ),
-    "a setting twice": (["--set", "local.mu=1", "--set", "local.mu=2"], "set = 'local.mu=2': mu is given already"),
-    "a value twice": (["--set", "local.mu=0.1,0.10"], "mu = ['0.1', '0.10']: should be different values"),
+    "a setting twice": (
+        ["--set", "local.mu=1", "--set", "local.mu=2"],
+        "set = 'local.mu=2': local.mu is given already",
+    ),
+    "a value twice": (["--set", "local.mu=0.1,0.10"], "local.mu = ['0.1', '0.10']: should be different values"),
     "absurd layer": (
         ["--model", "mlp", "--set", "first=1000000000"],
         "first = 1000000000: should be a whole number from",
@@ -218,14 +225,13 @@ class Unshaped(folb.Rule):
     def update(self, round):
         return folb.Update(round.delta, round.times)
 
-def unsaid(**common):
-    return folb.compose(Unsaid(), **common)
+class Failing(folb.Rule):
+    def update(self, round):
+        raise RuntimeError("no memory left")
 
-def unshaped(**common):
-    return folb.compose(Unshaped(), **common)
-
-def failing(**common):
-    raise RuntimeError("no memory left")
+unsaid = folb.Algorithm(rule=Unsaid())
+unshaped = folb.Algorithm(rule=Unshaped())
+failing = folb.Algorithm(rule=Failing())
 
 def scalar(shape, classes):
     whole = models.logistic(shape, classes)
@@ -242,7 +248,7 @@ def nothing(shape, classes):
         ("--algorithms", "unsaid", "this rule needs the devices' gradients"),
         ("--algorithms", "unshaped", "should be an update of the shapes of the model"),
         ("--algorithms", "failing", "fails: RuntimeError: no memory left"),
-        ("--algorithms", "absent", "has no function 'absent'"),
+        ("--algorithms", "absent", "has no 'absent'"),
         ("--model", "scalar", "shape of loss(...) for 81 samples = (): should be (81,)"),
         ("--model", "nothing", "nothing = {}: should make a folb.Model"),
     ],
@@ -407,7 +413,7 @@ def test_unwritable_output_directory(tmp_path, capsys):
         ('dataset = "synthetic_1_1"\nalgorithms = [1]', "algorithms = [1]: should be names"),
         ('dataset = "synthetic_1_1"\n[set]\nsizes = []', "sizes = []: should be at least one"),
         ('dataset = "synthetic_1_1"\ntarget = true', "target = True: should be a finite number"),
-        ('dataset = "synthetic_1_1"\n[set]\nmu = []', "mu = []: should be at least one value"),
+        ('dataset = "synthetic_1_1"\n[set]\n"local.mu" = []', "local.mu = []: should be at least one value"),
     ],
 )
 def test_bad_experiment_file(content, message, tmp_path, capsys):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from random_numbers import words
 
+import folb
 from folb import Experiment, InputError, algorithms, simulate, trace
 from folb.core import randomness, samplings, selection
 from folb.core.selection import Known, drawing
@@ -128,7 +129,7 @@ def test_rounds_are_the_literal_loop_s(file, replacement):
 def test_no_sampling_asks_who_is_offline(file, sampling):
     """And a survey asks nobody else, either."""
     K = 2
-    algorithm = algorithms.compose(algorithms.fedavg().rule, select={"name": sampling, "K": K, "replacement": False})
+    algorithm = folb.Algorithm(select={"name": sampling, "K": K, "replacement": False})
     played = run(algorithm, rounds=12, system=trace(file=file, period=PERIOD, high=3))[0]
     now = 0.0
     for t in range(12):
@@ -285,7 +286,7 @@ def test_other_mistakes(tmp_path, file):
         trace(file=file, period=-1)
     with pytest.raises(InputError, match="stream = True: should be false: the devices online"):
         run(algorithms.fedavg(select={"K": 2}), rounds=1, system=trace(file=file, period=PERIOD), stream=True)
-    clusters = algorithms.compose(algorithms.fedavg().rule, select={"name": "clusters", "K": 2, "replacement": False})
+    clusters = folb.Algorithm(select={"name": "clusters", "K": 2, "replacement": False})
     with pytest.raises(InputError, match="does not ask all devices at once"):
         run(clusters, rounds=1, system=trace(file=file, period=PERIOD))
 

@@ -23,18 +23,17 @@ FIELDS = {
     "algorithms": ["folb"],
     "rounds": 12,
     "seeds": 1,
-    "set": {"sizes": [20, 30], "K": 2},
+    "set": {"sizes": [20, 30], "select.K": 2},
 }
 BAD = """
 import jax.numpy as jnp
-from folb import Rule, Update, compose
+from folb import Algorithm, Rule, Update
 
 class Bad(Rule):
     def update(self, round):
         return Update(jnp.zeros(3), {"w": jnp.zeros(2)})
 
-def bad():
-    return compose(Bad())
+bad = Algorithm(rule=Bad())
 """
 FILES = ["curves.png", "environment.json", "experiment.toml", "model.npz", "results.json", "rounds.jsonl"]
 

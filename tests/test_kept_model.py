@@ -36,7 +36,7 @@ FIELDS = {
     "algorithms": ["folb", "fedavg"],
     "rounds": 6,
     "seeds": [3, 5],
-    "set": {"sizes": [200, 300, 250], "K": 2, "lr": 0.1, "average": ["none", "ema"]},
+    "set": {"sizes": [200, 300, 250], "select.K": 2, "local.lr": 0.1, "average": ["none", "ema"]},
 }
 # what a user would write, and which packages it loads
 FRESH = """
@@ -91,7 +91,7 @@ def test_a_new_process_predicts_what_the_run_reported(whole, federation, tmp_pat
 
 def test_the_average_is_kept_and_not_the_server_s_model(whole):
     plain, averaged = (
-        folb.load_model(whole, algorithm=f"fedavg average={kind}", seed=3).params["in"] for kind in ("None", "ema")
+        folb.load_model(whole, algorithm=f"fedavg average={kind}", seed=3).params["in"] for kind in ("none", "ema")
     )
     assert np.abs(plain - averaged).max() > 1e-4
 
@@ -107,7 +107,9 @@ def test_it_is_what_results_json_has_a_hash_of(whole):
 
 
 def test_a_model_of_folb_s_own(federation):
-    stored = folb.execute(FIELDS | {"algorithms": ["fedavg"], "seeds": 1, "model": "mlp", "set": {"first": 4, "K": 2}})
+    stored = folb.execute(
+        FIELDS | {"algorithms": ["fedavg"], "seeds": 1, "model": "mlp", "set": {"first": 4, "select.K": 2}}
+    )
     model = folb.load_model(stored)
     assert (model.algorithm, model.seed, model.classes) == ("fedavg", 0, range(10))
     assert model.params["first"]["weight"].shape == (60, 4)
@@ -157,9 +159,9 @@ def folb_key():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "algorithm = None: should be one of: folb average=None; folb average=ema; fedavg average=None"),
-        ({"algorithm": "folb"}, "algorithm = 'folb': should be one of: folb average=None; folb average=ema$"),
-        ({"algorithm": "accord"}, "algorithm = 'accord': should be one of: folb average=None; .*; fedavg average=ema"),
+        ({}, "algorithm = None: should be one of: folb average=none; folb average=ema; fedavg average=none"),
+        ({"algorithm": "folb"}, "algorithm = 'folb': should be one of: folb average=none; folb average=ema$"),
+        ({"algorithm": "accord"}, "algorithm = 'accord': should be one of: folb average=none; .*; fedavg average=ema"),
         ({"algorithm": "folb average=ema"}, "seed = None: should be one of 3, 5"),
         ({"algorithm": "folb average=ema", "seed": 4}, "seed = 4: should be one of 3, 5"),
     ],
@@ -224,7 +226,7 @@ def about(path, **changes):
 def test_a_file_that_is_not_what_folb_wrote(copy, changes, message):
     rewritten(copy, **changes)
     with pytest.raises(InputError, match=message):
-        folb.load_model(copy, algorithm="folb average=None", seed=3)
+        folb.load_model(copy, algorithm="folb average=none", seed=3)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_a_file_that_is_not_what_folb_wrote(copy, changes, message):
 def test_an_about_that_is_not_what_folb_wrote(copy, field, value, message):
     rewritten(copy, about=about(copy, **{field: value}))
     with pytest.raises(InputError, match=message) as error:
-        folb.load_model(copy, algorithm="folb average=None", seed=3)
+        folb.load_model(copy, algorithm="folb average=none", seed=3)
     assert "\n" not in str(error.value)
 
 

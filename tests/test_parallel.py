@@ -24,8 +24,9 @@ from folb.simulation import solve
 solve.UNROLL, shuffle.UNROLL = 2, 1  # less to compile, as in conftest.py
 federation = data.load("synthetic_1_1", sizes=[20, 50, 200, 30, 90])
 model = models.logistic(federation.shape, federation.classes)
-tried = [algorithms.folb(mu=0.0, K=3), algorithms.folb(mu=1.0, K=3), algorithms.fednu_direct(K=3)]
-runs = {}
+three = {"select.K": 3}
+tried = [algorithms.folb(**three, local={"mu": mu}) for mu in (0.0, 1.0)] + [algorithms.fednu_direct(**three)]
+document = {}
 cases = {"one": (1, False), "two": (2, False), "eight": (8, False), "two, streamed": (2, True)}
 for case in sys.argv[1:]:
     count, stream = cases[case]
@@ -40,7 +41,7 @@ for case in sys.argv[1:]:
         stream=stream,
         record=["gamma"],
     )
-    runs[case] = [
+    document[case] = [
         {
             "model": [float(v) for leaf in jax.tree.leaves(run.params) for v in leaf.reshape(-1)],
             "train_loss": run.train_loss.tolist(),
@@ -50,7 +51,7 @@ for case in sys.argv[1:]:
         }
         for run in runs
     ]
-print(json.dumps(runs))
+print(json.dumps(document))
 """
 EXPERIMENT = """
 dataset = "synthetic_1_1"
@@ -59,7 +60,7 @@ rounds = 12
 seeds = 2
 [set]
 sizes = [20, 50, 200, 30, 90]
-K = 3
+select.K = 3
 """
 TOLERANCE = 1e-6  # of what is of the order of 1
 

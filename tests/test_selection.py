@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+import folb
 from folb import algorithms, data, simulate, system
 from folb.core import randomness, round, samplings, selection
 from folb.core.randomness import uniform
@@ -221,7 +222,7 @@ def test_a_round_corrects_for_its_selection(sampling):
         def update(self, round):
             return Update(jax.tree.map(jnp.zeros_like, round.params), round.correction)
 
-    algorithm = algorithms.compose(Tell(), select={"name": sampling, "K": 5})
+    algorithm = folb.Algorithm(rule=Tell(), select={"name": sampling, "K": 5})
     play, model = jax.jit(rounds.play), logistic((6,), 3)
     for objective in ("uniform", "samples"):
         problem = problems.problem(federation(SIZES), model, objective=objective, record=["weights"])

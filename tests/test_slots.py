@@ -96,7 +96,7 @@ def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, evaluate_fn=None,
         "wait": 0.0,
         "deadline": 0.05,
         "seed": SEED,
-        "guard": "none",
+        "guarded": False,
         "min_replies": 1,
     } | settings
     strategy = FederatedStrategy(algorithm, **settings)
@@ -181,7 +181,7 @@ def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
 @pytest.mark.parametrize("option", ["1", "2"])
 def test_scaffold_is_a_literal_loop_in_both_carriers(option):
     """With devices that drop out, devices that are drawn more than once, and a round without any usable reply."""
-    algorithm = own("scaffold.py", "scaffold")(
+    algorithm = own("scaffold.py", "scaffold").replace(
         memory={"option": option}, select={"K": K}, local={"lr": LR, "batch": BATCH}
     )
     run = simulated(algorithm)
@@ -200,13 +200,13 @@ def test_scaffold_is_a_literal_loop_in_both_carriers(option):
 
 def test_a_memory_makes_a_difference():
     plain = simulated(algorithms.fedavg(select={"K": K}, local={"lr": LR, "batch": BATCH}))
-    controlled = simulated(own("scaffold.py", "scaffold")(select={"K": K}, local={"lr": LR, "batch": BATCH}))
+    controlled = simulated(own("scaffold.py", "scaffold").replace(select={"K": K}, local={"lr": LR, "batch": BATCH}))
     assert furthest(plain.params, controlled.params) > 1e-3
 
 
 def test_only_devices_that_were_met_take_memory():
     """Rows only for the devices that a run can meet; and the same result as with a row for every device."""
-    algorithm = own("scaffold.py", "scaffold")(select={"K": 2}, local={"lr": LR, "batch": BATCH})
+    algorithm = own("scaffold.py", "scaffold").replace(select={"K": 2}, local={"lr": LR, "batch": BATCH})
     first = np.arange(6, dtype=np.float32).reshape(2, 3)
     scattered = jax.jit(memories.scattered)
     rows = memories.empty(first, N=1_000_000, most=8)
@@ -239,7 +239,7 @@ def test_clusters_know_all_devices_and_the_algorithm_those_that_it_met():
 
 
 def test_a_lost_or_refused_device_keeps_its_memory():
-    algorithm = own("scaffold.py", "scaffold")(select={"K": K}, local={"lr": LR, "batch": BATCH})
+    algorithm = own("scaffold.py", "scaffold").replace(select={"K": K}, local={"lr": LR, "batch": BATCH})
     before = {}
 
     def tamper(partition, message, reply):
@@ -268,7 +268,7 @@ def test_a_guarded_rule_keeps_the_memory_of_whom_it_refuses():
     from folb.core.round import close
     from folb.core.rules import Round
 
-    algorithm = guard(own("scaffold.py", "scaffold")(memory={"option": "1"}, select={"K": 3}))
+    algorithm = guard(own("scaffold.py", "scaffold").replace(memory={"option": "1"}, select={"K": 3}))
     params = {"w": jnp.zeros(2)}
     state, zero = begin_state(algorithm, params)
     grad = {"w": jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.5]])}
@@ -296,7 +296,7 @@ OWN = [
 
 @pytest.mark.parametrize(("name", "function", "settings"), OWN)
 def test_a_killed_run_with_parts_of_one_s_own_ends_with_the_same_bits(name, function, settings, tmp_path, monkeypatch):
-    algorithm = own(name, function)(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
+    algorithm = own(name, function).replace(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path, monkeypatch, rounds=12)
     for name in ("weight", "bias"):
@@ -316,7 +316,7 @@ def killed_on_flower(algorithm, directory, parts=(), after=3):
 
 @pytest.mark.parametrize(("name", "function", "settings"), OWN)
 def test_a_killed_run_with_parts_of_one_s_own_on_flower_ends_with_the_same_bits(name, function, settings, tmp_path):
-    algorithm = own(name, function)(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
+    algorithm = own(name, function).replace(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
     parts = parts_for(name)
     whole, _ = on_flower(algorithm, parts, directory=tmp_path / "whole", rounds=5)
     killed_on_flower(algorithm, tmp_path / "killed", parts)
@@ -340,8 +340,7 @@ class Times(folb.Rule):
 def part(round):
     return round.times / round.times.sum()
 
-def mine(factor=1.0, **common):
-    return folb.compose(Times(factor), **common)
+mine = folb.Algorithm(rule=Times())
 """
 
 
@@ -351,14 +350,15 @@ def test_an_edited_rule_of_one_s_own_does_not_resume_the_earlier_run_on_flower(t
     def written(source, **settings):
         file.write_text(source)
         linecache.checkcache()
-        return from_file("algorithms", f"{file}:mine")(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
+        mine = from_file("algorithms", f"{file}:mine")
+        return mine.replace(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
 
     killed_on_flower(written(MINE), tmp_path / "run")
     for edited, settings in (
         (MINE.replace("LENGTH * self", "2 * LENGTH * self"), {}),
         (MINE.replace("return round.times", "return 2 * round.times"), {}),  # in a function that the rule calls
         (MINE.replace("LENGTH = 1.0", "LENGTH = 2.0"), {}),
-        (MINE, {"factor": 0.5}),  # a number of the rule
+        (MINE, {"rule.factor": 0.5}),  # a number of the rule
     ):
         with pytest.raises(InputError, match=r"holds another run: .*other code in a part of your own"):
             on_flower(written(edited, **settings), directory=tmp_path / "run", rounds=5)
@@ -404,12 +404,28 @@ CHANGES = {  # code that a rule uses, and other code
 @pytest.mark.parametrize("change", CHANGES)
 def test_code_that_a_part_of_one_s_own_uses_tells_it_from_an_edited_one(change, tmp_path):
     def code(source):
-        (tmp_path / "mine.py").write_text(f"{source}\ndef mine():\n    def rule(round): return X\n    return rule\n")
+        rule = "import folb\nclass Rule(folb.Rule):\n    def update(self, round): return X\n"
+        (tmp_path / "mine.py").write_text(f"{source}\n{rule}\nmine = folb.Algorithm(rule=Rule())\n")
         linecache.checkcache()
-        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine")())
+        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine"))
 
     one, other = CHANGES[change]
     assert code(one) == code(f"# a comment\n\n{one}") != code(other)
+
+
+@pytest.mark.parametrize("of", ["", "@jax.jit\n    ", "@property\n    ", "@staticmethod\n    "])
+def test_an_edited_function_that_a_method_uses_is_another_code(of, tmp_path):
+    def code(times):
+        (tmp_path / "mine.py").write_text(
+            f"import folb, jax\n\ndef helper():\n    return {times}\n\nclass Base(folb.Rule):\n    abstract = True\n"
+            f"    {of}def helped(self=None):\n        return helper()\n\n"
+            "class Mine(Base):\n    def update(self, round):\n        return self.helped\n\n"
+            "mine = folb.Algorithm(rule=Mine())\n"
+        )
+        linecache.checkcache()
+        return user_code(from_file("algorithms", f"{tmp_path / 'mine.py'}:mine"))
+
+    assert code(1.0) == code(1.0) != code(2.0)
 
 
 def test_an_edited_upload_that_a_class_asks_for_is_another_code(tmp_path):
@@ -428,11 +444,11 @@ def test_an_edited_upload_that_a_class_asks_for_is_another_code(tmp_path):
 # the other parts -----------------------------------------------------------------------------------------------------
 
 SLOTS = {
-    "selection": ("my_selection.py", "by_last_update", {"explore": 0.6}),
-    "local step": ("my_step.py", "local_momentum", {"decay": 0.8}),
-    "upload": ("my_upload.py", "by_descent", {"power": 2.0}),
-    "server step": ("my_server.py", "steady", {"most": 0.7}),
-    "rule": ("my_rule.py", "softmax", {"temperature": 0.2}),
+    "selection": ("my_selection.py", "by_last_update", {"select.explore": 0.6}),
+    "local step": ("my_step.py", "local_momentum", {"local.decay": 0.8}),
+    "upload": ("my_upload.py", "by_descent", {"rule.power": 2.0}),
+    "server step": ("my_server.py", "steady", {"server.most": 0.7}),
+    "rule": ("my_rule.py", "softmax", {"rule.temperature": 0.2}),
     "memory": ("scaffold.py", "scaffold", {}),
 }
 
@@ -441,8 +457,7 @@ SLOTS = {
 def test_a_part_of_one_s_own_runs_in_both_carriers(slot):
     name, function, settings = SLOTS[slot]
     assert len((EXAMPLES / name).read_text().splitlines()) <= 40
-    make = folb.named(own(name, function))
-    algorithm = make(K=K, lr=LR, batch=BATCH, **settings)
+    algorithm = own(name, function).replace(select={"K": K}, local={"lr": LR, "batch": BATCH}, **settings)
     run = simulated(algorithm)
     deployed, _ = on_flower(algorithm, parts_for(name))
     assert furthest(deployed, run.params) <= 1e-5
@@ -496,7 +511,7 @@ class folb_programs:  # noqa: N801  it reads as a function
 
 
 def test_a_device_that_does_not_know_a_part_says_so():
-    with pytest.raises(InputError, match=r"local_step = 'step': this device knows sgd, .*parts"):
+    with pytest.raises(InputError, match=r"local = 'step': this device knows sgd, .*parts"):
         Device(*samples(0), gradient).answer(Task(1, ("delta",), 1, step="step"), begin())
     with pytest.raises(InputError, match=r"uploads = 'descent': this device knows .*grad"):
         Device(*samples(0), gradient).answer(Task(1, ("descent",)), begin())
@@ -505,7 +520,7 @@ def test_a_device_that_does_not_know_a_part_says_so():
 
 
 def test_an_upload_out_of_its_bounds_is_refused():
-    module = own("my_upload.py", "by_descent")
+    algorithm = own("my_upload.py", "by_descent").replace(select={"K": 20})
     part = sys.modules["folb_own_my_upload"].DESCENT
 
     def tamper(partition, message, reply):
@@ -513,9 +528,7 @@ def test_an_upload_out_of_its_bounds_is_refused():
             reply.content["metrics"]["descent"] = 50.0
         return reply
 
-    _, strategy = on_flower(
-        folb.named(module)(select={"K": 20}), [part], 1, tamper, system=system.fixed(work=2), seed=1
-    )
+    _, strategy = on_flower(algorithm, [part], 1, tamper, system=system.fixed(work=2), seed=1)
     refused = strategy.opened.answers.refused
     assert refused[1] == "descent is 50.0, and should be a number from -1.001 to 1.001"
     assert list(refused) == [1]
@@ -531,7 +544,7 @@ def test_the_loss_of_a_device_is_an_upload_in_both_carriers():
             weights = round.times * round.sent["loss"]
             return folb.weighted(round, weights / weights.sum())
 
-    algorithm = folb.compose(ByLoss(), select={"K": K}, local={"lr": LR, "batch": BATCH})
+    algorithm = folb.Algorithm(rule=ByLoss(), select={"K": K}, local={"lr": LR, "batch": BATCH})
     run = simulated(algorithm)
     deployed, _ = on_flower(algorithm)
     assert furthest(deployed, run.params) <= 1e-5
@@ -545,8 +558,8 @@ def test_a_survey_of_one_s_own_in_both_carriers():
     def by_loss(known):
         return known.survey
 
-    algorithm = folb.compose(
-        folb.rules.Mean(), select={"name": sampling(by_loss, survey="loss"), "K": K}, local={"lr": LR, "batch": BATCH}
+    algorithm = folb.Algorithm(
+        select={"name": sampling(by_loss, survey="loss"), "K": K}, local={"lr": LR, "batch": BATCH}
     )
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, rounds=3)
@@ -581,13 +594,11 @@ def test_what_all_devices_are_asked_once_may_be_one_s_own(asked, remember):
         def weigh(self, known):
             return known.memory**3
 
-    algorithm = folb.compose(folb.rules.Mean(), select={"name": ByAnswer(), "K": 2}, local={"lr": LR, "batch": BATCH})
+    algorithm = folb.Algorithm(select={"name": ByAnswer(), "K": 2}, local={"lr": LR, "batch": BATCH})
     run = simulated(algorithm, rounds=4)
     deployed, _ = on_flower(algorithm, [WIDEST], rounds=4)
     assert furthest(deployed, run.params) <= 1e-5
-    uniform_draws = simulated(
-        folb.compose(folb.rules.Mean(), select={"K": 2}, local={"lr": LR, "batch": BATCH}), rounds=4
-    )
+    uniform_draws = simulated(folb.Algorithm(select={"K": 2}, local={"lr": LR, "batch": BATCH}), rounds=4)
     assert run.devices.tolist() != uniform_draws.devices.tolist()
 
 
@@ -603,8 +614,8 @@ def test_a_step_of_one_s_own_is_never_taken_for_one_of_folb():
         def apply(self, g, state, lr):
             return folb.vector.scaled(g, -lr / 4), state
 
-    with pytest.raises(InputError, match="local_step = 'sgd': should have another name"):
-        folb.compose(folb.rules.Mean(), local=Sgd())
+    with pytest.raises(InputError, match="local = 'sgd': should have another name"):
+        folb.Algorithm(local=Sgd())
     for name, parts in {
         "sgd": [Sgd],
         "quarter": [Quarter] * 2,
@@ -632,11 +643,11 @@ class Mixed(folb.LocalStep):
 
 def test_a_device_gets_all_settings_of_a_step_from_the_server():
     step = Mixed(size=0.7, signs=(1, 1, -1), word="b")
-    algorithm = folb.compose(folb.rules.Mean(), local={"name": step, "lr": LR, "batch": BATCH}, select={"K": K})
+    algorithm = folb.Algorithm(local={"name": step, "lr": LR, "batch": BATCH}, select={"K": K})
     deployed, _ = on_flower(algorithm, [Mixed], rounds=2)
     assert furthest(deployed, simulated(algorithm, rounds=2).params) <= 1e-5
-    with pytest.raises(InputError, match=r"local_step: word = .*: should be a number, a word"):
-        on_flower(folb.compose(folb.rules.mean, local=Mixed(word=len), select={"K": K}), [Mixed], rounds=1)
+    with pytest.raises(InputError, match=r"local.word = .*: should be a number, a word"):
+        on_flower(folb.Algorithm(local=Mixed(word=len), select={"K": K}), [Mixed], rounds=1)
 
 
 def test_steps_of_different_sizes_say_so():
@@ -651,10 +662,10 @@ def test_steps_of_different_sizes_say_so():
         (algorithms.fedavg, {"memory": "scaffold"}),
         (algorithms.folb, {"gradient": "proxy"}),
     ):
-        with pytest.raises(InputError, match=r"(local_step = 'uneven'|gradient = 'proxy'): should be"):
-            make(local_step=Uneven(), **settings)
-        make(local_step=Quarter(), **settings)
-    with pytest.raises(InputError, match="local_step = 'adam': should be sgd or momentum"):
+        with pytest.raises(InputError, match=r"(local = 'uneven'|gradient = 'proxy'): should be"):
+            make(local=Uneven(), **settings)
+        make(local=Quarter(), **settings)
+    with pytest.raises(InputError, match="local = 'adam': should be sgd or momentum"):
         algorithms.fedavg(memory="scaffold", local=Adam(beta=0.5))
 
 
@@ -727,9 +738,7 @@ class TowardsStart(folb.LocalStep):
 
 @pytest.mark.parametrize("unit", ["step", "gradient"])
 def test_a_step_s_state_starts_from_the_model(unit):
-    algorithm = folb.compose(
-        folb.rules.Mean(), local={"name": TowardsStart(), "lr": LR, "batch": BATCH, "unit": unit}, select={"K": K}
-    )
+    algorithm = folb.Algorithm(local={"name": TowardsStart(), "lr": LR, "batch": BATCH, "unit": unit}, select={"K": K})
     run = simulated(algorithm, rounds=3)
     deployed, _ = on_flower(algorithm, [TowardsStart], rounds=3)
     assert furthest(deployed, run.params) <= 1e-5
@@ -751,7 +760,7 @@ def test_a_round_has_the_same_types_in_both_carriers():
         seen.append({name: str(getattr(round, name).dtype) for name in ("t", "N", "steps", "times", "size", "lr")})
         return folb.rules.Mean().update(round)
 
-    algorithm = folb.compose(Ruled(mean), select={"K": K}, local={"lr": np.float32(LR)})
+    algorithm = folb.Algorithm(rule=Ruled(mean), select={"K": K}, local={"lr": np.float32(LR)})
     simulated(algorithm, rounds=1)
     on_flower(algorithm, rounds=1)
     assert len({tuple(kinds.items()) for kinds in seen}) == 1
@@ -818,20 +827,23 @@ class Bias(folb.ServerStep):
 MISTAKES = {
     "a number of another step": (
         {"server": "plain", "server.beta": 0.5},
-        r"beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
+        r"server.beta = 0.5: is for server=momentum, nesterov, lookahead, adam, yogi;",
     ),
-    "beta of 1": ({"server": "momentum", "server.beta": 1.0}, "beta = 1.0: should be at least 0 and less than 1"),
+    "beta of 1": (
+        {"server": "momentum", "server.beta": 1.0},
+        "server.beta = 1.0: should be at least 0 and less than 1",
+    ),
     "a correction of a step without one": (
         {"server": "momentum", "server.bias_correction": False},
-        "bias_correction = False: is for server=adam, yogi; server is momentum",
+        "server.bias_correction = False: is for server=adam, yogi; server is momentum",
     ),
     "a correction that is a number": (
         {"server": "adam", "server.bias_correction": 0},
-        "bias_correction = 0: should be True or False",
+        "server.bias_correction = 0: should be True or False",
     ),
-    "eps of 0": ({"server": "adam", "server.eps": 0.0}, "eps = 0.0: should be more than 0"),
-    "a rate without its average": ({"average.rate": 0.5}, "average_rate = 0.5: is for average=ema"),
-    "a rate of 1": ({"average": "ema", "average.rate": 1.0}, "average_rate = 1.0: should be at least 0"),
+    "eps of 0": ({"server": "adam", "server.eps": 0.0}, "server.eps = 0.0: should be more than 0"),
+    "a rate without its average": ({"average.rate": 0.5}, "average.rate = 0.5: is for average=ema"),
+    "a rate of 1": ({"average": "ema", "average.rate": 1.0}, "average.rate = 1.0: should be at least 0"),
     "another average": ({"average": "median"}, "average = 'median': choose one of ema, last_two"),
     "an upload twice": ({"uploads": ("grad", "grad")}, "uploads = 'grad': is listed twice"),
     "an upload by a taken name": ({"uploads": (folb.Upload("delta", lambda grad: grad),)}, "uploads = 'delta'"),
@@ -842,7 +854,7 @@ MISTAKES = {
     "an upload named as a record is": ({"uploads": (folb.Upload("round", lambda grad: grad),)}, "uploads = 'round'"),
     "a rate with an average of one's own": (
         {"average": LastTwo(), "average.rate": 0.5},
-        "average_rate = 0.5: is for average=ema; average is your own",
+        "average.rate = 0.5: is for average=ema; average is last_two",
     ),
     "a sampling without the memory it looks at": (
         {"select": sampling(lambda known: known.size, memory=True)},
@@ -851,11 +863,11 @@ MISTAKES = {
     "an upload of what no device has": ({"uploads": (folb.Upload("a", lambda hessian: 0),)}, "needs = 'hessian'"),
     "a survey after the work": (
         {"select": sampling(lambda known: known.size, survey=folb.Upload("a", lambda delta: 0))},
-        "survey = 'a': should need none of delta",
+        "select: survey = 'a': should need none of delta",
     ),
     "what is asked once, and not remembered": (
         {"select": sampling(lambda known: known.size, keeps=KEEPS, first="loss")},
-        "sampling = 'mine': should have a method remember",
+        "select = 'mine': should have a method remember",
     ),
     "what is asked once, of another type": (
         {"select": sampling(lambda known: known.size, keeps=KEEPS, first=("loss", len))},
@@ -867,25 +879,25 @@ MISTAKES = {
                 lambda known: known.size, keeps=KEEPS, remember=AS_IT_IS, first=folb.Upload("a", lambda delta: 0)
             )
         },
-        "sampling: first = 'a': should need none of delta",
+        "select: first = 'a': should need none of delta",
     ),
     "what is asked once, and kept nowhere": (
         {"select": sampling(lambda known: known.size, first="loss", remember=AS_IT_IS)},
-        "sampling: keeps = None: should be a DeviceMemory",
+        "select: keeps = None: should be a DeviceMemory",
     ),
-    "a local step that is none": ({"local": 3}, r"local_step = 3: should be one of sgd, .*, or a folb.LocalStep"),
-    "a local step without apply": ({"local": folb.LocalStep()}, "local_step = .*should have a method apply"),
-    "a local step of infinite momentum": ({"local": Momentum(beta=1.0)}, "local_beta = 1.0: should be at least 0"),
+    "a local step that is none": ({"local": 3}, r"local = 3: should be one of sgd, .*, or a folb.LocalStep"),
+    "a local step without apply": ({"local": folb.LocalStep()}, "local = .*should have a method apply"),
+    "a local step of infinite momentum": ({"local": Momentum(beta=1.0)}, "local.beta = 1.0: should be at least 0"),
     "what is asked once, and in each round": (
         {"select": sampling(lambda known: known.size, first="loss", survey="norm", keeps=KEEPS, remember=AS_IT_IS)},
-        "sampling: first = 'loss': should be None with a survey",
+        "select: first = 'loss': should be None with a survey",
     ),
     "what it keeps is none": (
         {"select": sampling(lambda known: known.size, keeps=3)},
         "memory = 3: should be a folb.DeviceMemory",
     ),
-    "a sampling that weighs nothing": ({"select": folb.Sampling()}, "sampling = .*should have a method weigh"),
-    "a function as a sampling": ({"select": len}, "sampling = .*: should be one of uniform, .*or a folb.Sampling"),
+    "a sampling that weighs nothing": ({"select": folb.Sampling()}, "select = .*should have a method weigh"),
+    "a function as a sampling": ({"select": len}, "select = .*: should be one of uniform, .*or a folb.Sampling"),
     "a memory without an update": ({"memory": Sudden()}, "memory = 'sudden': should have a method update"),
     "a pace that is a text": (
         {"memory": Mistaken(of="pace")},
@@ -901,7 +913,7 @@ MISTAKES = {
     "a step size without a factor": ({"step_size": folb.StepSize()}, "step_size = .*should have a method factor"),
     "an average without methods": ({"average": folb.Average()}, "average = .*should have a method init"),
     "a memory that is none": ({"memory": 3}, "memory = 3: should be one of scaffold, .*or a folb.DeviceMemory"),
-    "a sampling that is none": ({"select": 3}, "sampling = 3: should be one of uniform"),
+    "a sampling that is none": ({"select": 3}, "select = 3: should be one of uniform"),
 }
 
 
@@ -909,7 +921,7 @@ MISTAKES = {
 def test_mistakes_in_parts_are_named(mistake):
     settings, said = MISTAKES[mistake]
     with pytest.raises(InputError, match=said):
-        folb.compose(folb.rules.Mean(), **settings)
+        folb.Algorithm(**settings)
 
 
 class Careless(folb.Rule):
@@ -927,14 +939,14 @@ class Alone(folb.Rule):
 
 
 RULES = {
-    "none": (None, "rule = None: should be a folb.Rule"),
-    "a function": (len, "rule = .*should be a folb.Rule"),
-    "a class": (folb.rules.Mean, "rule = .*should be a folb.Rule"),
+    "a number": (3, "rule = 3: should be one of mean, .*, or a folb.Rule"),
+    "a function": (len, "rule = .*should be one of mean, .*, or a folb.Rule"),
+    "a class of another slot": (folb.StepSize, "rule = .*should be one of mean, .*, or a folb.Rule"),
     "no update": (folb.Rule(), "rule = 'rule': should have a method update"),
     "a text as uploads": (Careless(), "rule: uploads = 'grad': should be a list of uploads"),
     "a second set alone": (Alone(), r"rule: uploads = \(\): should have 'grad' with `second`"),
-    "a discount below 0": (folb.rules.FolbHetero(-1.0), "psi = -1.0: should be at least 0"),
-    "shares by nothing": (folb.rules.Mean("all"), "averaging = 'all': should be one of simple, samples"),
+    "a discount below 0": (folb.rules.FolbHetero(-1.0), "rule.psi = -1.0: should be at least 0"),
+    "shares by nothing": (folb.rules.Mean("all"), "rule.weights = 'all': should be one of equal, samples"),
 }
 
 
@@ -942,21 +954,21 @@ RULES = {
 def test_mistakes_in_rules_are_named(mistake):
     rule, said = RULES[mistake]
     with pytest.raises(InputError, match=said):
-        folb.compose(rule)
+        folb.Algorithm(rule=rule)
 
 
 def test_a_source_of_gradients_needs_a_rule_that_asks_for_them():
     with pytest.raises(InputError, match="gradient = 'sketch': should be exact: this rule asks for no gradients"):
-        folb.compose(folb.rules.Mean(), gradient="sketch")
+        folb.Algorithm(gradient="sketch")
     made = algorithms.folb(gradient=Sketch(m=64))
-    assert [made.origin.settings[name] for name in ("gradient", "sketch", "bits")] == ["sketch", 64, 8]
+    assert [made.settings[name] for name in ("gradient", "gradient.m", "gradient.bits")] == ["sketch", 64, 8]
 
 
 SHAPES = {
-    "an update": ({"rule": lambda round: round.params}, r"rule = 'dict': should return a folb.Update"),
-    "a move": ({"local": stepping(lambda g, state, lr: (g["weight"], state))}, "local_step: the move"),
-    "a state": ({"local": stepping(lambda g, state, lr: (g, (g,)))}, "local_step: the state after a step"),
-    "no pair from a step": ({"local": stepping(lambda g, state, lr: g)}, "local_step: what it returns = 'dict'"),
+    "an update": ({"rule": Ruled(lambda round: round.params)}, r"rule = 'dict': should return a folb.Update"),
+    "a move": ({"local": stepping(lambda g, state, lr: (g["weight"], state))}, "local: the move"),
+    "a state": ({"local": stepping(lambda g, state, lr: (g, (g,)))}, "local: the state after a step"),
+    "no pair from a step": ({"local": stepping(lambda g, state, lr: g)}, "local: what it returns = 'dict'"),
     "no pair from init": (
         {"memory": remembering(lambda w: w, lambda r: ((), r.own))},
         "memory: what init.*'dict': should be a pair",
@@ -978,8 +990,8 @@ SHAPES = {
         {"rule": Ruled(lambda round: folb.weighted(round, round.times[:1]))},
         r"weights: shape = \(1,\): should be \(6,\)",
     ),
-    "complex chances": ({"select": sampling(lambda known: 1j * known.share)}, "sampling: what it returns"),
-    "chances": ({"select": sampling(lambda known: known.size[:2])}, r"sampling: shape = \(2,\): should be \(5,\)"),
+    "complex chances": ({"select": sampling(lambda known: 1j * known.share)}, "select: what it returns"),
+    "chances": ({"select": sampling(lambda known: known.size[:2])}, r"select: shape = \(2,\): should be \(5,\)"),
     "a shift": (
         {"memory": remembering(lambda w: ((), ()), lambda r: ((), ()), 0.0)},
         "memory: what shift",
@@ -999,7 +1011,7 @@ SHAPES = {
             ),
             "select.K": 2,
         },
-        "sampling: first: what `remember` returns",
+        "select: first: what `remember` returns",
     ),
     "a type": (
         {"memory": remembering(lambda w: ((), 0), lambda r: ((), r.times))},
@@ -1012,7 +1024,7 @@ SHAPES = {
 def test_parts_of_wrong_shapes_are_named_before_anything_runs(part):
     settings, said = SHAPES[part]
     with pytest.raises(InputError, match=said):
-        simulated(folb.compose(**{"rule": folb.rules.Mean(), "select.K": K} | settings), rounds=2)
+        simulated(folb.Algorithm(**{"rule": folb.rules.Mean(), "select.K": K} | settings), rounds=2)
 
 
 def test_chances_that_are_no_numbers_are_none():
@@ -1022,27 +1034,23 @@ def test_chances_that_are_no_numbers_are_none():
     def odd(known):
         return jnp.array([jnp.nan, -1.0, jnp.inf, 2e38, 2e38])
 
-    drawn = set(
-        np.unique(simulated(folb.compose(folb.rules.Mean(), select={"name": sampling(odd), "K": K}), rounds=4).devices)
-    )
+    drawn = set(np.unique(simulated(folb.Algorithm(select={"name": sampling(odd), "K": K}), rounds=4).devices))
     assert drawn == {3, 4}
-    none = simulated(
-        folb.compose(folb.rules.Mean(), select={"name": sampling(lambda known: 0.0 * known.size), "K": K}), rounds=4
-    )
+    none = simulated(folb.Algorithm(select={"name": sampling(lambda known: 0.0 * known.size), "K": K}), rounds=4)
     assert len(np.unique(none.devices)) == 5
 
 
 def test_a_memory_of_devices_is_refused_where_draws_are_ahead_or_replies_unseen():
-    algorithm = own("my_selection.py", "by_last_update")(select={"K": 2})
+    algorithm = own("my_selection.py", "by_last_update").replace(select={"K": 2})
     with pytest.raises(InputError, match="neither a survey nor a memory"):
         simulate(FEDERATION, MODEL, algorithm, rounds=2, stream=True)
     with pytest.raises(InputError, match="memory = 'mine': should be None"):
         memory = remembering(lambda w: ((), 0.0), lambda r: ((), r.own))
-        folb.flower.TwoPhaseStrategy(folb.compose(folb.rules.Folb(), memory=memory, select={"K": 5}))
+        folb.flower.TwoPhaseStrategy(folb.Algorithm(rule=folb.rules.Folb(), memory=memory, select={"K": 5}))
 
 
 def test_a_memory_with_streamed_samples_is_that_without():
-    algorithm = own("scaffold.py", "scaffold")(select={"K": 2}, local={"lr": LR, "batch": BATCH})
+    algorithm = own("scaffold.py", "scaffold").replace(select={"K": 2}, local={"lr": LR, "batch": BATCH})
     here, there = (simulated(algorithm, rounds=4, stream=stream) for stream in (False, True))
     np.testing.assert_array_equal(here.params["weight"], there.params["weight"])
 
@@ -1060,7 +1068,7 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
     file = tmp_path / "mine.py"
     file.write_text(
         "import folb\n\nclass Rule(folb.Rule):\n    def update(self, round):\n        return round.deltas\n\n"
-        "def mine(**common):\n    return folb.compose(Rule(), **common)\n"
+        "mine = folb.Algorithm(rule=Rule())\n"
     )
     command = [
         "compare",
@@ -1080,9 +1088,7 @@ def test_an_error_in_a_file_of_one_s_own_names_the_file_and_the_line(tmp_path, c
 
 def test_a_file_of_one_s_own_may_import_its_neighbour(tmp_path, capsys):
     (tmp_path / "beside_mine.py").write_text("import folb\nrule = folb.rules.Mean()\n")
-    (tmp_path / "mine.py").write_text(
-        "import folb\nfrom beside_mine import rule\ndef mine(**c): return folb.compose(rule, **c)\n"
-    )
+    (tmp_path / "mine.py").write_text("import folb\nfrom beside_mine import rule\nmine = folb.Algorithm(rule=rule)\n")
     small = ["--set", "sizes=20,31", "--set", "select.K=2", "--rounds", "2", "--seeds", "1", "--json"]
     assert main(["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:mine", *small]) == 0
     assert str(tmp_path) not in sys.path
@@ -1092,39 +1098,39 @@ def test_neighbours_of_one_name_are_those_of_each_file(tmp_path):
     for name, scale in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "helpers.py").write_text(f"SCALE = {scale}\n")
-        (tmp_path / name / f"of_{name}.py").write_text("from helpers import SCALE\ndef mine(**c): return SCALE\n")
-    made = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine")() for name in "aba"]
+        (tmp_path / name / f"of_{name}.py").write_text("from helpers import SCALE\nmine = SCALE\n")
+    made = [from_file("algorithms", f"{tmp_path}/{name}/of_{name}.py:mine") for name in "aba"]
     assert made == [1, 2, 1]
     assert "helpers" not in sys.modules or sys.modules["helpers"].SCALE == 1
 
 
-FIXED = """
+OF_OWN_DEFAULTS = """
 import folb
 
-def three(*, beta: float = 0.5, **common):
-    return folb.compose(folb.rules.Mean(), server="momentum", K=3, lr=0.02, beta=beta, **common)
+three = folb.Algorithm(server="momentum", select={"K": 3}, local={"lr": 0.02})
 """
 
 
-def test_what_an_algorithm_of_one_s_own_fixes_is_recorded_and_cannot_be_set(tmp_path, capsys):
-    """Its experiment file has only what can be set: so it can be repeated, and resumed."""
-    (tmp_path / "mine.py").write_text(FIXED)
+def test_what_an_algorithm_of_one_s_own_has_by_default_is_recorded_and_can_be_set(tmp_path, capsys):
+    """Its experiment file has all of it: so it can be repeated, and resumed."""
+    (tmp_path / "mine.py").write_text(OF_OWN_DEFAULTS)
     command = ["compare", "synthetic_1_1", "--algorithms", f"{tmp_path / 'mine.py'}:three", "--set", "sizes=20,31,9"]
     command += ["--rounds", "3", "--seeds", "1", "--json"]
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
     (first,) = json.loads(capsys.readouterr().out)["runs"]
-    assert [first["parameters"][name] for name in ("K", "server", "lr", "beta")] == [3, "momentum", 0.02, 0.5]
+    paths = ("select.K", "server", "local.lr", "server.beta")
+    assert [first["parameters"][path] for path in paths] == [3, "momentum", 0.02, 0.9]
     (tmp_path / "run" / "results.json").unlink()
     assert main(["resume", str(tmp_path / "run"), "--json"]) == 0
     (again,) = json.loads(capsys.readouterr().out)["runs"]
     assert again["model_sha256"] == first["model_sha256"]
     assert main(["run", str(tmp_path / "run" / "experiment.toml"), "--out", str(tmp_path / "other"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == [again]
-    assert main([*command, "--set", "server=adam"]) == 2
-    assert "server = 'adam': is a setting of fedavg, " in capsys.readouterr().err
     own = {"algorithms": [command[3]], "rounds": 3, "seeds": 1}
-    set_too = plan(folb.Experiment("synthetic_1_1", **own, set={"sizes": [20, 31, 9], "batch": 4}))
-    assert set_too.algorithms[0].solver.batch == 4  # a default in its code is no value that it fixes
+    asked = {"sizes": [20, 31, 9], "server": "adam", "local.batch": 4, "three.select.K": 2}
+    (changed,) = plan(folb.Experiment("synthetic_1_1", **own, set=asked)).algorithms
+    paths = ("server", "local.batch", "select.K", "local.lr")
+    assert [changed.settings[path] for path in paths] == ["adam", 4, 2, 0.02]
 
 
 CALLED_BACK = """
@@ -1142,27 +1148,24 @@ class Rule(folb.Rule):
         like = jax.ShapeDtypeStruct(round.times.shape, round.times.dtype)
         return folb.weighted(round, jax.pure_callback(host, like, round.times, vmap_method="sequential"))
 
-def mine(**common):
-    return folb.compose(Rule(), **common)
+mine = folb.Algorithm(rule=Rule())
 """
 OWN_MISTAKES = {
-    "endless": (
-        "import folb, math\ndef mine(*, most: float = math.inf, **c): return folb.compose(folb.rules.Mean(), **c)\n",
-        "most = inf: should be a finite number, as the default of a keyword of mine; or None, for none",
+    "a path that is none": (
+        "import folb\nmine = folb.Algorithm(lr=0.1)\n",
+        "fails to load: InputError: setting = 'lr': should be local.lr or server.lr",
     ),
-    "nothing made": (
-        "import folb\ndef mine(**c): folb.compose(folb.rules.Mean(), **c)\n",
-        "mine = None: should make a folb.Algorithm",
-    ),
-    "no function": (
-        "import folb, functools\nmine = functools.partial(folb.compose, folb.rules.Mean())\n",
-        "should be a function with keywords: TypeError",
+    "a name without a value": ("import folb\nmine = None\n", "has no 'mine'"),
+    "a function": (
+        "import folb\ndef mine(**c): return folb.Algorithm(**c)\n",
+        "should be an algorithm, as mine = folb.Algorithm(server='adam')",
     ),
     "an unknown annotation": (
-        "import folb\ndef mine(*, k: 'Foo' = 1, **c): return folb.compose(folb.rules.Mean(), **c)\n",
-        "should be a function with keywords: NameError: name 'Foo' is not defined",
+        "import folb\nclass Rule(folb.Rule):\n    k: 'Foo' = folb.setting('k', default=1)\n"
+        "    def update(self, round): return folb.rules.Mean().update(round)\nmine = folb.Algorithm(rule=Rule())\n",
+        "NameError: name 'Foo' is not defined",
     ),
-    "an exit": ("import sys\ndef mine(**c): sys.exit(4)\n", "fails: SystemExit: 4"),
+    "an exit": ("import sys\nsys.exit(4)\n", "fails to load: SystemExit: 4"),
     "an error while rounds are played": (CALLED_BACK, "fails: ValueError: no more"),
 }
 
@@ -1179,7 +1182,7 @@ def test_a_mistake_in_a_file_of_one_s_own_is_one_line(mistake, tmp_path, capsys)
 
 
 def test_numbers_that_are_another_in_32_bits_are_refused():
-    with pytest.raises(InputError, match="lr = 1e-50: should be more than 0, in 32 bits"):
+    with pytest.raises(InputError, match=r"local\.lr = 1e-50: should be more than 0, in 32 bits"):
         algorithms.fedavg(local={"lr": 1e-50})
 
 
@@ -1194,7 +1197,7 @@ class Half(folb.ServerStep):
 
 def test_a_memory_in_16_bits_is_resumed_in_both_carriers(tmp_path, monkeypatch):
     """NumPy's format does not know bfloat16."""
-    algorithm = folb.compose(folb.rules.Mean(), server=Half(), select={"K": K}, local={"lr": LR, "batch": BATCH})
+    algorithm = folb.Algorithm(server=Half(), select={"K": K}, local={"lr": LR, "batch": BATCH})
     whole = simulated(algorithm, rounds=12)
     resumed = kill_and_resume(algorithm, 5, tmp_path / "simulated", monkeypatch, rounds=12)
     np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])
@@ -1217,7 +1220,7 @@ def test_a_step_size_that_counts_is_the_same_in_both_carriers():
         def update(self, memory, round):
             return memory + 1
 
-    algorithm = folb.compose(folb.rules.Mean(), step_size=Counting(), select={"K": K}, local={"lr": LR, "batch": BATCH})
+    algorithm = folb.Algorithm(step_size=Counting(), select={"K": K}, local={"lr": LR, "batch": BATCH})
     deployed, _ = on_flower(algorithm, rounds=4)
     assert furthest(deployed, simulated(algorithm, rounds=4).params) <= 1e-5
 
@@ -1225,9 +1228,7 @@ def test_a_step_size_that_counts_is_the_same_in_both_carriers():
 def test_a_bad_part_does_not_cost_the_results_there_are(tmp_path, capsys):
     """--again with an upload that cannot be sent: it is refused before anything is cleared."""
     file, run = tmp_path / "mine.py", tmp_path / "run"
-    source = (
-        "import folb, jax.numpy as jnp\ndef mine(**common):\n    return folb.compose(folb.rules.Mean(), **common, {})\n"
-    )
+    source = "import folb, jax.numpy as jnp\nmine = folb.Algorithm({})\n"
     command = ["compare", "synthetic_1_1", "--algorithms", f"{file}:mine", "--set", "sizes=20,31", "--rounds", "2"]
     file.write_text(source.format(""))
     assert main([*command, "--out", str(run)]) == 0

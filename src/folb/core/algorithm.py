@@ -103,6 +103,8 @@ class Origin:
         plain = {name: value for name, value in of.pop("", {}).items() if value is not None or usual[name] is None}
         others = Others(**{**self.others.settings, **plain})
         others.check()
+        if others.concurrency is not None and self.parts["staleness"] is None and of.get("staleness"):
+            of["staleness"].setdefault("", Polynomial())  # the default, of which these are settings
         return Origin(
             self.name,
             {name: SLOTS[name].changed(part, of.get(name, {})) for name, part in self.parts.items()},

@@ -66,10 +66,11 @@ class Named:
             slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
             if names is None or len(names) > 1:
                 found[name] = slot.choice(names)
-            own = slot.fields if names is None else slot.of(names)
+            own = slot.fields_of(names)
             found |= {path: known[path] for path in slot.fields if path in own}
-            if slot.record is None and part is not None:
-                found |= {slot.spelt(field): hint for field, hint in described(type(part)).items()}
+            inside = part if slot.record is None else getattr(part, slot.inside)
+            if inside is not None:
+                found |= {slot.spelt(field): hint for field, hint in described(type(inside)).items()}
         found |= {path: known[path] for path in USUAL.others.settings}
         if not self.proximal:
             found.pop("local.mu")

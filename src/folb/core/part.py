@@ -228,11 +228,11 @@ class Slot(Generic[P]):
                 of.setdefault(name, []).append((part, one))
         return known | {self.spelt(name): self._described(those) for name, those in of.items()}
 
-    def of(self, names: Iterable[str]) -> set[str]:
-        """The paths to the fields of its record, and of these parts."""
-        kinds: list[type[Part]] = [self.parts[name] for name in names]
-        kinds += [] if self.record is None else [self.record]
-        return {self.spelt(name) for kind in kinds for name in settings_of(kind)}
+    def fields_of(self, names: Iterable[str] | None = None) -> set[str]:
+        """The paths to the settings of its record and of its parts, all or some."""
+        kinds: list[type[Part]] = [] if self.record is None else [self.record]
+        kinds += self.known if names is None else (self.parts[name] for name in names)
+        return {self.spelt(field) for kind in kinds for field in settings_of(kind)}
 
     def _described(self, of: list[tuple[str, Any]]) -> Any:
         hint = get_type_hints(self.parts[of[0][0]])[of[0][1].name]
@@ -327,7 +327,11 @@ def settings_of(kind: type[Part]) -> dict[str, Any]:
 
 def described(kind: type[Part]) -> dict[str, Any]:
     """The settings of a class, as types with a line of help."""
-    hints = get_type_hints(kind)
+    try:
+        hints = get_type_hints(kind)
+    except (NameError, TypeError) as error:  # a user's own class
+        expected = f"should have types that are known: {type(error).__name__}: {error}"
+        raise InputError("setting", kind.__name__, expected) from error
     return {name: Annotated[hints[name], one.metadata["meaning"]] for name, one in settings_of(kind).items()}
 
 

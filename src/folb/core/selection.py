@@ -93,7 +93,7 @@ class Sampling(Part):
         """Its settings, and what it asks for."""
         super().check(spelt)
         device_memory(self.keeps)
-        for name, asked in (("survey", self.survey), ("select: first", self.first)):
+        for name, asked in (("select: survey", self.survey), ("select: first", self.first)):
             wanted = None if asked is None else upload(asked)
             if wanted is not None and (late := set(wanted.needs) - set(BEFORE_WORK)):
                 expected = f"should need none of {', '.join(sorted(late))}: devices are asked before they work"
@@ -190,7 +190,7 @@ def settled(made: Selection, second: bool) -> Selection:
         check_whole("select.candidates", some, made.K, 10**6)
         if made.survey == GRAD:
             expected = "should be a number: inner products (7) need the gradients of all devices"
-            raise InputError("survey", "grad", expected)
+            raise InputError("select: survey", "grad", expected)
         made = replace(made, candidates=some)
     if sampling.scheme == "poisson":
         made = replace(made, K=room(made.K), mean=made.K)

@@ -66,7 +66,10 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
         if not _is_library(part):
             yield _source(part)
             members = [getattr(member, "fget", getattr(member, "__func__", member)) for member in vars(part).values()]
-            yield from _all((*part.__bases__, *filter(inspect.isfunction, members)), own, seen)
+            methods = [
+                one for one in members if inspect.isfunction(one) or _wrapped(one)
+            ]  # jax.jit of one, for instance
+            yield from _all((*part.__bases__, *methods), own, seen)
             yield from _all(filter(is_dataclass, members), True, seen)  # such as an upload that its class asks for
         elif own:
             yield _name(part)

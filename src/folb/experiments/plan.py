@@ -188,7 +188,7 @@ def _defaults(part: Chosen) -> dict[str, Any]:
     given = {name: slot for name, slot in SLOTS.items() if name in part.box or name in part.given} if part.swept else {}
     for name, slot in given.items():
         if name in part.box or part.given[name] != [defaults[name]]:
-            own = (path for path in defaults if path.startswith(f"{name}.") and path not in slot.of(()))
+            own = (path for path in defaults if path.startswith(f"{name}.") and path not in slot.fields_of(()))
             defaults |= dict.fromkeys(own)
     return defaults
 

@@ -412,5 +412,5 @@ def _settings(step: LocalStep) -> tuple[dict[str, float], str]:
                 numbers[f"step.{name}"] = float(value)
         except TypeError:
             expected = "should be a number, a word, a flag or a tuple of them: devices are sent it"
-            raise InputError(f"local: {name}", value, expected) from None
+            raise InputError(f"local.{name}", value, expected) from None
     return numbers, json.dumps(others)

@@ -86,7 +86,7 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     model = model_sent(algorithm, state, key)
     answers = survey_arrays(problem, first, model, algorithm.solver.mu, min(how.K, N), key)
     known = how.sampling.remember(answers, how.K)
-    check_like("sampling: first: what `remember` returns", known, empty(own[1], N, N).rows)
+    check_like("select: first: what `remember` returns", known, empty(own[1], N, N).rows)
     # the sampling knows all devices now; the algorithm's own memory, which may be as large as models, only grows
     return state._replace(devices=(empty(own[0], N, rounds * how.K), Rows(known)))
 

@@ -181,9 +181,9 @@ def _moved(at: tuple[Params, Any], g: Params, active: Array, settings: Settings)
     if settings.shift is not None:
         g = jax.tree.map(jnp.add, g, settings.shift)
     stepped = settings.step.apply(g, state, settings.lr)
-    move, following = tree.pair("local_step: what it returns", stepped)
-    tree.check_like("local_step: the move", move, w)
-    tree.check_like("local_step: the state after a step", following, state)
+    move, following = tree.pair("local: what it returns", stepped)
+    tree.check_like("local: the move", move, w)
+    tree.check_like("local: the state after a step", following, state)
     w = jax.tree.map(lambda v, m: jnp.where(active, v + m, v), w, move)
     return w, jax.tree.map(lambda new, old: jnp.where(active, new, old), following, state)
 
