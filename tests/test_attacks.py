@@ -14,7 +14,7 @@ from folb import algorithms, simulate
 from folb.cli import tables
 from folb.cli.main import main
 from folb.core import liars
-from folb.core.algorithm import common_hints
+from folb.core.algorithm import hints
 from folb.core.liars import ATTACKS, Lies
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
@@ -142,7 +142,7 @@ def test_many_attacks_are_one_program():
 def test_every_attack_is_listed_and_can_be_set():
     kinds = str(common_settings()["attack"].type)
     assert all(f"'{name}'" in kinds for name in ATTACKS.parts)
-    assert "attack" in common_hints()
+    assert "attack" in hints()
 
 
 @pytest.fixture(scope="module")

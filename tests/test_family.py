@@ -664,7 +664,7 @@ def test_candidates_grow_with_the_devices_of_a_round():
 def test_candidates_of_a_sampling_of_one_s_own():
     """Chances for the candidates alone."""
     own = sampling(lambda known: known.survey, survey="loss", pool=lambda self, K: 4)
-    run = simulated(folb.compose(folb.rules.Mean(), select=own, **USUAL | {"select.K": 3}))
+    run = simulated(folb.Algorithm(select=own, **USUAL | {"select.K": 3}))
     for t in range(1, ROUNDS + 1):
         assert set(run.devices[t - 1].tolist()) <= set(candidates_of(t, 4))
 
@@ -687,8 +687,8 @@ def test_the_mean_of_what_is_remembered_follows_the_number_of_devices():
 
 
 def test_what_an_algorithm_fixes_is_recorded():
-    assert algorithms.fedacg().origin.settings["server"] == "lookahead"
-    assert algorithms.scaffold().origin.settings["memory"] == "scaffold"
+    assert algorithms.fedacg().settings["server"] == "lookahead"
+    assert algorithms.scaffold().settings["memory"] == "scaffold"
 
 
 # Mistakes -------------------------------------------------------------------------------------------------------------
@@ -773,9 +773,7 @@ MISTAKES = {
     ),
     "a large sketch": (lambda: algorithms.folb(gradient={"name": "sketch", "m": 10**6}), "sketch = 1000000: should be"),
     "fewer candidates than draws": (
-        lambda: folb.compose(
-            folb.rules.Mean(), select={"name": sampling(lambda known: known.size, pool=lambda self, K: 2), "K": 5}
-        ),
+        lambda: folb.Algorithm(select={"name": sampling(lambda known: known.size, pool=lambda self, K: 2), "K": 5}),
         "candidates = 2: should be a whole number from 5",
     ),
     "nova without a size": (lambda: algorithms.fednova(local="delta_sgd"), "local_step = 'delta_sgd'"),

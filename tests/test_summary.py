@@ -123,7 +123,7 @@ def test_a_first_model_that_is_not_finite_has_more_reasons_than_the_step_size():
         in said
     )
     assert "psilon" not in said
-    private = replace(at_once, records={"privacy.epsilon": np.array([1.0, 2.0, 3.0])})
+    private = replace(at_once, records={"epsilon": np.array([1.0, 2.0, 3.0])})
     assert summary.told_apart([private], 0.7) == f"{said} Epsilon was spent for nothing."
 
 
@@ -144,7 +144,7 @@ def test_seconds_and_bytes_to_the_target_are_those_until_the_end_of_its_round():
 
 @pytest.fixture
 def wide():
-    runs = [run(7 * [0.9], parameters={"rule.weights": average}) for average in ("simple", "samples")]
+    runs = [run(7 * [0.9], parameters={"rule.weights": average}) for average in ("equal", "samples")]
     return tables.results(runs, 0.7)
 
 

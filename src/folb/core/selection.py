@@ -190,7 +190,7 @@ def settled(made: Selection, second: bool) -> Selection:
         check_whole("select.candidates", some, made.K, 10**6)
         if made.survey == GRAD:
             expected = "should be a number: inner products (7) need the gradients of all devices"
-            raise InputError("survey", "grad", expected)
+            raise InputError("select: survey", "grad", expected)
         made = replace(made, candidates=some)
     if sampling.scheme == "poisson":
         made = replace(made, K=room(made.K), mean=made.K)
