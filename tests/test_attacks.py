@@ -228,9 +228,9 @@ def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monk
     ("settings", "message"),
     [
         ({"attack": "flip"}, "attack = 'flip': did you mean"),
-        ({"attack.share": 0.1}, "attackers = 0.1: is for any attack; attack is not set"),
-        ({"attack": "alie", "attack.share": 1.5}, "attackers = 1.5: should be from 0 to 1"),
-        ({"attack": "alie", "attack.share": float("nan")}, "attackers = nan: should be from 0 to 1"),
+        ({"attack.share": 0.1}, "attack.share = 0.1: is for any attack; attack is not set"),
+        ({"attack": "alie", "attack.share": 1.5}, "attack.share = 1.5: should be from 0 to 1"),
+        ({"attack": "alie", "attack.share": float("nan")}, "attack.share = nan: should be from 0 to 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -320,4 +320,4 @@ def test_guarded_on_the_command_line(capsys, tmp_path):
     tiny += ["--out", str(tmp_path / "o")]
     assert main(["compare", "synthetic_1_1", *tiny, "--set", "guard=on", "--set", "guard.cap=1.5,3", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert [(run["parameters"]["guarded"], run["parameters"]["cap"]) for run in runs] == [(True, 1.5), (True, 3.0)]
+    assert [(run["parameters"]["guard"], run["parameters"]["guard.cap"]) for run in runs] == [("on", 1.5), ("on", 3.0)]

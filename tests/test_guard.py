@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import ServerStep, algorithms, data, guard, models, rules, setting, simulate
+from folb import ServerStep, Staleness, algorithms, data, guard, models, rules, setting, simulate
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
@@ -502,6 +502,11 @@ class OfGain(ServerStep):
         return round.params, memory
 
 
+class Five(Staleness):
+    def weigh(self, tau):
+        return 5.0 + 0 * tau
+
+
 class Undeclared(ServerStep):
     def apply(self, memory, round, update):
         return round.params, memory
@@ -533,7 +538,7 @@ def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
 
 def test_an_old_reply_counts_at_most_once_if_guarded():
     """s(tau) multiplies an update before the guard sees it: what is more than 1 would break the bound."""
-    steep = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness=lambda tau: 5.0 + 0 * tau)
+    steep = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness=Five())
     plain = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness="constant")
     federation, model = synthetic(devices=8, sizes=20), models.logistic((60,), 10)
     runs = simulate(federation, model, [steep, plain], rounds=4)

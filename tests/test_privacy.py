@@ -119,10 +119,8 @@ OWN = {"privacy": "central", "privacy.noise": 1.0, "select": "poisson"}
 REFUSED = {
     "privacy.epsilon = 0": lambda: algorithms.fedavg(privacy={"name": "central", "epsilon": 0}, select="poisson"),
     "privacy.epsilon = None": lambda: algorithms.fedavg(privacy="central", select="poisson"),
-    "privacy.epsilon = 8: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(
-        privacy={"epsilon": 8}
-    ),
-    "privacy.replay = False: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(
+    "privacy.epsilon = 8: is for any privacy; privacy is not set": lambda: algorithms.fedavg(privacy={"epsilon": 8}),
+    "privacy.replay = False: is for any privacy; privacy is not set": lambda: algorithms.fedavg(
         privacy={"replay": False}
     ),
     "privacy.replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, **{"privacy.replay": 0}),
@@ -137,7 +135,7 @@ REFUSED = {
     "select = 'samples'": lambda: algorithms.accord(privacy={"name": "central", "noise": 1.0}),
     "select = 'oort'": lambda: algorithms.fedavg(**OWN | {"select": "oort"}),
     "select = 'clusters'": lambda: algorithms.fedavg(**OWN | {"select": "clusters"}),
-    "select = 'your own'": lambda: algorithms.fedavg(**OWN | {"select": sampling(lambda known: known.size)}),
+    "select = 'mine'": lambda: algorithms.fedavg(**OWN | {"select": sampling(lambda known: known.size)}),
     "rule.weights = 'samples'": lambda: algorithms.fedavg(**OWN, rule={"weights": "samples"}),
     "rule = 'fednova'": lambda: algorithms.fednova(**OWN),
     "rule = 'folb_two_set'": lambda: algorithms.folb_two_set(
@@ -146,7 +144,7 @@ REFUSED = {
     "rule = 'signed'": lambda: algorithms.fednu_direct(rule="signed", privacy={"name": "central", "noise": 1.0}),
     "select = 'direct'": lambda: algorithms.fednu_direct(privacy={"name": "central", "noise": 1.0}),
     "memory = 'scaffold'": lambda: algorithms.scaffold(**OWN),
-    "concurrency = 10": lambda: algorithms.fedbuff(privacy={"name": "central", "noise": 1.0}),
+    "concurrency = 'K'": lambda: algorithms.fedbuff(privacy={"name": "central", "noise": 1.0}),
     "select.over_selection = 1.5": lambda: algorithms.fedavg(
         **NUMBERS, select={"replacement": False, "over_selection": 1.5}
     ),

@@ -251,7 +251,7 @@ def test_too_few_replies_for_a_centre(settings, K, smallest):
     with pytest.raises(InputError) as error:
         algorithms.fedavg(select={"K": K}, **settings)
     expected = "no K is enough" if smallest is None else f"should be {smallest}, the next that is enough,"
-    assert str(error.value).startswith(f"K = {K}: {expected} with robust={settings['robust']}")
+    assert str(error.value).startswith(f"select.K = {K}: {expected} with robust={settings['robust']}")
     if smallest is not None:
         assert algorithms.fedavg(select={"K": smallest}, **settings).robust is not None
 
@@ -329,7 +329,7 @@ def test_a_centre_of_one_s_own(tmp_path):
     (code,) = re.findall(r"```python\n(import jax.*?)```", page, flags=re.S)
     (tmp_path / "mine.py").write_text(code)
     shortest = chosen_by_name("algorithms", f"{tmp_path / 'mine.py'}:shortest", {}).constructor
-    made = shortest(K=5, bucket=None)
+    made = shortest(**{"select.K": 5, "robust.bucket": None})
     assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.4, 5)
     round = a_round(6, times=np.ones(K))
     update = jax.jit(lambda how: robust.recentred(rules.mean(round), how, round))(made.robust)
@@ -337,9 +337,9 @@ def test_a_centre_of_one_s_own(tmp_path):
     np.testing.assert_allclose(flat(update.delta), flat(round.delta)[first], rtol=1e-5)
     np.testing.assert_allclose(update.weights, np.arange(K) == first, atol=1e-6)
     with pytest.raises(InputError, match=r"K = 4: should be 5, the next that is enough, with robust=shortest"):
-        shortest(K=4)
+        shortest(select={"K": 4})
     with pytest.raises(InputError, match="bucket = 2: is for any robust; robust is your own"):
-        shortest(K=5, bucket=2)
+        shortest(select={"K": 5}, robust={"bucket": 2})
 
     class Short(folb.Robust):
         def centre(self, given):

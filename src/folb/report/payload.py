@@ -219,8 +219,8 @@ def _private(runs: Sequence[dict[str, Any]]) -> str:
     """Who adds the noise, and delta: an epsilon says nothing without delta."""
     given = [about["parameters"] for about in runs if about["parameters"].get("privacy")]
     said = (
-        f"{own['privacy']}, delta {own.get('delta') or accountant.DELTA}"
-        + (f"; {summary.SECRET}" if own.get("replay") is False else "")
+        f"{own['privacy']}, delta {own.get('privacy.delta') or accountant.DELTA}"
+        + (f"; {summary.SECRET}" if own.get("privacy.replay") is False else "")
         for own in given
     )
     return "; ".join(dict.fromkeys(said))
@@ -242,7 +242,7 @@ def _again(stored: RunDirectory, state: str) -> list[list[str]]:
         return [
             ["To resume it after its last round, submit it to Flower again with this directory:", stored.resume_command]
         ]
-    secret = any(about["parameters"].get("replay") is False for about in stored.environment["runs"])
+    secret = any(about["parameters"].get("privacy.replay") is False for about in stored.environment["runs"])
     opening = "To run the experiment from the file above with other draws and noise:" if secret else REPEAT
     ways = [[opening, f"folb run {EXPERIMENT}"]]
     return ways + ([["To resume the interrupted run:", stored.resume_command]] if state == "interrupted" else [])

@@ -68,9 +68,9 @@ def _spent(run: Run) -> dict[str, Any]:
     """The epsilon of a private run, and its delta: epsilon means nothing without delta."""
     if run.epsilon is None:
         return {}
-    given = run.parameters.get("delta")
+    given = run.parameters.get("privacy.delta")
     budget = {"epsilon": short(run.epsilon, 6), "delta": DELTA if given is None else float(given)}
-    return budget | ({"replay": False} if run.parameters.get("replay") is False else {})
+    return budget | ({"replay": False} if run.parameters.get("privacy.replay") is False else {})
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 from folb.results.run import Run
 from folb.results.summary import finite, labels
 
-OF_ATTACKS = ("attack", "attackers")  # settings that are not part of a rule
+OF_ATTACKS = ("attack", "attack.share")  # settings that are not part of a rule
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def outcomes(runs: Sequence[Run]) -> list[Outcome]:
 
     groups: dict[tuple[str, str, float], list[Run]] = {}
     for label, run in zip(labels([(run.algorithm, without(run)) for run in runs]), runs, strict=True):
-        share = run.parameters["attackers"]
+        share = run.parameters["attack.share"]
         key = (label, str(run.parameters["attack"]), 0.2 if share is None else float(share))
         groups.setdefault(key, []).append(run)
     return [_outcome(*key, group) for key, group in groups.items()]
