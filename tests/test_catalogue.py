@@ -21,7 +21,7 @@ from folb.data import fetch
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
-from folb.experiments.settings import read, settings
+from folb.experiments.settings import algorithm_settings, read, settings
 from folb.report.figures import plot, portrait
 from folb.results.run import Run
 
@@ -359,6 +359,7 @@ def test_a_list_fits_a_terminal_of_80_columns(what, monkeypatch, capsys):
 def test_the_names_that_a_setting_takes_are_those_that_there_are():
     """A new part is not known to the command line until its name is in the setting's annotation."""
     from folb.core.algorithm import hints
+    from folb.core.algorithms import ALGORITHMS
     from folb.core.codec import DOWN, UP
     from folb.core.drift import MEMORIES
     from folb.core.liars import ATTACKS
@@ -376,7 +377,7 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
 
     common = hints()
     known = {
-        "local": LOCAL_STEPS.parts,
+        "local": LOCAL_STEPS,
         "memory": MEMORIES.parts,
         "server": SERVERS.parts,
         "step_size": STEP_SIZES.parts,
@@ -388,7 +389,6 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
     }
     for setting, parts in known.items():
         assert names(common[setting]) == set(parts), setting
-    assert names(Sampling) == set(SAMPLINGS.parts) - {
-        "direct",
-        "norm",
-    }  # those are algorithms: fednu_direct and fednu_norm
+    named = algorithm_settings(ALGORITHMS["fedavg"])["select"].type
+    # the others are algorithms: fednu_direct and fednu_norm
+    assert names(named) == set(SAMPLINGS.parts) - {"direct", "norm"}

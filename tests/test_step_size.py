@@ -205,9 +205,9 @@ def test_a_schedule_in_both_carriers_and_swept_in_one_program():
 
 
 def test_a_run_on_flower_goes_on_if_its_schedule_does_not_depend_on_the_rounds(tmp_path):
-    def go(rounds, path, **settings):
+    def go(last, path, **settings):
         algorithm = algorithms.fedavg(select={"K": 6}, step_size={"name": "cosine", **settings})
-        on_flower(algorithm, rounds=rounds, directory=tmp_path / path)
+        on_flower(algorithm, rounds=last, directory=tmp_path / path)
 
     go(1, "free")
     with pytest.raises(InputError, match="holds another run"):
