@@ -302,11 +302,11 @@ def test_an_attack_that_is_killed_ends_with_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--attackers", "2"], "attackers = 2.0: should be from 0 to 1"),
-        (["--attackers", "x"], "attackers = 'x': should be a finite number"),
+        (["--attackers", "2"], "attack.share = 2.0: should be from 0 to 1"),
+        (["--attackers", "x"], "attack.share = 'x': should be a finite number"),
         (["--attacks", "flip"], "attack = 'flip': did you mean"),
         (["--rules", "meann"], "robust = 'meann': did you mean"),
-        (["--set", "caps=2"], "set = 'caps': did you mean 'cap'?"),
+        (["--set", "guard.caps=2"], "set = 'guard.caps': did you mean 'guard.cap'?"),
         (["--rounds", "0"], "rounds = 0: should be at least 1"),
     ],
 )
