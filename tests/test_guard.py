@@ -1,7 +1,6 @@
 """Guarded aggregation against a literal loop, and its promises for any reply."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 

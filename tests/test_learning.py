@@ -25,9 +25,10 @@ def learned(dataset, **settings):
     counts = np.bincount(planned.federation.test.y)
     majority = counts.max() / counts.sum()
     accuracy, loss = result.final, float(result.train_loss[-1])
+    lr = result.parameters["local.lr"]
     print(
-        f"{dataset} {settings}, {experiment.model}, lr {result.parameters['local.lr']}: accuracy {100 * accuracy:.1f} %, "
-        f"of the commonest label alone {100 * majority:.1f} %; training loss {loss:.3f}"
+        f"{dataset} {settings}, {experiment.model}, lr {lr}: accuracy {100 * accuracy:.1f} %,"
+        f" of the commonest label alone {100 * majority:.1f} %; training loss {loss:.3f}"
     )
     return planned.federation, accuracy, loss, majority
 

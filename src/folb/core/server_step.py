@@ -214,7 +214,7 @@ class Adagrad(ServerStep):
 
 
 class Moments(ServerStep):
-    """What FedAdam and FedYogi share: optax's step, or with server.bias_correction=false Algorithm 2 of Reddi et al. (2021).
+    """What FedAdam and FedYogi share: optax's step, or Algorithm 2 of Reddi et al. (2021) without `bias_correction`.
 
     Algorithm 2: m <- beta m + (1 - beta) Delta from 0, v from eps^2, and the step m / (sqrt(v) + eps).
     """

@@ -29,7 +29,8 @@ def settings(
     chosen: dict[str, Any] = {"attack": list(attacks), "attack.share": list(attackers)}
     for name in (name.rpartition(":")[2] for name in algorithms):
         guarded = name.startswith("folb") and rules is None
-        path, values = ("guard", ["none", "on"]) if guarded else ("robust", rules or RULES.get(name, RULES["accord"]))
-        if path not in given:
-            chosen[f"{name}.{path}"] = list(values)
-    return {**chosen, **given}
+        own = {"guard": ["none", "on"]} if guarded else {"robust": list(rules or RULES.get(name, RULES["accord"]))}
+        set_already = {*given, *given.get(name, {})}
+        chosen[name] = {key: value for key, value in own.items() if key not in set_already}
+    tables = {name: {**chosen.get(name, {}), **value} for name, value in given.items() if isinstance(value, Mapping)}
+    return {**chosen, **given, **tables}

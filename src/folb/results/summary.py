@@ -172,8 +172,8 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
         none = f"No algorithm reaches {known.goal(target)} with most of its seeds."
         if all(run.diverged_at_once for run in runs):
             spent = " Epsilon was spent for nothing." if any(run.epsilon is not None for run in runs) else ""
-            look = "a far too large step size (--set local.lr=...), a value in the data that is not finite, or code of your own"
-            return f"{none} After the first round no model is finite. Look for {look}.{spent}"
+            look = "a far too large step size (--set local.lr=...), a value in the data that is not finite"
+            return f"{none} After the first round no model is finite. Look for {look}, or code of your own.{spent}"
         if all(run.diverged for run in runs):
             return f"{none} All runs diverged: a smaller step size (--set local.lr=...) may help."
         if not bests:
