@@ -87,7 +87,7 @@ def test_info_shows_uneven_sizes_and_labels(tmp_path, capsys):
     code, out, err = folb(capsys, "data", "info", tmp_path / "t.csv")
     assert code == 0, err
     assert facts(out)["per device"] == f"mean 37.3, sd {np.std([2, 10, 100]):.1f}, from 2 to 100"
-    assert facts(out)["defaults"].startswith("model logistic, lr 0.01")
+    assert facts(out)["defaults"].startswith("model logistic, local.lr 0.01")
     histogram = out.split("\n\n")[1].splitlines()[1:]
     assert sum(int(line.split()[-1]) for line in histogram) == 3
     assert "device 0 u    |█ | 2\n" in out and "device 2 w    |▁█| 100\n" in out  # the smallest value shows

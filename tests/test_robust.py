@@ -332,7 +332,7 @@ def test_a_centre_of_one_s_own(tmp_path):
     made = shortest(**{"select.K": 5, "robust.bucket": None})
     assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.4, 5)
     round = a_round(6, times=np.ones(K))
-    update = jax.jit(lambda how: robust.recentred(rules.mean(round), how, round))(made.robust)
+    update = jax.jit(lambda how: robust.recentred(rules.Mean().update(round), how, round))(made.robust)
     first = np.argmin(np.linalg.norm(flat(round.delta), axis=1))
     np.testing.assert_allclose(flat(update.delta), flat(round.delta)[first], rtol=1e-5)
     np.testing.assert_allclose(update.weights, np.arange(K) == first, atol=1e-6)
@@ -346,7 +346,7 @@ def test_a_centre_of_one_s_own(tmp_path):
             return folb.Update(given.stack, given.even)
 
     with pytest.raises(InputError, match="robust: the delta of centre"):
-        robust.recentred(rules.mean(round), Short(), round)
+        robust.recentred(rules.Mean().update(round), Short(), round)
 
 
 def test_draws_with_replacement_are_counted_as_different_devices():

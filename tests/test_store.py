@@ -172,7 +172,7 @@ def test_the_experiment_file_is_the_whole_experiment(planned, whole):
     again = from_toml(whole / "experiment.toml")
     assert again == planned.experiment
     assert plan(again).identity == planned.identity
-    assert again.set["folb"]["local.mu"] == 0.01 and "server.lr" not in again.set["folb"]
+    assert again.set["folb"]["local.mu"] == 0.01 and "server.beta" not in again.set["folb"]
     assert to_toml(plan(again).experiment) == to_toml(planned.experiment)
 
 
