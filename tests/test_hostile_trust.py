@@ -15,7 +15,8 @@ from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 
 NAMES = ["fedavg", "folb", "accord", "scaffold", "fedprox"]
-WRONG = [value for value in HURTS if value is not None]  # None means the default
+# None means the default, and an empty mapping sets nothing
+WRONG = [value for value in HURTS if value is not None and not (isinstance(value, dict) and not value)]
 BEYOND = {  # numbers that no such setting can have
     "robust.liars": [-1e-9, 0.5, 0.75, 1, 2],
     "attack.share": [-1e-9, 1.0001, 2, 100],

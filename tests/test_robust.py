@@ -338,7 +338,9 @@ def test_a_centre_of_one_s_own(tmp_path):
     np.testing.assert_allclose(update.weights, np.arange(K) == first, atol=1e-6)
     with pytest.raises(InputError, match=r"K = 4: should be 5, the next that is enough, with robust=shortest"):
         shortest(select={"K": 4})
-    with pytest.raises(InputError, match="bucket = 2: is for any robust; robust is your own"):
+    with pytest.raises(InputError, match=r"robust\.root = 2: is for robust=fltrust; robust is your own"):
+        shortest(select={"K": 5}, robust={"root": 2})
+    with pytest.raises(InputError, match=r"K = 5: no K is enough with robust=shortest, .*robust\.bucket=2"):
         shortest(select={"K": 5}, robust={"bucket": 2})
 
     class Short(folb.Robust):
