@@ -464,7 +464,9 @@ def check_the_first_is(special):
     """The first entry of each sweep has mu = 0, and psi = 0: it is another algorithm."""
 
     def check(case, runs):
-        check_same_run(play_alone(NESTED, special(K=K, batch=5, lr=0.1), SEEDS[0]), runs[0])
+        check_same_run(
+            play_alone(NESTED, special(**{"select.K": K, "local.batch": 5, "local.lr": 0.1}), SEEDS[0]), runs[0]
+        )
 
     return check
 
@@ -487,9 +489,9 @@ FURTHER = {  # each of these checks compiles a program of its own
     "folb_hetero": [
         check_one_program_over_a_sweep_is_many_runs_alone,
         check_a_flat_model_gives_the_same_run,
-        check_the_first_is(functools.partial(ALGORITHMS["folb"], mu=0.0)),
+        check_the_first_is(functools.partial(ALGORITHMS["folb"], **{"local.mu": 0.0})),
     ],
-    "folb_never_flip": [check_the_first_is(functools.partial(ALGORITHMS["folb"], mu=0.0))],
+    "folb_never_flip": [check_the_first_is(functools.partial(ALGORITHMS["folb"], **{"local.mu": 0.0}))],
 }
 
 
