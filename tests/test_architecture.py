@@ -11,7 +11,7 @@ import folb
 
 HOME = Path(folb.__file__).parent
 LAYERS = (
-    ("errors", "typing", "atomic", "npz", "pace", "measures"),
+    ("errors", "typing", "atomic", "npz", "pace", "measures", "metric_functions"),
     ("core",),
     ("models",),
     ("data",),

@@ -14,7 +14,7 @@ from folb import algorithms, simulate
 from folb.cli import tables
 from folb.cli.main import main
 from folb.core import liars
-from folb.core.algorithm import common_hints
+from folb.core.algorithm import hints
 from folb.core.liars import ATTACKS, Lies
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
@@ -142,7 +142,7 @@ def test_many_attacks_are_one_program():
 def test_every_attack_is_listed_and_can_be_set():
     kinds = str(common_settings()["attack"].type)
     assert all(f"'{name}'" in kinds for name in ATTACKS.parts)
-    assert "attack" in common_hints()
+    assert "attack" in hints()
 
 
 @pytest.fixture(scope="module")
@@ -228,9 +228,9 @@ def test_a_killed_run_under_attack_ends_with_the_same_bits(small, tmp_path, monk
     ("settings", "message"),
     [
         ({"attack": "flip"}, "attack = 'flip': did you mean"),
-        ({"attack.share": 0.1}, "attackers = 0.1: is for any attack; attack is not set"),
-        ({"attack": "alie", "attack.share": 1.5}, "attackers = 1.5: should be from 0 to 1"),
-        ({"attack": "alie", "attack.share": float("nan")}, "attackers = nan: should be from 0 to 1"),
+        ({"attack.share": 0.1}, "attack.share = 0.1: is for any attack; attack is not set"),
+        ({"attack": "alie", "attack.share": 1.5}, "attack.share = 1.5: should be from 0 to 1"),
+        ({"attack": "alie", "attack.share": float("nan")}, "attack.share = nan: should be from 0 to 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -302,11 +302,11 @@ def test_an_attack_that_is_killed_ends_with_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--attackers", "2"], "attackers = 2.0: should be from 0 to 1"),
-        (["--attackers", "x"], "attackers = 'x': should be a finite number"),
+        (["--attackers", "2"], "attack.share = 2.0: should be from 0 to 1"),
+        (["--attackers", "x"], "attack.share = 'x': should be a finite number"),
         (["--attacks", "flip"], "attack = 'flip': did you mean"),
         (["--rules", "meann"], "robust = 'meann': did you mean"),
-        (["--set", "caps=2"], "set = 'caps': did you mean 'cap'?"),
+        (["--set", "guard.caps=2"], "set = 'guard.caps': did you mean 'guard.cap'?"),
         (["--rounds", "0"], "rounds = 0: should be at least 1"),
     ],
 )
@@ -320,4 +320,4 @@ def test_guarded_on_the_command_line(capsys, tmp_path):
     tiny += ["--out", str(tmp_path / "o")]
     assert main(["compare", "synthetic_1_1", *tiny, "--set", "guard=on", "--set", "guard.cap=1.5,3", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert [(run["parameters"]["guarded"], run["parameters"]["cap"]) for run in runs] == [(True, 1.5), (True, 3.0)]
+    assert [(run["parameters"]["guard"], run["parameters"]["guard.cap"]) for run in runs] == [("on", 1.5), ("on", 3.0)]

@@ -4,7 +4,6 @@ The coefficients of the replies are solved for, from the step alone, and are the
 """
 
 import itertools
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -32,18 +31,14 @@ from folb.errors import InputError
 
 K, P, CASES, CAP = 10, 24, 12, 2.0
 GUARDED = ["folb", "folb_two_set", "folb_hetero", "folb_never_flip"]
-VALUES = {"local.lr": (0.5, 1.0, 2.0, 5.0), "server.beta": (0.0, 0.5, 0.9), "server.stretch": (None, 0.5, 1.0)}
-
-
-def named(setting):
-    return "server_lr" if setting == "lr" else setting
+VALUES = {"lr": (0.5, 1.0, 2.0, 5.0), "beta": (0.0, 0.5, 0.9), "stretch": (None, 0.5, 1.0)}
 
 
 def stepped(server):
     """A server step with each value of each of its settings."""
     known = [name for name in SERVERS.parts[server]().settings if name in VALUES]
     return [
-        {"server": server} | {named(name): value for name, value in zip(known, values, strict=True)}
+        {"server": server} | {SERVERS.spelt(name): value for name, value in zip(known, values, strict=True)}
         for values in itertools.product(*(VALUES[name] for name in known))
     ]
 
@@ -188,7 +183,7 @@ def test_what_is_refused_would_break_the_bound(settings, replies):
     """Otherwise the test above would find nothing."""
     assert built("folb", settings) is None
     plain = algorithms.folb(select={"K": K}, **settings)
-    run = jax.vmap(partial(two_steps, replace(plain, guard=Guard(CAP))))
+    run = jax.vmap(partial(two_steps, plain.but(guard=Guard(CAP))))
     (step, _, most), _ = jax.tree.map(np.asarray, run(*replies))
     weight = length = 0.0
     for case in range(CASES):
@@ -212,7 +207,7 @@ CARRIED = [
     ("folb", {"server": "lookahead", "server.lr": 0.7, "robust": "norm_bound"}),
     ("folb_hetero", {"server": "momentum"}),
 ]
-FEW = [(name, settings) for name, settings in EVERY if settings.get("server_lr") in (0.5, 1.0)]
+FEW = [(name, settings) for name, settings in EVERY if settings.get("server.lr") in (0.5, 1.0)]
 FEW += [("folb", {"memory": memory}) for memory in MEMORIES.parts]
 
 

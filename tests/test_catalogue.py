@@ -21,7 +21,7 @@ from folb.data import fetch
 from folb.errors import InputError
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
-from folb.experiments.settings import read, settings
+from folb.experiments.settings import algorithm_settings, read, settings
 from folb.report.figures import plot, portrait
 from folb.results.run import Run
 
@@ -87,7 +87,7 @@ def test_info_shows_uneven_sizes_and_labels(tmp_path, capsys):
     code, out, err = folb(capsys, "data", "info", tmp_path / "t.csv")
     assert code == 0, err
     assert facts(out)["per device"] == f"mean 37.3, sd {np.std([2, 10, 100]):.1f}, from 2 to 100"
-    assert facts(out)["defaults"].startswith("model logistic, lr 0.01")
+    assert facts(out)["defaults"].startswith("model logistic, local.lr 0.01")
     histogram = out.split("\n\n")[1].splitlines()[1:]
     assert sum(int(line.split()[-1]) for line in histogram) == 3
     assert "device 0 u    |█ | 2\n" in out and "device 2 w    |▁█| 100\n" in out  # the smallest value shows
@@ -297,7 +297,7 @@ def test_lr_is_for_all_algorithms_and_mu_for_fedprox_unless_set(monkeypatch):
     assert model == "mlp"
     own = measured[3][2]
     assert measured == [("folb", 0.5, 0.01), ("fedprox", 0.5, 0.125), ("fedavg", 0.5, 0.0), ("softmax", 0.5, own)]
-    _, measured = rates(lr="0.2", folb={"local.lr": "0.3"}, mu="0.7")
+    _, measured = rates(**{"local.lr": "0.2", "folb": {"local.lr": "0.3"}, "local.mu": "0.7"})
     assert measured == [("folb", 0.3, 0.7), ("fedprox", 0.2, 0.7), ("fedavg", 0.2, 0.0), ("softmax", 0.2, 0.7)]
     _, measured = rates(fedprox={"local.mu": [1, 2]})
     assert [(lr, mu) for name, lr, mu in measured if name == "fedprox"] == [(0.5, 1.0), (0.5, 2.0)]
@@ -305,9 +305,7 @@ def test_lr_is_for_all_algorithms_and_mu_for_fedprox_unless_set(monkeypatch):
 
 def test_a_lr_that_an_own_algorithm_has_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(data.DEFAULTS, "synthetic_1_1", data.Defaults(lr=0.5))
-    (tmp_path / "own.py").write_text(
-        "from folb import compose, rules\n\ndef mine(*, lr: float = 0.25):\n    return compose(rules.Mean(), lr=lr)\n"
-    )
+    (tmp_path / "own.py").write_text("from folb import Algorithm\n\nmine = Algorithm(local={'lr': 0.25})\n")
     experiment = Experiment("synthetic_1_1", algorithms=[f"{tmp_path}/own.py:mine"], set={"sizes": "20,30"})
     assert plan(experiment).algorithms[0].solver.lr == 0.25
 
@@ -329,7 +327,10 @@ def test_the_note_and_the_effective_model_are_in_every_output(store, tmp_path, c
     assert "model logistic" in out
     document = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (document["note"], document["model"]) == (NOTE, "logistic")
-    assert (document["runs"][0]["parameters"]["lr"], document["runs"][0]["parameters"]["mu"]) == (0.003, 1.0)
+    assert (document["runs"][0]["parameters"]["local.lr"], document["runs"][0]["parameters"]["local.mu"]) == (
+        0.003,
+        1.0,
+    )
     toml = (tmp_path / "out" / "experiment.toml").read_text()
     assert NOTE in toml and tomllib.loads(toml)["model"] == "logistic"
     assert json.loads((tmp_path / "out" / "environment.json").read_text())["note"] == NOTE
@@ -357,8 +358,8 @@ def test_a_list_fits_a_terminal_of_80_columns(what, monkeypatch, capsys):
 
 def test_the_names_that_a_setting_takes_are_those_that_there_are():
     """A new part is not known to the command line until its name is in the setting's annotation."""
-    from folb.core.algorithm import common_hints
-    from folb.core.algorithms import Sampling
+    from folb.core.algorithm import hints
+    from folb.core.algorithms import ALGORITHMS
     from folb.core.codec import DOWN, UP
     from folb.core.drift import MEMORIES
     from folb.core.liars import ATTACKS
@@ -374,9 +375,9 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
             return set(get_args(hint))
         return set().union(*map(names, get_args(hint)))
 
-    common = common_hints()
+    common = hints()
     known = {
-        "local": LOCAL_STEPS.parts,
+        "local": LOCAL_STEPS,
         "memory": MEMORIES.parts,
         "server": SERVERS.parts,
         "step_size": STEP_SIZES.parts,
@@ -388,7 +389,6 @@ def test_the_names_that_a_setting_takes_are_those_that_there_are():
     }
     for setting, parts in known.items():
         assert names(common[setting]) == set(parts), setting
-    assert names(Sampling) == set(SAMPLINGS.parts) - {
-        "direct",
-        "norm",
-    }  # those are algorithms: fednu_direct and fednu_norm
+    named = algorithm_settings(ALGORITHMS["fedavg"])["select"].type
+    # the others are algorithms: fednu_direct and fednu_norm
+    assert names(named) == set(SAMPLINGS.parts) - {"direct", "norm"}

@@ -40,7 +40,7 @@ def test_a_checkpoint_is_for_its_own_simulation_alone(tmp_path, monkeypatch):
     assert len(run(tmp_path, zeros, 8).seconds) == 8 and taken.pop()[0] == 7
     run(tmp_path, zeros, 3)
     assert taken.pop()[0] == 9  # the checkpoint is beyond the rounds asked for: played again from the start
-    run(tmp_path, zeros, 6, lr=0.5)
+    run(tmp_path, zeros, 6, local={"lr": 0.5})
     assert taken.pop() is None
     run(tmp_path, models.logistic(FEDERATION.shape, FEDERATION.classes, init="glorot"), 6)
     assert taken.pop() is None

@@ -44,7 +44,7 @@ SOME = {"bias": np.linspace(-1, 2, 7, dtype=np.float32), "weight": np.sin(np.ara
 
 
 def codec(name, keep=0.1):
-    return UP.part(name, {"compress_up.keep": keep} if name.endswith("_k") else {})
+    return UP.parts[name](**({"keep": keep} if name.endswith("_k") else {}))
 
 
 # A codec, number by number -------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_a_lost_reply_takes_what_it_carried_with_it():
 
 def test_what_another_run_left_out_is_dropped():
     """Rounds count upwards: a device that is asked for an earlier round than its last begins anew."""
-    ones = {"privacy.delta": {"w": np.arange(1, 9, dtype=np.float32)}}
+    ones = {"delta": {"w": np.arange(1, 9, dtype=np.float32)}}
     task = Task(1, ("delta",), codec="top_k", numbers={"codec.keep": 0.25, "codec.feedback": 1.0})
     state = RecordDict()
     first = device_sent.encoded(task, ones, state)["delta"]

@@ -21,7 +21,7 @@ from folb.core import randomness
 from folb.core.algorithms import ALGORITHMS
 from folb.data.federation import Federation
 from folb.data.synthetic import synthetic
-from folb.experiments.settings import from_file
+from folb.experiments.settings import chosen_by_name
 from folb.models import Model, cross_entropy, logistic
 from folb.simulation import play as rounds
 from folb.simulation import problem as problems
@@ -59,7 +59,9 @@ ENCODED_BYTES = {"int8": 294 + 2 * 4, "int4": 147 + 2 * 4, "top_k": 30 * 8}  # o
 
 
 # an algorithm from a user's own file is held to the same: SCAFFOLD, with a memory of devices
-SCAFFOLD = from_file("algorithms", f"{Path(__file__).parent.parent / 'examples' / 'scaffold.py'}:scaffold")
+SCAFFOLD = chosen_by_name(
+    "algorithms", f"{Path(__file__).parent.parent / 'examples' / 'scaffold.py'}:scaffold", ALGORITHMS
+).constructor
 MAKERS = ALGORITHMS | {"own scaffold": SCAFFOLD}
 
 
@@ -221,7 +223,7 @@ def check_draws(case, runs):
     for run in runs:
         for t in range(1, ROUNDS + 1):
             devices, times, work = run.devices[t - 1], run.times[t - 1], run.records["work"][t - 1]
-            if not case.algorithm.startswith("fednu") and "sampling" not in case.settings:
+            if not case.algorithm.startswith("fednu") and "select" not in case.settings:
                 np.testing.assert_array_equal(devices, np.sort(uniform_draws(run.seed, t)[:K]))
             draws = uniform(run.seed, t, devices, 4)[:, 2:]
             first = np.diff(devices, prepend=-1) > 0
@@ -234,7 +236,7 @@ def check_draws(case, runs):
         assert not np.any(run.records["weights"][run.times == 0])
         assert np.all((run.records["gamma"] >= 0) & (run.records["gamma"] <= 1))
         np.testing.assert_array_equal(run.updated, np.any(run.records["weights"] != 0, axis=1))
-    assert repeats > 10 or "sampling" in case.settings  # those draw each device once
+    assert repeats > 10 or "select" in case.settings  # those draw each device once
     assert lost > 10
 
 
@@ -276,21 +278,21 @@ def check_weights(case, runs):
             if not run.updated[t]:
                 assert not weights.any()
                 continue
-            if {"gradient", "error_feedback"} & set(case.settings) and not run.parameters.get("guarded"):
+            if {"gradient", "error_feedback"} & set(case.settings) and not run.parameters.get("guard"):
                 continue  # tests/test_family.py and test_compression.py have these weights
             if run.parameters.get("robust"):  # tests/test_robust.py has the centres
                 assert np.all(weights >= -1e-6)
                 continue
-            if run.parameters.get("guarded"):  # tests/test_guard.py has the weights themselves
-                most = run.parameters["cap"] / len(times)
+            if run.parameters.get("guard"):  # tests/test_guard.py has the weights themselves
+                most = run.parameters["guard.cap"] / len(times)
                 assert np.all((weights >= 0) & (weights <= most * (1 + 1e-6)))
                 continue
-            psi = run.parameters.get("psi", 0.0)
+            psi = run.parameters.get("rule.psi", 0.0)
             discount = psi * gamma * np.sum(times * inner) / times.sum()  # ||grad_1 f||^2, S_1 being uniform
             shrunk = np.sign(inner) * np.maximum(np.abs(inner) - discount, 0)
             expected = {
                 "mean": times / times.sum(),
-                "fednova": nova(times * size, steps_weigh(run.records["work"][t], run.parameters["local_beta"])),
+                "fednova": nova(times * size, steps_weigh(run.records["work"][t], run.parameters.get("local.beta"))),
                 "samples": times * size / np.sum(times * size),
                 "signed": times / times.sum() * np.sign(inner),
                 "folb": times * inner / np.sum(np.abs(times * inner)),
@@ -308,8 +310,8 @@ def check_weights(case, runs):
 
 def gain(settings):
     """How many times an update is in the server's step; 1 for steps that are no multiple of it."""
-    lr = settings["server_lr"] or 1.0
-    by_step = {"plain": lr, "momentum": lr, "nesterov": lr * (1 + (settings["beta"] or 0.9))}
+    lr = settings.get("server.lr") or 1.0
+    by_step = {"plain": lr, "momentum": lr, "nesterov": lr * (1 + (settings.get("server.beta") or 0.9))}
     return by_step.get(settings["server"], 1.0)
 
 
@@ -326,7 +328,7 @@ def nova(p, a):
 def rule_of(case):
     if case.algorithm.startswith("folb") or case.algorithm == "fednova":
         return case.algorithm
-    return "samples" if case.settings.get("averaging") == "samples" else "mean"
+    return "samples" if case.settings.get("rule.weights") == "samples" else "mean"
 
 
 def second_set(run, t):
@@ -337,7 +339,7 @@ def second_set(run, t):
 
 def check_bytes(case, runs):
     """What crossed the wire, counted device by device."""
-    if "sampling" in case.settings:
+    if "select" in case.settings:
         return  # tests/test_family.py counts these
     survey_up = {"fednu_direct": N * MODEL_BYTES, "fednu_norm": N * 4}.get(case.algorithm, 0)
     uploads_gradient = case.algorithm.startswith("folb") or (
@@ -462,7 +464,9 @@ def check_the_first_is(special):
     """The first entry of each sweep has mu = 0, and psi = 0: it is another algorithm."""
 
     def check(case, runs):
-        check_same_run(play_alone(NESTED, special(K=K, batch=5, lr=0.1), SEEDS[0]), runs[0])
+        check_same_run(
+            play_alone(NESTED, special(**{"select.K": K, "local.batch": 5, "local.lr": 0.1}), SEEDS[0]), runs[0]
+        )
 
     return check
 
@@ -485,9 +489,9 @@ FURTHER = {  # each of these checks compiles a program of its own
     "folb_hetero": [
         check_one_program_over_a_sweep_is_many_runs_alone,
         check_a_flat_model_gives_the_same_run,
-        check_the_first_is(functools.partial(ALGORITHMS["folb"], mu=0.0)),
+        check_the_first_is(functools.partial(ALGORITHMS["folb"], **{"local.mu": 0.0})),
     ],
-    "folb_never_flip": [check_the_first_is(functools.partial(ALGORITHMS["folb"], mu=0.0))],
+    "folb_never_flip": [check_the_first_is(functools.partial(ALGORITHMS["folb"], **{"local.mu": 0.0}))],
 }
 
 

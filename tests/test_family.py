@@ -559,15 +559,15 @@ def test_all_devices_are_asked_for_a_sketch_once():
 # FOLB for the price of FedAvg -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("guard", [None, "on"])
 @pytest.mark.parametrize("rule", ["folb", "folb_two_set", "folb_hetero"])
 @pytest.mark.parametrize(
     "settings",
     [{"gradient": "sketch", "gradient.m": 32, "gradient.bits": 8}, {"gradient": "proxy"}],
     ids=lambda s: s["gradient"],
 )
-def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guarded):
-    made = ALGORITHMS[rule](guard=guarded, **settings, **USUAL)
+def test_cheap_gradients_are_the_same_in_both_carriers(rule, settings, guard):
+    made = ALGORITHMS[rule](guard=guard, **settings, **USUAL)
     run = simulated(made, rounds=3)
     deployed, strategy = on_flower(made, rounds=3)
     # bits may round to another level, if the sums differ in the last digit
@@ -620,7 +620,8 @@ def test_settings_of_a_sketch_share_a_program_only_if_shapes_agree():
     def structure(**settings):
         return jax.tree.structure(algorithms.folb(gradient="sketch", **settings))
 
-    assert structure(sketch=64) == structure(sketch=64, mu=0.5) != structure(sketch=128)
+    assert structure(**{"gradient.m": 64}) == structure(**{"gradient.m": 64, "local.mu": 0.5})
+    assert structure(**{"gradient.m": 64}) != structure(**{"gradient.m": 128})
 
 
 def test_three_words_make_a_combination():
@@ -664,7 +665,7 @@ def test_candidates_grow_with_the_devices_of_a_round():
 def test_candidates_of_a_sampling_of_one_s_own():
     """Chances for the candidates alone."""
     own = sampling(lambda known: known.survey, survey="loss", pool=lambda self, K: 4)
-    run = simulated(folb.compose(folb.rules.Mean(), select=own, **USUAL | {"select.K": 3}))
+    run = simulated(folb.Algorithm(select=own, **USUAL | {"select.K": 3}))
     for t in range(1, ROUNDS + 1):
         assert set(run.devices[t - 1].tolist()) <= set(candidates_of(t, 4))
 
@@ -687,8 +688,8 @@ def test_the_mean_of_what_is_remembered_follows_the_number_of_devices():
 
 
 def test_what_an_algorithm_fixes_is_recorded():
-    assert algorithms.fedacg().origin.settings["server"] == "lookahead"
-    assert algorithms.scaffold().origin.settings["memory"] == "scaffold"
+    assert algorithms.fedacg().settings["server"] == "lookahead"
+    assert algorithms.scaffold().settings["memory"] == "scaffold"
 
 
 # Mistakes -------------------------------------------------------------------------------------------------------------
@@ -696,54 +697,57 @@ def test_what_an_algorithm_fixes_is_recorded():
 MISTAKES = {
     "lambda of 1": (
         lambda: algorithms.fedacg(server={"beta": 1.0}),
-        "beta = 1.0: should be at least 0 and less than 1",
+        "server.beta = 1.0: should be at least 0 and less than 1",
     ),
-    "tau of 0": (lambda: algorithms.ghbm(memory={"tau": 0}), "memory_tau = 0: should be a whole number from 1"),
+    "tau of 0": (lambda: algorithms.ghbm(memory={"tau": 0}), "memory.tau = 0: should be a whole number from 1"),
     "no numbers": (
         lambda: algorithms.folb(gradient={"name": "sketch", "m": 0}),
-        "sketch = 0: should be a whole number",
+        "gradient.m = 0: should be a whole number",
     ),
     "odd bits": (
         lambda: algorithms.folb(gradient={"name": "sketch", "bits": 3}),
-        "bits = 3: should be one of 1, 2, 4, 8, 32",
+        "gradient.bits = 3: should be one of 1, 2, 4, 8, 32",
     ),
     "a sketch of nothing": (lambda: algorithms.folb(gradient={"m": 64}), "is for gradient=sketch; gradient is exact"),
-    "alpha of 0": (lambda: algorithms.feddyn(memory={"alpha": 0.0}), "memory_alpha = 0.0: should be more than 0"),
+    "alpha of 0": (lambda: algorithms.feddyn(memory={"alpha": 0.0}), "memory.alpha = 0.0: should be more than 0"),
     "alpha above 1": (
         lambda: algorithms.fedcm(memory={"alpha": 1.5}),
-        "memory_alpha = 1.5: should be more than 0 and at most 1",
+        "memory.alpha = 1.5: should be more than 0 and at most 1",
     ),
     "alpha of nobody": (
         lambda: algorithms.fedavg(memory={"alpha": 0.1}),
-        "memory_alpha = 0.1: is for memory=feddyn, fedcm; memory is not set",
+        "memory.alpha = 0.1: is for memory=feddyn, fedcm; memory is not set",
     ),
-    "option 3": (lambda: algorithms.scaffold(memory={"option": "3"}), "option = '3'"),
+    "option 3": (lambda: algorithms.scaffold(memory={"option": "3"}), "memory.option = '3'"),
     "two memories": (lambda: algorithms.scaffold(memory="fedvarp"), "memory = 'fedvarp': is fixed"),
     "another server": (lambda: algorithms.fedacg(server="adam"), "server = 'adam': is fixed"),
     "another server of accord": (lambda: algorithms.accord(server="adam"), "server = 'adam': is fixed"),
-    "a stretch of 2": (lambda: algorithms.accord(server={"stretch": 2.0}), "stretch = 2.0: should be from 0 to 1"),
+    "a stretch of 2": (
+        lambda: algorithms.accord(server={"stretch": 2.0}),
+        "server.stretch = 2.0: should be from 0 to 1",
+    ),
     "a stretch of another server": (
         lambda: algorithms.fedavg(server={"name": "momentum", "stretch": 0.5}),
-        "stretch = 0.5: is for server=lookahead",
+        "server.stretch = 0.5: is for server=lookahead",
     ),
     "a gain below 0": (
         lambda: algorithms.fedavg(step_size={"name": "agreement", "gain": -1.0}),
-        "step_gain = -1.0: should be from 0 to 100",
+        "step_size.gain = -1.0: should be from 0 to 100",
     ),
     "a goal that no cosine reaches": (
         lambda: algorithms.fedavg(step_size={"name": "agreement", "goal": 3.0}),
-        "step_goal = 3.0: should be from -1 to 1",
+        "step_size.goal = 3.0: should be from -1 to 1",
     ),
     "a gain without its step size": (
         lambda: algorithms.fedavg(step_size={"gain": 1.0}),
-        "step_gain = 1.0: is for step_size=consensus, agreement",
+        "step_size.gain = 1.0: is for step_size=consensus, agreement",
     ),
     "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of consensus"),
     "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),
     "no memory": (lambda: algorithms.fedavg(memory="scafold"), "memory = 'scafold': did you mean 'scaffold'?"),
     "few candidates": (
         lambda: algorithms.fedavg(select={"name": "power_of_choice", "K": 5, "candidates": 4}),
-        "candidates = 4",
+        "select.candidates = 4",
     ),
     "candidates of nobody": (
         lambda: algorithms.fedavg(select={"candidates": 4}),
@@ -751,13 +755,13 @@ MISTAKES = {
     ),
     "1 in 32 bits": (
         lambda: algorithms.fedavg(local={"name": "adam", "beta2": 1 - 1e-9}),
-        "local_beta2 = 0.999999999: should be at least 0 and less than 1, in 32 bits",
+        "local.beta2 = 0.999999999: should be at least 0 and less than 1, in 32 bits",
     ),
     "0 in 32 bits": (
         lambda: algorithms.fedavg(local={"name": "adam", "eps": 1e-46}),
         "should be more than 0, in 32 bits",
     ),
-    "beta of sgd": (lambda: algorithms.fedavg(local={"beta": 0.9}), "local_beta = 0.9: is for local=momentum"),
+    "beta of sgd": (lambda: algorithms.fedavg(local={"beta": 0.9}), "local.beta = 0.9: is for local=momentum"),
     "sketch and gradient": (
         lambda: algorithms.folb(gradient="sketch", memory={"name": "scaffold", "option": "1"}),
         "gradient = 'sketch': should be exact",
@@ -765,24 +769,28 @@ MISTAKES = {
     "no one size": (lambda: algorithms.folb(gradient="proxy", local="delta_sgd"), "gradient = 'proxy'"),
     "a memory without a size": (
         lambda: algorithms.fedcm(local="delta_sgd"),
-        "local_step = 'delta_sgd': should be sgd or momentum: memory=fedcm",
+        "local = 'delta_sgd': should be sgd or momentum: memory=fedcm",
     ),
     "S_2 without its shift": (
         lambda: algorithms.folb_two_set(gradient="proxy", memory="scaffold"),
         "gradient = 'proxy': should be exact or sketch: S_2",
     ),
-    "a large sketch": (lambda: algorithms.folb(gradient={"name": "sketch", "m": 10**6}), "sketch = 1000000: should be"),
-    "fewer candidates than draws": (
-        lambda: folb.compose(
-            folb.rules.Mean(), select={"name": sampling(lambda known: known.size, pool=lambda self, K: 2), "K": 5}
-        ),
-        "candidates = 2: should be a whole number from 5",
+    "a large sketch": (
+        lambda: algorithms.folb(gradient={"name": "sketch", "m": 10**6}),
+        "gradient.m = 1000000: should be",
     ),
-    "nova without a size": (lambda: algorithms.fednova(local="delta_sgd"), "local_step = 'delta_sgd'"),
-    "eps that grows": (lambda: algorithms.fedavg(server={"name": "fedexp", "eps_decay": 1.1}), "eps_decay = 1.1"),
+    "fewer candidates than draws": (
+        lambda: folb.Algorithm(select={"name": sampling(lambda known: known.size, pool=lambda self, K: 2), "K": 5}),
+        "select.candidates = 2: should be a whole number from 5",
+    ),
+    "nova without a size": (lambda: algorithms.fednova(local="delta_sgd"), "local = 'delta_sgd'"),
+    "eps that grows": (
+        lambda: algorithms.fedavg(server={"name": "fedexp", "eps_decay": 1.1}),
+        "server.eps_decay = 1.1",
+    ),
     "more draws than devices": (
         lambda: simulated(algorithms.fedavg(select={"name": "power_of_choice", "K": N + 1})),
-        f"K = {N + 1}: should be at most the {N} devices",
+        f"select.K = {N + 1}: should be at most the {N} devices",
     ),
     "sums and a memory": (lambda: TwoPhaseStrategy(algorithms.folb(memory="scaffold")), "memory = 'scaffold'"),
     "sums and a sketch": (

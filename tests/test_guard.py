@@ -1,7 +1,6 @@
 """Guarded aggregation against a literal loop, and its promises for any reply."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import ServerStep, algorithms, data, guard, models, rules, setting, simulate
+from folb import ServerStep, Staleness, algorithms, data, guard, models, rules, setting, simulate
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
-from folb.experiments.settings import read
+from folb.experiments.settings import algorithm_settings, read
 
 K, P, CASES = 10, 7, 1000
 RULES = {
@@ -362,9 +361,9 @@ def test_guarding_an_algorithm():
     made, given = guard.guard(plain), algorithms.folb(local={"mu": 0.1}, guard="on")
     assert jax.tree.structure(made) == jax.tree.structure(given)
     assert jax.tree.leaves(made) == jax.tree.leaves(given)
-    assert made.origin.settings == given.origin.settings
+    assert made.settings == given.settings
     assert made.guard is not None and plain.guard is None
-    assert guard.guard(algorithms.folb(guard={"name": "on", "cap": 3.0}), 2.0).origin.settings["cap"] == 3.0
+    assert guard.guard(algorithms.folb(guard={"name": "on", "cap": 3.0}), 2.0).settings["guard.cap"] == 3.0
     for unweighed in (algorithms.fedavg(), algorithms.fedprox(), algorithms.fednu_direct(), algorithms.fednu_norm()):
         assert guard.guard(unweighed) is unweighed
 
@@ -372,9 +371,10 @@ def test_guarding_an_algorithm():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"guard": "on"}, "guarded = 1: should be True or False"),
-        ({"guard.cap": 0.5}, "cap = 0.5: should be at least 1"),
-        ({"guard": "on", "guard.cap": float("nan")}, "cap = nan: should be at least 1"),
+        ({"guard": 1}, "guard = 1: should be one of on, or a folb.Guard"),
+        ({"guard.cap": 3.0}, r"guard\.cap = 3.0: is for any guard; guard is not set"),
+        ({"guard": "on", "guard.cap": 0.5}, r"guard\.cap = 0.5: should be at least 1"),
+        ({"guard": "on", "guard.cap": float("nan")}, r"guard\.cap = nan: should be at least 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -393,7 +393,7 @@ def test_what_cannot_be_guarded_says_how_to_go_without(part):
     with pytest.raises(InputError, match=r"if guarded.* or set guard=none$"):
         algorithms.folb(select={"K": 20}, guard="on", **part)
     assert algorithms.folb(select={"K": 20}, guard="none", **part).guard is None
-    assert read("guarded", bool, "False") is False
+    assert read("guard", algorithm_settings(algorithms.folb)["guard"].type, "none") is None
 
 
 def test_a_round_without_gradients_cannot_be_guarded():
@@ -424,9 +424,7 @@ def test_weight_and_length_are_bounded_together():
     """The liar's part of the step is no longer than an honest one's in a mean."""
     r = with_a_liar()
     step, _ = apply("folb", r)
-    without = apply("folb", r | {"privacy.delta": np.where(np.arange(K)[:, None] == 0, 1e-9 * r["delta"], r["delta"])})[
-        0
-    ]
+    without = apply("folb", r | {"delta": np.where(np.arange(K)[:, None] == 0, 1e-9 * r["delta"], r["delta"])})[0]
     assert np.linalg.norm(step - without) <= 1.01 * np.linalg.norm(r["delta"][1]) / K
     assert step @ r["delta"][1:].mean(axis=0) > 0
     r["delta"] *= np.linspace(1, 3, K)[:, None]
@@ -450,7 +448,8 @@ def test_rounds_to_target_without_attack():
     model = models.logistic(federation.shape, federation.classes)
     rounds = {}
     for guarded in (False, True):
-        runs = simulate(federation, model, algorithms.folb(guard=guarded), rounds=100, seeds=5)
+        made = algorithms.folb(guard="on" if guarded else None)
+        runs = simulate(federation, model, made, rounds=100, seeds=5)
         rounds[guarded] = np.median([[run.rounds_to(target) for target in (0.6, 0.7, 0.8)] for run in runs], axis=0)
         print(f"guarded {guarded}: median rounds to 60, 70 and 80 %: {rounds[guarded]}")
     assert rounds[True][1] <= 1.05 * rounds[False][1]
@@ -502,6 +501,11 @@ class OfGain(ServerStep):
         return round.params, memory
 
 
+class Five(Staleness):
+    def weigh(self, tau):
+        return 5.0 + 0 * tau
+
+
 class Undeclared(ServerStep):
     def apply(self, memory, round, update):
         return round.params, memory
@@ -514,7 +518,7 @@ def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
     assert algorithms.folb(guard="on", server=OfGain(1.0)).guard is not None
     with pytest.raises(InputError, match=r"server: gain = 2.0: should make the step no longer .*guard=none"):
         algorithms.folb(guard="on", server=OfGain(2.0))
-    with pytest.raises(InputError, match=r"server_lr = 5.0: should make the step no longer .*guard=none"):
+    with pytest.raises(InputError, match=r"server\.lr = 5.0: should make the step no longer .*guard=none"):
         algorithms.folb(guard="on", server={"lr": 5.0})
     with pytest.raises(InputError, match=r"declares its `gain`"):
         algorithms.folb(guard="on", server=Undeclared())
@@ -522,7 +526,7 @@ def test_the_gain_of_a_server_step_of_one_s_own_is_checked():
 
 def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
     made = algorithms.folb(guard="on", select={"K": 5})
-    longer = replace(made, server=algorithms.folb(server={"lr": 5.0}).server)
+    longer = made.but(server=algorithms.folb(server={"lr": 5.0}).server)
     with pytest.raises(InputError, match="no longer than the update"):
         guard.guard(longer)
     with pytest.raises(InputError, match="no longer than the update"):
@@ -533,7 +537,7 @@ def test_a_part_that_is_put_in_later_is_checked_by_both_carriers():
 
 def test_an_old_reply_counts_at_most_once_if_guarded():
     """s(tau) multiplies an update before the guard sees it: what is more than 1 would break the bound."""
-    steep = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness=lambda tau: 5.0 + 0 * tau)
+    steep = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness=Five())
     plain = algorithms.folb(guard="on", concurrency=4, select={"K": 2}, staleness="constant")
     federation, model = synthetic(devices=8, sizes=20), models.logistic((60,), 10)
     runs = simulate(federation, model, [steep, plain], rounds=4)

@@ -15,7 +15,8 @@ from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
 
 NAMES = ["fedavg", "folb", "accord", "scaffold", "fedprox"]
-WRONG = [value for value in HURTS if value is not None]  # None means the default
+# None means the default, and an empty mapping sets nothing
+WRONG = [value for value in HURTS if value is not None and not (isinstance(value, dict) and not value)]
 BEYOND = {  # numbers that no such setting can have
     "robust.liars": [-1e-9, 0.5, 0.75, 1, 2],
     "attack.share": [-1e-9, 1.0001, 2, 100],
@@ -53,14 +54,14 @@ def hostile_setting(random):
     setting = random.choice(["robust", "attack", *BEYOND])
     if setting in right:
         right[setting] = random.choice([*WRONG, *NEARLY])
-    elif setting == "root":
+    elif setting == "robust.root":
         right["robust"] = random.choice(["fltrust", "median"])
         right[setting] = random.choice([*WRONG, *BEYOND[setting]]) if right["robust"] == "fltrust" else 10
     else:
-        needs = "attack" if setting == "attackers" else "robust"
+        needs = "attack" if setting == "attack.share" else "robust"
         if random.random() < 0.2:  # right, but for nothing
             del right[needs]
-            right[setting] = 0.25 if setting != "bucket" else 2
+            right[setting] = 0.25 if setting != "robust.bucket" else 2
         else:
             right[setting] = random.choice([*WRONG, *BEYOND[setting]])
     getattr(algorithms, name)(**right)
@@ -83,7 +84,7 @@ def test_the_settings_that_are_right_are_taken():
 
 
 VALUES = ["nan", "-inf", "-1", "9" * 30, "true", "[[1]]", "'x'", "[]", "{a = {b = 1}}", "'\\u001b'", "1979-05-27", "''"]
-OF_RULES = ["robust", "attack", "attackers", "liars", "bucket", "root"]
+OF_RULES = ["robust", "attack", *BEYOND]
 
 
 def hostile_experiment(random, folder):
@@ -94,7 +95,7 @@ def hostile_experiment(random, folder):
     others = {"robust": "'fltrust'", "attack": "'alie'"} | {key: value}
     where = random.choice(["set", "set.fedavg"])
     lines = ["dataset = 'synthetic_1_1'", "algorithms = ['fedavg']", f"[{where}]"]
-    lines += [f"{name} = {text}" for name, text in others.items()]
+    lines += [f"'{name}' = {text}" for name, text in others.items()]
     path = folder / "e.toml"
     path.write_text("\n".join([*lines, "[set.synthetic_1_1]", "sizes = [20, 30]"]))
     plan(from_toml(path))

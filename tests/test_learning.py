@@ -25,9 +25,10 @@ def learned(dataset, **settings):
     counts = np.bincount(planned.federation.test.y)
     majority = counts.max() / counts.sum()
     accuracy, loss = result.final, float(result.train_loss[-1])
+    lr = result.parameters["local.lr"]
     print(
-        f"{dataset} {settings}, {experiment.model}, lr {result.parameters['lr']}: accuracy {100 * accuracy:.1f} %, "
-        f"of the commonest label alone {100 * majority:.1f} %; training loss {loss:.3f}"
+        f"{dataset} {settings}, {experiment.model}, lr {lr}: accuracy {100 * accuracy:.1f} %,"
+        f" of the commonest label alone {100 * majority:.1f} %; training loss {loss:.3f}"
     )
     return planned.federation, accuracy, loss, majority
 
@@ -39,7 +40,7 @@ def test_mnist_logistic():
 
 def test_femnist_logistic():
     """lr 0.003 is for FedProx's 20 epochs a round, not for as many mini-batches."""
-    _, accuracy, _, _ = learned("femnist", unit="epoch")
+    _, accuracy, _, _ = learned("femnist", **{"local.unit": "epoch"})
     assert accuracy > 0.3
 
 
@@ -49,7 +50,7 @@ def test_sent140_lstm():
     The sample has 3,865 tweets to learn from. A central logistic regression on the mean of a tweet's vectors gets 71 %
     right; 66 % are happy.
     """
-    federation, accuracy, loss, majority = learned("sent140", K=60, work=10)
+    federation, accuracy, loss, majority = learned("sent140", work=10, **{"select.K": 60})
     happy = federation.train.y.mean()
     constant = -happy * np.log(happy) - (1 - happy) * np.log(1 - happy)
     assert loss < constant - 0.01
@@ -58,6 +59,6 @@ def test_sent140_lstm():
 
 def test_shakespeare_lstm():
     """Four roles of 900 to 3,200 windows, one of them a round: 2,000 mini-batches in all, a fraction of FedProx's."""
-    _, accuracy, _, majority = learned("shakespeare", devices=4, draw=20, K=1, work=100)
+    _, accuracy, _, majority = learned("shakespeare", devices=4, draw=20, work=100, **{"select.K": 1})
     assert majority < 0.19
     assert accuracy > 0.21

@@ -38,7 +38,7 @@ FIELDS = {
     "target": 0.4,
     "records": True,
     "metrics": ["fairness", "f1", "auc", "top3"],
-    "set": {"sizes": SIZES, "K": 2, "lr": 0.1},
+    "set": {"sizes": SIZES, "select.K": 2, "local.lr": 0.1},
 }
 NAMES = ["own_mean", "own_worst", "own_variance", "f1", "auc", "top3"]
 

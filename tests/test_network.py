@@ -182,9 +182,7 @@ def test_a_survey_is_an_exchange_before_the_round():
 
 
 def test_a_survey_of_candidates_waits_for_them_alone():
-    algorithm = algorithms.compose(
-        algorithms.fedavg().rule, select={"name": "power_of_choice", "K": 2, "candidates": 5, "replacement": False}
-    )
+    algorithm = algorithms.fedavg(select={"name": "power_of_choice", "K": 2, "candidates": 5, "replacement": False})
     played = run(algorithm, rounds=3, system=system.network(**SETTINGS))[0]
     everyone = [max(literal(t, k, MODEL_BYTES, 4, works=False)[0] for k in range(N)) for t in (1, 2, 3)]
     after = [max(literal(t, k, 0, MODEL_BYTES)[0] for k in asked(played.devices[t - 1])) for t in (1, 2, 3)]
@@ -195,7 +193,7 @@ def test_a_survey_of_candidates_waits_for_them_alone():
 
 
 def test_clusters_are_asked_before_the_first_round_alone():
-    algorithm = algorithms.compose(algorithms.fedavg().rule, select={"name": "clusters", "K": 3, "replacement": False})
+    algorithm = algorithms.fedavg(select={"name": "clusters", "K": 3, "replacement": False})
     played = run(algorithm, rounds=2, system=system.network(**SETTINGS))[0]
     before = max(literal(1, k, MODEL_BYTES, 64 * 4, works=False)[0] for k in range(N))
     after = [
@@ -254,7 +252,9 @@ def test_over_selection_of_more_than_all_devices():
         algorithms.fedavg(select={"K": 10, "over_selection": 1}).selection
         == algorithms.fedavg(select={"K": 10}).selection
     )
-    with pytest.raises(InputError, match="K times over_selection = 13: should be at most the 12 devices"):
+    with pytest.raises(
+        InputError, match=r"select\.K times select\.over_selection = 13: should be at most the 12 devices"
+    ):
         run(algorithms.fedavg(select={"K": 10, "over_selection": 1.3, "replacement": False}), rounds=1)
     with pytest.raises(InputError, match="should be at most 10000 devices"):
         algorithms.fedavg(select={"K": 9000, "over_selection": 1.3})
@@ -389,7 +389,7 @@ def test_flower_takes_over_selection_from_the_algorithm():
 @pytest.mark.parametrize(
     ("K", "settings", "N", "field"),
     [
-        (9000, {"select.over_selection": 2.0}, 4, "K times over_selection = 18000"),
+        (9000, {"over_selection": 2.0}, 4, r"select\.K times select\.over_selection = 18000"),
         (5, {"fraction_train": 0.5}, 20_002, "fraction_train: devices of a round = 10001"),
     ],
 )
@@ -406,5 +406,5 @@ def test_over_selection_is_refused_where_any_number_may_join():
         lambda: algorithms.fedavg(select={"name": "poisson", "over_selection": 1.5}),
         lambda: strategies.FederatedStrategy(algorithms.fedavg(select="poisson"), over_selection=1.5),
     ):
-        with pytest.raises(InputError, match=r"over_selection = 1\.5: should be None with select=poisson"):
+        with pytest.raises(InputError, match=r"select\.over_selection = 1\.5: should be None with select=poisson"):
             made()

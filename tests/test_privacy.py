@@ -20,7 +20,7 @@ pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
 from own import sampling
 
-from folb import algorithms, compose, execute, models, rules, simulate, theory
+from folb import Algorithm, algorithms, execute, models, rules, simulate, theory
 from folb.cli import tables
 from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness, samplings
@@ -117,44 +117,44 @@ def test_without_an_accountant_a_line_says_what_to_install(monkeypatch):
 
 OWN = {"privacy": "central", "privacy.noise": 1.0, "select": "poisson"}
 REFUSED = {
-    "epsilon = 0": lambda: algorithms.fedavg(privacy={"name": "central", "epsilon": 0}, select="poisson"),
-    "epsilon = None": lambda: algorithms.fedavg(privacy="central", select="poisson"),
-    "epsilon = 8: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(
-        privacy={"epsilon": 8}
-    ),
-    "replay = False: is for privacy=central, distributed; privacy is not set": lambda: algorithms.fedavg(
+    "privacy.epsilon = 0": lambda: algorithms.fedavg(privacy={"name": "central", "epsilon": 0}, select="poisson"),
+    "privacy.epsilon = None": lambda: algorithms.fedavg(privacy="central", select="poisson"),
+    "privacy.epsilon = 8: is for any privacy; privacy is not set": lambda: algorithms.fedavg(privacy={"epsilon": 8}),
+    "privacy.replay = False: is for any privacy; privacy is not set": lambda: algorithms.fedavg(
         privacy={"replay": False}
     ),
-    "replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, privacy={"replay": 0}),
-    "clip = 0": lambda: algorithms.fedavg(**OWN, privacy={"clip": 0}),
-    "noise = 0": lambda: algorithms.fedavg(**OWN | {"privacy.noise": 0}),
-    "noise = 1e-30": lambda: algorithms.fedavg(**OWN | {"privacy.noise": 1e-30}),
-    "delta = 1": lambda: algorithms.fedavg(**OWN, privacy={"delta": 1}),
-    "clip_quantile = 1": lambda: algorithms.fedavg(**OWN, privacy={"clip_quantile": 1}),
-    "clip_gradient = 1": lambda: algorithms.fedavg(**OWN, privacy={"clip_gradient": 1}),
+    "privacy.replay = 0: should be True or False": lambda: algorithms.fedavg(**OWN, **{"privacy.replay": 0}),
+    "privacy.clip = 0": lambda: algorithms.fedavg(**OWN, **{"privacy.clip": 0}),
+    "privacy.noise = 0": lambda: algorithms.fedavg(**OWN | {"privacy.noise": 0}),
+    "privacy.noise = 1e-30": lambda: algorithms.fedavg(**OWN | {"privacy.noise": 1e-30}),
+    "privacy.delta = 1": lambda: algorithms.fedavg(**OWN, **{"privacy.delta": 1}),
+    "privacy.clip_quantile = 1": lambda: algorithms.fedavg(**OWN, **{"privacy.clip_quantile": 1}),
+    "privacy.clip_gradient = 1": lambda: algorithms.fedavg(**OWN, **{"privacy.clip_gradient": 1}),
     "privacy = 'local'": lambda: algorithms.fedavg(**OWN | {"privacy": "local"}),
-    "replacement = True": lambda: algorithms.fedavg(**OWN | {"select": "uniform"}),
-    "sampling = 'samples'": lambda: algorithms.accord(privacy={"name": "central", "noise": 1.0}),
-    "sampling = 'oort'": lambda: algorithms.fedavg(**OWN | {"select": "oort"}),
-    "sampling = 'clusters'": lambda: algorithms.fedavg(**OWN | {"select": "clusters"}),
-    "sampling = 'your own'": lambda: algorithms.fedavg(**OWN | {"select": sampling(lambda known: known.size)}),
-    "averaging = 'samples'": lambda: algorithms.fedavg(**OWN, rule={"weights": "samples"}),
-    "algorithm = 'fednova'": lambda: algorithms.fednova(**OWN),
-    "algorithm = 'folb_two_set'": lambda: algorithms.folb_two_set(
+    "select.replacement = True": lambda: algorithms.fedavg(**OWN | {"select": "uniform"}),
+    "select = 'samples'": lambda: algorithms.accord(privacy={"name": "central", "noise": 1.0}),
+    "select = 'oort'": lambda: algorithms.fedavg(**OWN | {"select": "oort"}),
+    "select = 'clusters'": lambda: algorithms.fedavg(**OWN | {"select": "clusters"}),
+    "select = 'mine'": lambda: algorithms.fedavg(**OWN | {"select": sampling(lambda known: known.size)}),
+    "rule.weights = 'samples'": lambda: algorithms.fedavg(**OWN, rule={"weights": "samples"}),
+    "rule = 'fednova'": lambda: algorithms.fednova(**OWN),
+    "rule = 'folb_two_set'": lambda: algorithms.folb_two_set(
         privacy={"name": "central", "noise": 1.0}, select={"replacement": False}
     ),
-    "algorithm = 'signed'": lambda: algorithms.fednu_direct(rule="signed", privacy={"name": "central", "noise": 1.0}),
-    "sampling = 'direct'": lambda: algorithms.fednu_direct(privacy={"name": "central", "noise": 1.0}),
+    "rule = 'signed'": lambda: algorithms.fednu_direct(rule="signed", privacy={"name": "central", "noise": 1.0}),
+    "select = 'direct'": lambda: algorithms.fednu_direct(privacy={"name": "central", "noise": 1.0}),
     "memory = 'scaffold'": lambda: algorithms.scaffold(**OWN),
-    "concurrency = 10": lambda: algorithms.fedbuff(privacy={"name": "central", "noise": 1.0}),
-    "over_selection = 1.5": lambda: algorithms.fedavg(**NUMBERS, select={"replacement": False, "over_selection": 1.5}),
+    "concurrency = 'K'": lambda: algorithms.fedbuff(privacy={"name": "central", "noise": 1.0}),
+    "select.over_selection = 1.5": lambda: algorithms.fedavg(
+        **NUMBERS, select={"replacement": False, "over_selection": 1.5}
+    ),
     "robust = 'median'": lambda: algorithms.fedavg(**OWN, robust="median"),
     "should be none with privacy: the liars of the simulator": lambda: algorithms.fedavg(**OWN, attack="flipped"),
-    "guarded = True": lambda: algorithms.folb(**OWN, guard="on"),
+    "privacy = 'central': should be none with guard=on": lambda: algorithms.folb(**OWN, guard="on"),
     "privacy = 'distributed'": lambda: algorithms.folb(**OWN | {"privacy": "distributed"}),
     "compress_up = 'int8'": lambda: algorithms.fedavg(**OWN | {"privacy": "distributed"}, compress_up="int8"),
-    "uploads = 'norm'": lambda: compose(rules.Mean(), uploads=["norm"], **OWN),
-    "algorithm = 'mine'": lambda: compose(Mine(), **OWN),
+    "uploads = 'norm'": lambda: Algorithm(uploads=["norm"], **OWN),
+    "rule = 'mine'": lambda: Algorithm(rule=Mine(), **OWN),
 }
 
 
@@ -176,11 +176,15 @@ def test_what_is_not_shown_to_be_private_is_refused_in_a_line(says):
         (
             {"privacy.epsilon": 8.0, "privacy.delta": 0.1},
             30,
-            "delta = 0.1: should be more than 0 and less than 1 / N = 0.0333",
+            r"^privacy\.delta = 0.1: should be more than 0 and less than 1 / N = 0.0333",
         ),
-        ({"privacy.epsilon": 8.0, "select.K": 40}, 30, "K = 40: should be at most the 30 devices"),
-        ({"privacy.epsilon": 1e-6}, 30, "epsilon = 1e-06: should be larger"),
-        ({"privacy.epsilon": 0.5, "privacy.noise": 0.5}, 30, "epsilon = 0.5: should be more: the first round spends"),
+        ({"privacy.epsilon": 8.0, "select.K": 40}, 30, r"^select\.K = 40: should be at most the 30 devices"),
+        ({"privacy.epsilon": 1e-6}, 30, r"^privacy\.epsilon = 1e-06: should be larger"),
+        (
+            {"privacy.epsilon": 0.5, "privacy.noise": 0.5},
+            30,
+            r"^privacy\.epsilon = 0.5: should be more: the first round spends",
+        ),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(numbers, N, says):
@@ -192,13 +196,13 @@ def test_a_budget_that_cannot_be_kept_is_refused(numbers, N, says):
 # the sums before their noise -----------------------------------------------------------------------------------------
 
 SUPPORTED = {
-    "fedavg": algorithms.fedavg(**POISSON, privacy={"clip_quantile": 0.5}),
+    "fedavg": algorithms.fedavg(**POISSON, **{"privacy.clip_quantile": 0.5}),
     "fedexp": algorithms.fedprox(**NUMBERS, select={"replacement": False}, server="fedexp"),
-    "accord": algorithms.accord(**POISSON, privacy={"clip_quantile": 0.3}),
-    "distributed": algorithms.accord(**POISSON | {"privacy": "distributed"}, privacy={"clip_quantile": 0.3}),
-    "folb": algorithms.folb(**POISSON, privacy={"clip_gradient": 2.0}),
+    "accord": algorithms.accord(**POISSON, **{"privacy.clip_quantile": 0.3}),
+    "distributed": algorithms.accord(**POISSON | {"privacy": "distributed"}, **{"privacy.clip_quantile": 0.3}),
+    "folb": algorithms.folb(**POISSON, **{"privacy.clip_gradient": 2.0}),
     "sketch": algorithms.folb(
-        **POISSON, gradient={"name": "sketch", "m": m, "bits": 8}, privacy={"clip_quantile": 0.5}
+        **POISSON, gradient={"name": "sketch", "m": m, "bits": 8}, **{"privacy.clip_quantile": 0.5}
     ),
     "proxy": algorithms.folb(**POISSON, gradient="proxy"),
     "folb_hetero": algorithms.folb_hetero(**POISSON, rule={"psi": 3.0}),
@@ -326,7 +330,7 @@ def measured(algorithm, count):
 def test_noise_of_the_simulator_is_as_the_accountant_assumes(name, count, key):
     algorithm = SUPPORTED[name]
     if key is not None:
-        algorithm = replace(algorithm, privacy=replace(algorithm.privacy, key=tuple(key[:, 0])))
+        algorithm = algorithm.but(privacy=replace(algorithm.privacy, key=tuple(key[:, 0])))
     # however many come: its length must not tell their number
     for part, values in measured(algorithm, count).items():
         assumed = float(algorithm.privacy.deviation(part, algorithm.privacy.clip))
@@ -348,7 +352,7 @@ def test_if_all_devices_came_the_server_adds_nothing(slots):
 
     @partial(jax.jit, compiler_options=AS_USERS_COMPILE)
     def added(times, normals):
-        round = Round(None, times, None, None, None, noise=privacy.Noise({"privacy.delta": normals}))
+        round = Round(None, times, None, None, None, noise=privacy.Noise({"delta": normals}))
         return privacy._noisy(made, "delta", jnp.zeros(d), round)
 
     normals = np.ones(d, np.float32)
@@ -377,7 +381,7 @@ def test_a_private_mean_divides_by_the_expected_number_and_hides_the_rest():
     state, _ = begin(algorithm, {"w": jnp.zeros(d)})
     assert float(state.clip) == 0.5
     algorithm = with_step_size(algorithm, state, 1)
-    silent = replace(algorithm, privacy=replace(algorithm.privacy, noise=0.0))
+    silent = algorithm.but(privacy=replace(algorithm.privacy, noise=0.0))
     delta = np.zeros((K, d), np.float32)
     delta[0, 0], delta[1, 1], delta[2, 2], delta[3] = 0.2, 3.0, np.nan, 5.0
     round = a_round(silent, delta, delta, np.float32([[1, 0, 0, 1], [0] * 4, [0] * 4, [0] * 4]))
@@ -394,7 +398,7 @@ def test_a_private_mean_divides_by_the_expected_number_and_hides_the_rest():
 
 def test_private_folb_without_noise_weighs_by_its_inner_products():
     algorithm = SUPPORTED["folb"]
-    silent = replace(algorithm, privacy=replace(algorithm.privacy, noise=0.0, clip=1e3, clip_gradient=1e3))
+    silent = algorithm.but(privacy=replace(algorithm.privacy, noise=0.0, clip=1e3, clip_gradient=1e3))
     rng = np.random.default_rng(0)
     grad = (rng.normal(size=(K, d)) + 2).astype(np.float32)
     delta = (-0.1 * grad + 0.01 * rng.normal(size=(K, d))).astype(np.float32)
@@ -491,9 +495,9 @@ def federation():
 def runs(federation):
     model = models.logistic(federation.shape, federation.classes)
     contenders = [
-        algorithms.fedavg(**RUN, privacy={"epsilon": 20.0}),
-        algorithms.fedavg(**RUN, privacy={"noise": 1.0}),
-        algorithms.fedavg(**RUN, privacy={"noise": 1.0, "epsilon": 5.5}),
+        algorithms.fedavg(**RUN, **{"privacy.epsilon": 20.0}),
+        algorithms.fedavg(**RUN, **{"privacy.noise": 1.0}),
+        algorithms.fedavg(**RUN, **{"privacy.noise": 1.0, "privacy.epsilon": 5.5}),
     ]
     return simulate(federation, model, contenders, rounds=6, seeds=2)
 
@@ -521,7 +525,7 @@ def test_a_budget_that_ends_before_the_first_evaluation_is_refused(federation):
         simulate(
             federation,
             model,
-            algorithms.fedavg(**RUN, privacy={"noise": 1.0, "epsilon": 5.5}),
+            algorithms.fedavg(**RUN, **{"privacy.noise": 1.0, "privacy.epsilon": 5.5}),
             rounds=6,
             evaluate_every=6,
         )
@@ -536,7 +540,7 @@ def test_runs_of_one_seed_are_equal_and_their_noise_follows_from_it(runs):
 def test_who_knows_the_seed_can_subtract_the_noise_unless_it_is_the_system_s(federation, replay):
     model = models.logistic(federation.shape, federation.classes)
     begun = model.init(jax.random.key(5))
-    noise = privacy.normals({"privacy.delta": begun}, randomness.words(5, 1, randomness.NOISE, 2))["delta"]
+    noise = privacy.normals({"delta": begun}, randomness.words(5, 1, randomness.NOISE, 2))["delta"]
 
     def seen(deviation):
         """The update of round 1, less the noise that follows from the seed."""
@@ -557,7 +561,7 @@ def test_who_knows_the_seed_can_subtract_the_noise_unless_it_is_the_system_s(fed
 
 def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
     model = models.logistic(federation.shape, federation.classes)
-    made = algorithms.fedavg(**RUN, privacy={"noise": 1.0, "replay": False})
+    made = algorithms.fedavg(**RUN, **{"privacy.noise": 1.0, "privacy.replay": False})
     runs, programs = [], []
     for _ in range(2):
         runs += simulate(federation, model, made, rounds=3, seeds=[7, 7])
@@ -569,11 +573,13 @@ def test_the_system_s_noise_is_new_in_each_run_of_one_program(federation):
 
 def test_a_secret_run_without_a_key_is_an_error(federation):
     """A key that everyone knows would be no secret: single rounds, as the audit plays them, have none."""
-    secret = privacy.calibrated(algorithms.fedavg(**RUN, privacy={"noise": 1.0, "replay": False}), federation.N, 1)
+    secret = privacy.calibrated(
+        algorithms.fedavg(**RUN, **{"privacy.noise": 1.0, "privacy.replay": False}), federation.N, 1
+    )
     model = models.logistic(federation.shape, federation.classes)
-    with pytest.raises(InputError, match="replay = False: should be True here, where no run has a key"):
+    with pytest.raises(InputError, match=r"^privacy\.replay = False: should be True here, where no run has a key"):
         theory.audit(problems.problem(federation, model), secret, model.init(jax.random.key(0)), seeds=[0])
-    public = privacy.calibrated(algorithms.fedavg(**RUN, privacy={"noise": 1.0}), federation.N, 1)
+    public = privacy.calibrated(algorithms.fedavg(**RUN, **{"privacy.noise": 1.0}), federation.N, 1)
     with mock.patch.object(simulator, "_key", side_effect=AssertionError):  # nothing is drawn, or sent to others
         simulate(federation, model, public, rounds=1)
 
@@ -644,10 +650,11 @@ def test_the_command_tells_noise_and_epsilon(capsys):
     assert main(["privacy", "--devices", "1000", "--K", "50", "--epsilon", "8"]) == 0
     assert "noise 0.74:" in capsys.readouterr().out
     for wrong, says in (
-        (["--epsilon", "0"], "epsilon = 0.0"),
-        (["--epsilon", "1", "--delta", "0.01"], "delta = 0.01"),
-        (["--epsilon", "1", "--K", "2000"], "K = 2000"),
-        ([], "epsilon = None"),
+        (["--epsilon", "0"], " epsilon = 0.0"),
+        (["--epsilon", "1", "--delta", "0.01"], " delta = 0.01"),
+        (["--epsilon", "1", "--K", "2000"], " K = 2000"),
+        (["--epsilon", "1e-9"], " epsilon = 1e-09: should be larger"),
+        ([], " epsilon = None"),
     ):
         assert main(["privacy", "--devices", "1000", *wrong]) == 2
         said = capsys.readouterr().err

@@ -18,7 +18,7 @@ from folb.core.round import begin, close
 from folb.core.rules import Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
-from folb.experiments.settings import chosen_part
+from folb.experiments.settings import chosen_by_name
 from folb.models import logistic
 
 K, P = 9, 6
@@ -216,13 +216,13 @@ def test_nothing_trimmed_is_the_rule_itself():
     ("settings", "message"),
     [
         ({"robust": "medain"}, "robust = 'medain': did you mean 'median'?"),
-        ({"robust": "krum", "robust.liars": 0.5}, "liars = 0.5: should be at least 0 and less than 0.5"),
-        ({"robust": "krum", "robust.liars": float("nan")}, "liars = nan: should be at least 0"),
-        ({"robust.liars": 0.1}, "liars = 0.1: is for any robust; robust is not set"),
-        ({"robust.bucket": 2}, "bucket = 2: is for any robust; robust is not set"),
-        ({"robust": "median", "robust.bucket": 0}, "bucket = 0: should be a whole number from 1"),
-        ({"robust": "median", "robust.root": 10}, "root = 10: is for robust=fltrust; robust is median"),
-        ({"robust": "fltrust", "robust.root": 0}, "root = 0: should be a whole number from 1"),
+        ({"robust": "krum", "robust.liars": 0.5}, "robust.liars = 0.5: should be at least 0 and less than 0.5"),
+        ({"robust": "krum", "robust.liars": float("nan")}, "robust.liars = nan: should be at least 0"),
+        ({"robust.liars": 0.1}, "robust.liars = 0.1: is for any robust; robust is not set"),
+        ({"robust.bucket": 2}, "robust.bucket = 2: is for any robust; robust is not set"),
+        ({"robust": "median", "robust.bucket": 0}, "robust.bucket = 0: should be a whole number from 1"),
+        ({"robust": "median", "robust.root": 10}, "robust.root = 10: is for robust=fltrust; robust is median"),
+        ({"robust": "fltrust", "robust.root": 0}, "robust.root = 0: should be a whole number from 1"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -251,7 +251,7 @@ def test_too_few_replies_for_a_centre(settings, K, smallest):
     with pytest.raises(InputError) as error:
         algorithms.fedavg(select={"K": K}, **settings)
     expected = "no K is enough" if smallest is None else f"should be {smallest}, the next that is enough,"
-    assert str(error.value).startswith(f"K = {K}: {expected} with robust={settings['robust']}")
+    assert str(error.value).startswith(f"select.K = {K}: {expected} with robust={settings['robust']}")
     if smallest is not None:
         assert algorithms.fedavg(select={"K": smallest}, **settings).robust is not None
 
@@ -328,25 +328,27 @@ def test_a_centre_of_one_s_own(tmp_path):
     page = (Path(__file__).parents[1] / "docs/parts.md").read_text()
     (code,) = re.findall(r"```python\n(import jax.*?)```", page, flags=re.S)
     (tmp_path / "mine.py").write_text(code)
-    shortest = chosen_part("algorithms", f"{tmp_path / 'mine.py'}:shortest", {}).constructor
-    made = shortest(K=5, bucket=None)
+    shortest = chosen_by_name("algorithms", f"{tmp_path / 'mine.py'}:shortest", {}).constructor
+    made = shortest(**{"select.K": 5, "robust.bucket": None})
     assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.4, 5)
     round = a_round(6, times=np.ones(K))
-    update = jax.jit(lambda how: robust.recentred(rules.mean(round), how, round))(made.robust)
+    update = jax.jit(lambda how: robust.recentred(rules.Mean().update(round), how, round))(made.robust)
     first = np.argmin(np.linalg.norm(flat(round.delta), axis=1))
     np.testing.assert_allclose(flat(update.delta), flat(round.delta)[first], rtol=1e-5)
     np.testing.assert_allclose(update.weights, np.arange(K) == first, atol=1e-6)
     with pytest.raises(InputError, match=r"K = 4: should be 5, the next that is enough, with robust=shortest"):
-        shortest(K=4)
-    with pytest.raises(InputError, match="bucket = 2: is for any robust; robust is your own"):
-        shortest(K=5, bucket=2)
+        shortest(select={"K": 4})
+    with pytest.raises(InputError, match=r"robust\.root = 2: is for robust=fltrust; robust is your own"):
+        shortest(select={"K": 5}, robust={"root": 2})
+    with pytest.raises(InputError, match=r"K = 5: no K is enough with robust=shortest, .*robust\.bucket=2"):
+        shortest(select={"K": 5}, robust={"bucket": 2})
 
     class Short(folb.Robust):
         def centre(self, given):
             return folb.Update(given.stack, given.even)
 
     with pytest.raises(InputError, match="robust: the delta of centre"):
-        robust.recentred(rules.mean(round), Short(), round)
+        robust.recentred(rules.Mean().update(round), Short(), round)
 
 
 def test_draws_with_replacement_are_counted_as_different_devices():

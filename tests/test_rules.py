@@ -465,10 +465,10 @@ def test_weighted_gives_no_part_to_a_slot_that_does_not_count():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"local.mu": "1"}, "mu = '1': should be at least 0"),
-        ({"local.lr": None}, "lr = None: should be more than 0"),
-        ({"rule.psi": [1.0]}, "psi = .*: should be at least 0"),
-        ({"guard.cap": "2"}, "cap = '2': should be at least 1"),
+        ({"local.mu": "1"}, r"local\.mu = '1': should be at least 0"),
+        ({"local.lr": "0.1"}, r"local\.lr = '0.1': should be more than 0"),
+        ({"rule.psi": [1.0]}, r"rule\.psi = .*: should be at least 0"),
+        ({"guard": "on", "guard.cap": "2"}, r"guard\.cap = '2': should be at least 1"),
         ({"server": 3}, "server = 3: should be one of plain"),
         ({"clamp_gamma": "no"}, "clamp_gamma = 'no': should be True or False"),
     ],
@@ -476,3 +476,8 @@ def test_weighted_gives_no_part_to_a_slot_that_does_not_count():
 def test_settings_of_another_type_are_named(settings, said):
     with pytest.raises(InputError, match=said):
         algorithms.folb_hetero(**settings)
+
+
+def test_none_is_the_usual_value_of_a_setting():
+    made = algorithms.folb_hetero(**{"local.lr": None, "rule.psi": None})
+    assert made.settings == algorithms.folb_hetero().settings

@@ -33,7 +33,7 @@ FIELDS = {
     "algorithms": ["fedavg"],
     "rounds": 3,
     "seeds": 1,
-    "set": {"sizes": [40, 60], "K": 2},
+    "set": {"sizes": [40, 60], "select.K": 2},
 }
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -27,7 +27,7 @@ from folb.store.round_lines import Recorder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-TINY = {"sizes": [20, 30, 40], "K": 2}
+TINY = {"sizes": [20, 30, 40], "select.K": 2}
 
 
 def run(path, planned, observe=None):
@@ -115,9 +115,7 @@ def test_its_name_comes_from_the_content(planned, monkeypatch, tmp_path):
 def test_changed_data_and_changed_files_are_other_experiments(tmp_path):
     def identity(labels, rule):
         np.savez(tmp_path / "mine.npz", x=np.eye(8), y=labels, device=np.arange(8) % 2)
-        (tmp_path / "own.py").write_text(
-            f"import folb\ndef own(**common):\n    return folb.algorithms.fedavg(**common)\n# {rule}"
-        )
+        (tmp_path / "own.py").write_text(f"import folb\nown = folb.algorithms.fedavg()\n# {rule}")
         algorithms = [f"{tmp_path / 'own.py'}:own"]
         return plan(Experiment(str(tmp_path / "mine.npz"), algorithms=algorithms, rounds=1, seeds=1)).identity
 
@@ -174,7 +172,7 @@ def test_the_experiment_file_is_the_whole_experiment(planned, whole):
     again = from_toml(whole / "experiment.toml")
     assert again == planned.experiment
     assert plan(again).identity == planned.identity
-    assert again.set["folb"]["mu"] == 0.01 and "server_lr" not in again.set["folb"]
+    assert again.set["folb"]["local.mu"] == 0.01 and "server.beta" not in again.set["folb"]
     assert to_toml(plan(again).experiment) == to_toml(planned.experiment)
 
 

@@ -49,11 +49,12 @@ def _state(name: str) -> str:
 def load(name: str, given: Mapping[str, Any]) -> Federation:
     """The dataset with settings from the command line: text values for KEY or NAME.KEY."""
     known = settings(data.constructor(name))
-    own = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
-    for key, value in given.items():
-        if isinstance(value, Mapping):
-            choose("set", key.lower(), [name.lower()])
-            own |= value
+    own: dict[str, Any] = {}
+    for key, value in sorted(given.items(), key=lambda one: "." in one[0]):  # those that name it come last, so they win
+        whose, dot, setting = key.rpartition(".")
+        if dot:
+            choose("set", whose.lower(), [name.lower()])
+        own[setting] = value
     return data.load(name, **{k: read(k, known[k].type, value) if k in known else value for k, value in own.items()})
 
 

@@ -26,24 +26,33 @@ def add(commands: Any) -> None:
     privacy.set_defaults(handle=_privacy)
 
 
+def _noise(options: argparse.Namespace, scheme: str) -> float:
+    """The noise that is given, or that for the budget. An error names the option, and not the setting of a run."""
+    from folb.core import accountant
+    from folb.errors import InputError, check_number
+
+    try:
+        accountant.check_budget(options.epsilon, options.delta, options.K, options.devices)
+        if options.noise is not None:
+            check_number("noise", options.noise, *accountant.NOISE[:2])
+            return float(options.noise)
+        if options.epsilon is None:
+            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
+            raise InputError("epsilon", None, expected)
+        return accountant.noise_for(options.epsilon, options.delta, scheme, options.K, options.devices, options.rounds)
+    except InputError as error:
+        raise InputError(error.field.rpartition(".")[2], error.value, error.expected) from error
+
+
 def _privacy(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.core import accountant
-    from folb.errors import InputError, check_number, check_whole
+    from folb.errors import check_whole
 
     scheme = {"poisson": "poisson", "uniform": "fixed"}[options.sampling]
     check_whole("K", options.K, 1)
     check_whole("rounds", options.rounds, 1)
-    accountant.check_budget(options.epsilon, options.delta, options.K, options.devices)
-    noise = options.noise
-    if noise is not None:
-        check_number("noise", noise, *accountant.NOISE[:2])
-    elif options.epsilon is None:
-        raise InputError(
-            "epsilon", None, "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
-        )
-    else:
-        noise = accountant.noise_for(options.epsilon, options.delta, scheme, options.K, options.devices, options.rounds)
+    noise = _noise(options, scheme)
     how = accountant.Rounds(scheme, options.K, options.devices, noise)
     rounds = options.rounds
     if options.epsilon is not None:

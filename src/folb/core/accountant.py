@@ -63,7 +63,9 @@ def noise_for(epsilon: float, delta: float, scheme: str, K: int, N: int, rounds:
 
     low, high = map(math.log, NOISES)
     if excess(high) > 0:
-        raise InputError("epsilon", epsilon, f"should be larger: {rounds} rounds need a noise above {NOISES[1]:g}")
+        raise InputError(
+            "privacy.epsilon", epsilon, f"should be larger: {rounds} rounds need a noise above {NOISES[1]:g}"
+        )
     if excess(low) <= 0:
         return NOISES[0]
     from scipy.optimize import brentq
@@ -79,11 +81,12 @@ def noise_for(epsilon: float, delta: float, scheme: str, K: int, N: int, rounds:
 def check_budget(epsilon: float | None, delta: float, K: int, N: int) -> None:
     """Raise an `InputError` for a budget, or a number of devices, that makes no sense."""
     if epsilon is not None:
-        check("epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0, and finite")
+        check("privacy.epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0, and finite")
     check_whole("devices", N, 1)
     if K > N:
-        raise InputError("K", K, f"should be at most the {N} devices")
-    check("delta", delta, 0 < delta < 1 / N, f"should be more than 0 and less than 1 / N = {1 / N:g}, for {N} devices")
+        raise InputError("select.K", K, f"should be at most the {N} devices")
+    expected = f"should be more than 0 and less than 1 / N = {1 / N:g}, for {N} devices"
+    check("privacy.delta", delta, 0 < delta < 1 / N, expected)
 
 
 @functools.lru_cache(maxsize=10**5)

@@ -100,7 +100,10 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
     """
     made = Guard(cap)
     made.check(GUARDS.spelt)
-    if algorithm.guard is not None or not (algorithm.sees_gradients or algorithm.privacy is not None):
+    if algorithm.guard is not None:
+        check_around(algorithm)  # a part may have been put in later
+        return algorithm
+    if not (algorithm.sees_gradients or algorithm.privacy is not None):
         return algorithm
     return algorithm.replace(guard=made)
 

@@ -262,8 +262,13 @@ class Slot(Generic[P]):
         return {self.name: part.name, **{self.spelt(name): value for name, value in part.settings.items()}}
 
     def changed(self, made: Any, given: Mapping[str, Any]) -> Any:
-        """What is in the slot, with another part ("" in `given`), or with other values of fields; checked."""
+        """What is in the slot, with another part ("" in `given`), or with other values of fields; checked.
+
+        None, or "none" as on the command line, is no part.
+        """
         values, wanted = {name: value for name, value in given.items() if name}, given.get("", KEEP)
+        if isinstance(wanted, str) and wanted == "none" and self.optional:
+            wanted = None
         if self.record is None:
             return self._changed(made, wanted, values)
         if isinstance(wanted, self.record):

@@ -213,7 +213,7 @@ def affordable(algorithm: Algorithm, N: int, rounds: int) -> int:
     allowed = found.rounds(N).within(float(found.epsilon), float(found.delta), rounds)
     if allowed == 0:
         first = found.rounds(N).epsilon(1, float(found.delta))
-        raise InputError("epsilon", found.epsilon, f"should be more: the first round spends {first:.3g}")
+        raise InputError("privacy.epsilon", found.epsilon, f"should be more: the first round spends {first:.3g}")
     return allowed
 
 
@@ -257,7 +257,9 @@ def draw_words(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
     if algorithm.privacy is None or algorithm.privacy.replay:
         return seed, t
     if algorithm.privacy.key is None:
-        raise InputError("replay", False, "should be True here, where no run has a key from the operating system")
+        raise InputError(
+            "privacy.replay", False, "should be True here, where no run has a key from the operating system"
+        )
     first, second = algorithm.privacy.key
     own = randomness.words(first, second, t, 2)
     return own[0], own[1]

@@ -30,6 +30,7 @@ from folb.experiments.settings import (
     chosen_by_name,
     common_settings,
     from_file,
+    metric_from_file,
     naming_own_files,
     read,
     setting,
@@ -139,7 +140,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             seeds=experiment.seeds,
             evaluate_every=experiment.evaluate_every,
             evaluate=experiment.evaluate,
-            metrics=[from_file("metrics", name) if ".py:" in name else name for name in experiment.metrics],
+            metrics=[metric_from_file(name) if ".py:" in name else name for name in experiment.metrics],
             stream=stream,
         )
         by_default = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)

@@ -143,6 +143,15 @@ def from_file(field: str, spec: str) -> Any:
     return function
 
 
+def metric_from_file(spec: str) -> Any:
+    """A user's own metric: a function, or a `Metric`."""
+    path, _, name = spec.rpartition(":")
+    metric = from_file("metrics", spec)
+    if not callable(metric):
+        raise InputError("metrics", spec, f"{path} has no function {name!r}")
+    return metric
+
+
 NEIGHBOURS: dict[Path, dict[str, Any]] = {}  # the modules that a user's files imported from each directory
 
 

@@ -181,8 +181,8 @@ def _check_batch(solver: Solver, largest: int) -> None:
     """A batch of unit "step" may span many passes through a device's samples, and takes memory for each sample."""
     most = max(largest, SMALL_BATCH)
     if solver.unit == "step" and solver.batch > most:
-        why = f"the largest device has {largest} samples, and unit is step"
-        raise InputError("batch", solver.batch, f"should be at most {most}: {why}")
+        why = f"the largest device has {largest} samples, and local.unit is step"
+        raise InputError("local.batch", solver.batch, f"should be at most {most}: {why}")
 
 
 def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:

@@ -18,7 +18,7 @@ import numpy as np
 from folb import atomic
 from folb.atomic import regular
 from folb.errors import SINGLE
-from folb.measures import ACCURACY, as_shown, is_measure, is_regression
+from folb.measures import ACCURACY, PLAIN, as_shown, is_measure, is_regression
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.experiment_file import COUNT, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
@@ -51,7 +51,7 @@ SOMETIMES = {
     "train_loss": FINITE,
     "metrics": Kind(
         lambda value: (
-            isinstance(value, dict) and all(map(is_measure, value)) and all(map(FINITE.holds, value.values()))
+            isinstance(value, dict) and all(map(PLAIN.fullmatch, value)) and all(map(FINITE.holds, value.values()))
         ),
         "should be metrics and their values",
     ),
