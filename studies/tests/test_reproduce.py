@@ -235,7 +235,7 @@ def test_variants_are_conditions():
     document["experiment"]["set"]["fedavg"] = {"rule.weights": ["simple", "samples"]}
     verdict = judged(claim(under=["rule.weights=equal", "rule.weights=samples"]), document)
     assert verdict.text == "holds only under: rule.weights=equal (1 of 2 conditions)"
-    with pytest.raises(InputError, match="fedavg rule.weights=samples"):
+    with pytest.raises(InputError, match=r"fedavg rule\.weights=samples"):
         judged(claim(), document)
 
 
