@@ -199,7 +199,7 @@ def test_the_arms_about_others_numbers_plan(name, tmp_path, monkeypatch):
     for arm in figure_files.read(name).arms:
         for search in arm.searches:
             (chosen,) = {search.algorithm} & set(arm.given["algorithms"])
-            assert chosen == "fedavg" and set(search.grid) == {"lr"}
+            assert chosen == "fedavg" and set(search.grid) == {"local.lr"}
         planned = plan(Experiment(**{**arm.given, "set": {**arm.given["set"], "devices": 10}}))
         assert planned.federation.N == 10 and planned.experiment.system == "fixed"
         assert all(not one.selection.replacement and one.selection.K == 10 for one in planned.algorithms)
