@@ -529,7 +529,7 @@ SECOND = DATASETS.replace('"tiny"', '"second"').replace("synthetic_1_1", "absent
 def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file.toml").write_text(DATASETS)
-    Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedavg(**common)\n")
+    Path("my.py").write_text("import folb\n\nmine = folb.algorithms.fedavg()\n")
     command = ["arena", "--datasets", "file.toml", "--points", "2", "--contenders", "fedavg", "--out", "here"]
     own = ["--contender", "my.py:mine", "--box", "local.lr=log:0.001..1"]
     assert main([*command, *own, "--json"]) == 0
@@ -539,7 +539,7 @@ def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, ca
     assert (ratio["best"], ratio["value"], ratio["all_rivals_run"]) == ("fedavg", 0.0, False)  # it is FedAvg
     assert main(["arena", "--datasets", "file.toml", "--points", "2", "--pages-only", "--out", "here"]) == 0
     assert "mine" in capsys.readouterr().out and "`mine`, tuned" in Path("here/README.md").read_text()
-    Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedprox(**common)\n")
+    Path("my.py").write_text("import folb\n\nmine = folb.algorithms.fedprox()\n")
     mine = entries.own("my.py:mine", {"local.lr": "log:0.001..1"})
     assert Standings(
         entries.datasets(Path("file.toml")), [FEDAVG, mine], Results(Path("here") / FILE), 2

@@ -221,7 +221,7 @@ def _entry(file: str, kind: type, table: Mapping[str, Any]) -> Any:
 
 
 def own(algorithm: str, box: Mapping[str, Any]) -> Contender:
-    """A contender of the user's own: an algorithm of `folb list` or a function in a file, with its box."""
+    """A contender of the user's own: an algorithm of `folb list` or one in a file, with its box."""
     name = algorithm.rpartition(":")[2]
     return Contender(name, algorithm, title=name, groups=(YOURS,), box=by_path(box))
 
