@@ -1,8 +1,8 @@
 """A verdict for each claim, computed from stored results.
 
 A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms`. If `under` lists
-words that distinguish variants (such as "local.mu=1, rule.weights=samples"), it does so for each of them. Each such case
-is a condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
+words that distinguish variants (such as "local.mu=1, rule.weights=samples"), it does so for each of them. Each such
+case is a condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
 
     rounds, seconds, loss, bytes_up  log(worse / better), shown as a ratio; above 1 in favour of `better`
     final, best, mean (accuracy)     better - worse
