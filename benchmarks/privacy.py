@@ -49,7 +49,7 @@ def contender(name: str, about: dict[str, Any], epsilon: float | None) -> Any:
     """An algorithm of the study; without a budget it is not private."""
     given: dict[str, Any] = {"select.K": about["K"], "select": "poisson"}
     if name != "accord":
-        given["lr"] = about["lr"]
+        given["local.lr"] = about["lr"]
     if name == "folb":
         given["gradient"] = "sketch"
     if epsilon is not None:
@@ -132,15 +132,7 @@ def picture(found: dict[str, Any]) -> bytes:
     return figures.small(figures.finished(figure, "Accuracy against epsilon, mean and range of 5 seeds", "", "png"))
 
 
-FLOWER = {
-    "select.K": 100,
-    "rounds": 40,
-    "privacy.clip": 0.3,
-    "local.lr": 0.03,
-    "privacy.epsilon": 8.0,
-    "steps": 10,
-    "local.batch": 10,
-}
+FLOWER = {"K": 100, "rounds": 40, "clip": 0.3, "lr": 0.03, "epsilon": 8.0, "steps": 10, "batch": 10}
 
 
 def flower(out: Path) -> None:
@@ -235,24 +227,24 @@ def cost(out: Path) -> None:
     for K in (10, 50):
         fixed: dict[str, Any] = {"select.K": K, "select.replacement": False}
         pairs |= {
-            f"FedAvg, select.K={K}": (algorithms.fedavg(**fixed), algorithms.fedavg(**fixed, **OWN)),
-            f"FedAvg, adaptive clip, select.K={K}": (
+            f"FedAvg, K={K}": (algorithms.fedavg(**fixed), algorithms.fedavg(**fixed, **OWN)),
+            f"FedAvg, adaptive clip, K={K}": (
                 algorithms.fedavg(**fixed),
-                algorithms.fedavg(**fixed, **OWN, privacy={"clip_quantile": 0.5}),
+                algorithms.fedavg(**fixed, **OWN, **{"privacy.clip_quantile": 0.5}),
             ),
-            f"FedAvg, distributed, select.K={K}": (
+            f"FedAvg, distributed, K={K}": (
                 algorithms.fedavg(**fixed),
                 algorithms.fedavg(**fixed, **OWN | {"privacy": "distributed"}),
             ),
-            f"accord, select.K={K}": (
+            f"accord, K={K}": (
                 algorithms.accord(**fixed, select="uniform"),
                 algorithms.accord(**fixed, select="uniform", **OWN),
             ),
-            f"FOLB, sketch, select.K={K}": (
+            f"FOLB, sketch, K={K}": (
                 algorithms.folb(**fixed, gradient="sketch"),
                 algorithms.folb(**fixed, gradient="sketch", **OWN),
             ),
-            f"FedAvg, Poisson draws, select.K={K}": (
+            f"FedAvg, Poisson draws, K={K}": (
                 algorithms.fedavg(select={"name": "poisson", "K": K}),
                 algorithms.fedavg(select={"name": "poisson", "K": K}, **OWN),
             ),
@@ -280,7 +272,7 @@ def seed() -> None:
     there = data.load("synthetic_1_1", devices=1000, sizes=[20] * 1000)
     model, K = models.logistic(there.shape, there.classes), 50
     start = model.init(jax.random.key(0))
-    noise = privacy.normals({"privacy.delta": start}, randomness.words(0, 1, randomness.NOISE, 2))["delta"]
+    noise = privacy.normals({"delta": start}, randomness.words(0, 1, randomness.NOISE, 2))["delta"]
 
     def updates(noise_of: float, replay: bool) -> tuple[Any, Any]:
         """The update of the round with its noise, and without the noise that follows from the seed."""
@@ -297,7 +289,7 @@ def seed() -> None:
     for replay in (True, False):
         seen, guess = updates(1.0, replay)
         lengths = [float(np.linalg.norm(value)) for value in (true, seen - true, guess - true)]
-        print("privacy.replay={}: update {:.3f} long, noise {:.3f}, error of the guess {:.1e}".format(replay, *lengths))
+        print("replay={}: update {:.3f} long, noise {:.3f}, error of the guess {:.1e}".format(replay, *lengths))
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ def as_commands(count: int) -> dict[str, float]:
     Of the points, `count` are measured, spread over the grid, and the rest are assumed to be like them.
     """
     shared = ["--seeds", str(SEEDS), "--rounds", str(ROUNDS), "--json"]
-    grid = [f"--{name}={','.join(map(str, values))}" for name, values in (("mu", MU), ("psi", PSI))]
+    grid = [f"--{name}={','.join(map(str, values))}" for name, values in (("local.mu", MU), ("rule.psi", PSI))]
     tune = ["tune", "synthetic_1_1", "--algorithm", "folb_hetero", *grid, *shared]
     compare = ["compare", "synthetic_1_1", "--algorithms", "folb_hetero", *shared]
     measured = [

@@ -24,7 +24,7 @@ from folb_studies.arena.standings import Standings
 from folb_studies.results import FILE, Results
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"sizes": [20, 30, 40], "K": 2, "low": 1, "high": 2}
+SMALL = {"sizes": [20, 30, 40], "select.K": 2, "low": 1, "high": 2}
 TUNING, REPORTED = {"draws": [100, 101], "seeds": [100]}, {"draws": [0, 1], "seeds": [0, 1], "one_each": True}
 A = Dataset("tiny-a", "Tiny A", "synthetic_1_1", 8, TUNING, REPORTED, set=SMALL)
 B = replace(
@@ -173,7 +173,7 @@ def test_a_winner_by_an_earlier_measure_is_named_and_run_again(home, results):
     assert (
         "2 of 2 combinations have been run, and 1 of them are to be run again." in front and "earlier measure" in front
     )
-    assert "4, 6; but 5, 1 with lr = " in "\n".join(arena_pages._settings(found))
+    assert "4, 6; but 5, 1 with local.lr = " in "\n".join(arena_pages._settings(found))
     ran, _ = execute_plan(results, [A], [FEDAVG, FEDPROX])
     assert ran and all("fedprox" in about for about in ran)
     assert stored(results, "tiny-a", "fedprox")["runs"] == cell["runs"]
@@ -255,7 +255,7 @@ def test_our_files_are_sound():
         assert set(dataset.without) <= known
     for one in contenders:
         if one.tuned:
-            assert boxes.parse("lr", one.box["lr"]) == boxes.Range(0.001, 1, log=True)
+            assert boxes.parse("local.lr", one.box["local.lr"]) == boxes.Range(0.001, 1, log=True)
     assert {"classic", "averaged", "published", "limit"} <= {group for one in contenders for group in one.groups}
     assert len(entries.chosen(contenders, ["classic"], "contenders")) == 7
     assert [one.name for one in entries.chosen(datasets, ["mnist-?"], "only")] == ["mnist-1", "mnist-2"]
@@ -500,7 +500,7 @@ def test_pages_from_partial_results(home, tmp_path):
     assert "- Not run on Tiny A: more." in text and "not decided: results are missing" in text
     assert "| FedAvg (`more`) | not run | not run | not run |" in text
     assert (tmp_path / "arena.png").read_bytes().startswith(b"\x89PNG")
-    assert "| `tiny-a` | lr = " in (tmp_path / "settings.md").read_text()
+    assert "| `tiny-a` | local.lr = " in (tmp_path / "settings.md").read_text()
     assert "with its defaults" in (tmp_path / "measures.md").read_text()
     json.dumps(standings.document(found), allow_nan=False)
 
@@ -517,7 +517,7 @@ name = "tiny"
 title = "Tiny"
 dataset = "synthetic_1_1"
 rounds = 8
-set = { sizes = [20, 30, 40], K = 2, low = 1, high = 2 }
+set = { sizes = [20, 30, 40], "select.K" = 2, low = 1, high = 2 }
 tuning = { seeds = [7] }
 reported = { seeds = [0, 1] }
 """
@@ -529,7 +529,7 @@ SECOND = DATASETS.replace('"tiny"', '"second"').replace("synthetic_1_1", "absent
 def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file.toml").write_text(DATASETS)
-    Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedavg(**common)\n")
+    Path("my.py").write_text("import folb\n\nmine = folb.algorithms.fedavg()\n")
     command = ["arena", "--datasets", "file.toml", "--points", "2", "--contenders", "fedavg", "--out", "here"]
     own = ["--contender", "my.py:mine", "--box", "local.lr=log:0.001..1"]
     assert main([*command, *own, "--json"]) == 0
@@ -539,7 +539,7 @@ def test_ones_own_contender_takes_part_with_one_option(tmp_path, monkeypatch, ca
     assert (ratio["best"], ratio["value"], ratio["all_rivals_run"]) == ("fedavg", 0.0, False)  # it is FedAvg
     assert main(["arena", "--datasets", "file.toml", "--points", "2", "--pages-only", "--out", "here"]) == 0
     assert "mine" in capsys.readouterr().out and "`mine`, tuned" in Path("here/README.md").read_text()
-    Path("my.py").write_text("import folb\n\ndef mine(**common):\n    return folb.algorithms.fedprox(**common)\n")
+    Path("my.py").write_text("import folb\n\nmine = folb.algorithms.fedprox()\n")
     mine = entries.own("my.py:mine", {"local.lr": "log:0.001..1"})
     assert Standings(
         entries.datasets(Path("file.toml")), [FEDAVG, mine], Results(Path("here") / FILE), 2
@@ -595,7 +595,7 @@ def test_the_guides_own_table_and_own_npz_with_seeds_alone(tmp_path, monkeypatch
         ('"synthetic_1_1"', '"absent.csv"', "file.toml: tiny: dataset = 'absent.csv': no such file"),
         (DATASETS, DATASETS + SECOND, "file.toml: second: dataset = 'absent.csv': no such file"),
         ("rounds = 8", "rounds = 0", "rounds = 0: should be at least 1"),
-        ("K = 2", "kay = 2", "set = 'kay'"),
+        ('"select.K" = 2', "kay = 2", "set = 'kay'"),
         ('"synthetic_1_1"', '"own.npz"', "sizes = [20, 30, 40]: is a setting of synthetic"),
         ("rounds = 8\nset = {", 'rounds = 8\nmodel = "linear"\nset = { regression = true } #', "dataset = 'own.npz'"),
     ],

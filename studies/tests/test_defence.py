@@ -24,7 +24,7 @@ from folb_studies.results import FILE, Results
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"sizes": [20, 30, 40, 20, 30], "K": 4, "fedavg": {"local.lr": 0.05}}
+SMALL = {"sizes": [20, 30, 40, 20, 30], "select.K": 4, "fedavg": {"local.lr": 0.05}}
 TINY = Dataset(
     "tiny", "Tiny", "synthetic_1_1", 6, [0, 1], [20], attacks=["flipped_x1000"], set=SMALL, goal=True, evaluate_every=2
 )
@@ -75,7 +75,11 @@ def test_what_a_battle_runs():
     }
     assert "fedavg" not in Battle(TINY, Rule("accord", "accord"), 40).experiment.set
     pace = Battle(TINY, KRUM, opponents.PACE).experiment
-    assert pace.evaluate_every == 1 and "liars" not in pace.set["fedavg"] and pace.set["fedavg"]["attackers"] == 0.0
+    assert (
+        pace.evaluate_every == 1
+        and "robust.liars" not in pace.set["fedavg"]
+        and pace.set["fedavg"]["attack.share"] == 0.0
+    )
 
 
 def test_our_files_name_what_there_is():

@@ -19,6 +19,7 @@ from folb_studies.arena import entries
 from folb_studies.defence import opponents
 from folb_studies.paper import figure_files
 from folb_studies.results import FILE, Results
+from folb_studies.typed_tables import by_path
 
 # the file of results
 
@@ -199,9 +200,17 @@ def test_the_arms_about_others_numbers_plan(name, tmp_path, monkeypatch):
     for arm in figure_files.read(name).arms:
         for search in arm.searches:
             (chosen,) = {search.algorithm} & set(arm.given["algorithms"])
-            assert chosen == "fedavg" and set(search.grid) == {"lr"}
+            assert chosen == "fedavg" and set(search.grid) == {"local.lr"}
         planned = plan(Experiment(**{**arm.given, "set": {**arm.given["set"], "devices": 10}}))
         assert planned.federation.N == 10 and planned.experiment.system == "fixed"
         assert all(not one.selection.replacement and one.selection.K == 10 for one in planned.algorithms)
         if name != "fedml":
             assert len(planned.federation.train.y) == 600 and len(planned.federation.test.y) == 100
+
+
+def test_a_table_of_a_part_has_settings_by_their_paths():
+    given = {"local": {"lr": 0.1}, "sizes": [1], "fedavg": {"server": {"name": "adam", "lr": 1}, "select.K": 2}}
+    tables = {"local.lr": 0.1, "sizes": [1], "fedavg": {"server": "adam", "server.lr": 1, "select.K": 2}}
+    assert by_path(given) == by_path(tables) == tables
+    with pytest.raises(InputError, match=r"local\.lr = 0\.1: is given already, as 0\.2; give it once"):
+        by_path({"local.lr": 0.2, "local": {"lr": 0.1}})

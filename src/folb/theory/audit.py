@@ -162,5 +162,7 @@ class Clamping(Rule):
 
 def _claim(algorithm: Algorithm) -> tuple[str, Claim] | tuple[None, None]:
     """The equation for the rule, and its bound; None if something stands around it, for which nothing is claimed."""
-    plain = algorithm.guard is None and algorithm.robust is None
-    return CLAIMS.get(type(algorithm.rule), (None, None)) if plain else (None, None)
+    rule = algorithm.rule
+    by_samples = isinstance(rule, rules.ByShare) and rule.by_samples  # (4) is for equal weights
+    plain = algorithm.guard is None and algorithm.robust is None and not by_samples
+    return CLAIMS.get(type(rule), (None, None)) if plain else (None, None)

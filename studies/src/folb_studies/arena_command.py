@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         help="these contenders or groups, such as fedavg,folb or classic,ours (all; only fedavg with --contender)",
     )
     arena.add_argument(
-        "--contender", metavar="NAME", help="one more, of your own: my_file.py:function, or a name of `folb list`"
+        "--contender", metavar="NAME", help="one more, of your own: my_file.py:NAME, or a name of `folb list`"
     )
     common.add_box(arena, " of --contender")
     arena.add_argument("--points", type=int, metavar="N", help="points that each contender may try on a dataset (12)")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from folb.core.algorithm import SLOTS, flattened
 from folb.errors import InputError, choose
 
 
@@ -50,6 +51,18 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # the TOML values that 
         "a table of whole numbers from 1 on, or 'never'",
     ),
 }
+
+
+def by_path(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their paths: those in a table of a part, such as `local`, too. Other tables are for one name."""
+    paths: dict[str, Any] = {}
+    for name, value in settings.items():
+        known = flattened({name: value}) if name in SLOTS or not isinstance(value, Mapping) else {name: by_path(value)}
+        for path, one in known.items():
+            if path in paths:
+                raise InputError(path, one, f"is given already, as {paths[path]}; give it once")
+            paths[path] = one
+    return paths
 
 
 def made(where: str, kind: type, given: Mapping[str, Any]) -> Any:

@@ -185,7 +185,7 @@ def _algorithms(rivals: Sequence[Contender]) -> list[Contender]:
 
 def _drawn(rivals: Sequence[Contender]) -> int:
     """How many of them draw devices uniformly."""
-    return sum(one.set.get("sampling", "uniform") == "uniform" for one in rivals)
+    return sum(one.set.get("select", "uniform") == "uniform" for one in rivals)
 
 
 def _times(effect: Effect) -> str:

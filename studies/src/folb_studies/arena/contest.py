@@ -160,7 +160,7 @@ class Contest:
         """Each draw, its plan, and a description in words."""
         fixed = {**contender.set, **chosen}
         if contender.every_device:
-            fixed["K"], given["rounds"] = self.devices, self.dataset.every_device_rounds or self.dataset.rounds
+            fixed["select.K"], given["rounds"] = self.devices, self.dataset.every_device_rounds or self.dataset.rounds
         settings = {"set": {contender.part: fixed}} if fixed else {}
         experiments = self.dataset.experiments(trials, algorithms=[contender.algorithm], **settings, **given)
         for draw, experiment in experiments:

@@ -22,8 +22,9 @@ from typing import Any
 from folb.errors import InputError
 from folb.experiments import box as boxes
 from folb.experiments.experiment import Experiment
-from folb_studies.typed_tables import made
+from folb_studies.typed_tables import by_path, made
 
+LR = "local.lr"
 DECADES = 3  # that the step sizes of a box span, at least
 UNUSED_TARGET = 0.7  # only in the names of run directories: a rule gives the targets of the results
 MADE = " (ours: make pages)"  # on pages of our datasets
@@ -147,10 +148,10 @@ class Contender:
         """Check the name, which is part of a file's name, and that the range of step sizes is wide enough."""
         check_name("contender", self.name, "[A-Za-z0-9_.+]+")  # no "-": it ends a dataset's name in a file's name
         ranges = boxes.spelt(self.box)
-        steps = boxes.parse("lr", ranges["lr"]) if "lr" in ranges else None
+        steps = boxes.parse(LR, ranges[LR]) if LR in ranges else None
         if isinstance(steps, boxes.Range) and steps.high < 10**DECADES * steps.low * (1 - 1e-9):
             expected = f"should span at least {DECADES} decades, as log:0.001..1"
-            raise InputError(f"{self.name}: lr of the box", str(steps), expected)
+            raise InputError(f"{self.name}: {LR} of the box", str(steps), expected)
 
     @property
     def tuned(self) -> bool:
@@ -211,7 +212,8 @@ def read_tables(path: Any, key: str, kind: type) -> list[Any]:
 def _entry(file: str, kind: type, table: Mapping[str, Any]) -> Any:
     """An object from a table; every error begins with the file."""
     try:
-        return made(file, kind, table)
+        settings = {key: by_path(table[key]) for key in ("set", "box") if isinstance(table.get(key), dict)}
+        return made(file, kind, {**table, **settings})
     except InputError as error:
         if error.field.startswith(f"{file}: "):
             raise
@@ -219,9 +221,9 @@ def _entry(file: str, kind: type, table: Mapping[str, Any]) -> Any:
 
 
 def own(algorithm: str, box: Mapping[str, Any]) -> Contender:
-    """A contender of the user's own: an algorithm of `folb list` or a function in a file, with its box."""
+    """A contender of the user's own: an algorithm of `folb list` or one in a file, with its box."""
     name = algorithm.rpartition(":")[2]
-    return Contender(name, algorithm, title=name, groups=(YOURS,), box=box)
+    return Contender(name, algorithm, title=name, groups=(YOURS,), box=by_path(box))
 
 
 def with_own(known: Sequence[Contender], mine: Contender) -> list[Contender]:

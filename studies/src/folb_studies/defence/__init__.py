@@ -46,7 +46,7 @@ def execute_plan(
             missing[battle.dataset.name] = error
             continue
         except InputError as error:
-            if error.field != "K":
+            if error.field != "select.K":
                 raise
             tell(f"{where} is left out: {error}")  # among so few replies the liars decide
             continue

@@ -43,7 +43,7 @@ def check(battle: Battle) -> None:
     try:
         plan_of(battle.experiment)
     except InputError as error:
-        if error.field != "K":
+        if error.field != "select.K":
             raise
 
 

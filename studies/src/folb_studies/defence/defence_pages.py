@@ -218,7 +218,7 @@ def _few(losses: Losses) -> str:
         rule = next(one for one in losses.rules if one.name == name)
         if share == PACE or "robust" not in rule.set:
             continue
-        how = ROBUST.changed(None, {"": rule.set["robust"], "robust.liars": share / 100 if rule.informed else None})
+        how = ROBUST.changed(None, {"": rule.set["robust"], "liars": share / 100 if rule.informed else None})
         if not how.enough(different_devices(cell["devices"], dataset.set["select.K"])):
             backdoors.setdefault((rule.title, dataset.title), []).append(share)
     return "; ".join(f"{rule} on {dataset} ({_percents(shares)})" for (rule, dataset), shares in backdoors.items())

@@ -56,7 +56,7 @@ class Rule:
     algorithm: str
     title: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
-    informed: bool = False  # its `liars` is the true share
+    informed: bool = False  # its `robust.liars` is the true share
     own_samples: bool = False  # the server needs samples of its own
     attacks: Sequence[str] = ()  # besides those of the dataset
 

@@ -116,7 +116,7 @@ def _ranked(arm: Arm, search: Search, given: Mapping[str, Any], complete: Comple
     """The points of the grid from the best to the worst, over all the search's draws and seeds."""
     name = search.algorithm
     # the search runs without the other algorithms, so their settings are left out
-    others = {other for other in given.get("algorithms", ()) if other != name} | {"averaging"}
+    others = {other for other in given.get("algorithms", ()) if other != name} | {"rule.weights"}
     settings = {key: value for key, value in given.get("set", {}).items() if key not in others}
     settings[name] = dict(settings.get(name, {})) | dict(search.grid)
     trying = {**given, "algorithms": [name], "seeds": list(search.seeds), "set": settings}

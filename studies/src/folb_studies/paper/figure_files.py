@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from folb.errors import InputError, choose
 from folb.experiments.experiment import Experiment
-from folb_studies.typed_tables import FORMS, all_of, made
+from folb_studies.typed_tables import FORMS, all_of, by_path, made
 
 FRONT = "front"  # the file with the texts of the front page
 OUTSIDE = "outside"  # the folder of the files that go beyond the paper
@@ -250,7 +250,7 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
     for key in ("quick", "vary", "set"):
         if not isinstance(table.get(key, {}), dict):
             raise InputError(f"{where}: {key} of arm", table[key], "should be a table")
-    instead = dict(table.pop("quick", {}))
+    instead, table = _by_paths(table.pop("quick", {})), _by_paths(table)
     if quick:
         if instead.pop("skip", False) is True:
             return []
@@ -265,6 +265,7 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
     searches = search if isinstance(search, list) else [search] if search else []
     if not all(isinstance(one, dict) for one in searches):
         raise InputError(f"{where}: search of arm", search, "should be a table, or tables")
+    searches = [one | {"grid": by_path(one["grid"])} if isinstance(one.get("grid"), dict) else one for one in searches]
     own["searches"] = [made(where, Search, one) for one in searches]
     if not own.get("check"):
         for key in table:
@@ -281,6 +282,14 @@ def _arms(where: str, figure: str, table: dict[str, Any], quick: bool) -> list[A
             made(where, Arm, {**own, **names, "figure": figure, "quick": quick, "given": given, "varied": varied})
         )
     return columns
+
+
+def _by_paths(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with its settings by their paths."""
+    return {
+        key: by_path(value) if key in ("set", "vary") and isinstance(value, dict) else value
+        for key, value in table.items()
+    }
 
 
 def _merged(table: dict[str, Any], instead: dict[str, Any]) -> dict[str, Any]:

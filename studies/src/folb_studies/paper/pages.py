@@ -338,7 +338,7 @@ def _settings(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         note = f" ({document['note']})" if document["note"] else ""
         draws = f"{document['draws']} draws of the data × " if document["draws"] else ""
         count = len(experiment["seeds"])
-        common = {"replacement", "K", "lr", "batch", "unit", "server"}
+        common = {"select.replacement", "select.K", "local.lr", "local.batch", "local.unit", "server"}
         algorithm = experiment["algorithms"][0].rpartition(":")[2]
         own = experiment["set"].get(algorithm, {})
         search = ""
@@ -359,7 +359,7 @@ def _mus(experiment: Mapping[str, Any]) -> str:
     known = {
         name.rpartition(":")[2]: experiment["set"].get(name.rpartition(":")[2], {}) for name in experiment["algorithms"]
     }
-    return ", ".join(f"{name} {own['mu']}" for name, own in known.items() if "mu" in own) or "none"
+    return ", ".join(f"{name} {own['local.mu']}" for name, own in known.items() if "local.mu" in own) or "none"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
 """A verdict for each claim, computed from stored results.
 
 A claim compares an algorithm (`better`) with others (`worse`) by a `metric`, in each of its `arms`. If `under` lists
-words that distinguish variants (such as "local.mu=1, rule.weights=samples"), it does so for each of them. Each such case is a
-condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
+words that distinguish variants (such as "local.mu=1, rule.weights=samples"), it does so for each of them. Each such
+case is a condition. The effect is paired: the mean, over the runs (draw, seed) of a condition, of
 
     rounds, seconds, loss, bytes_up  log(worse / better), shown as a ratio; above 1 in favour of `better`
     final, best, mean (accuracy)     better - worse
@@ -357,15 +357,20 @@ def _arrives(claim: Claim, document: Document, under: str) -> bool:
 
 
 def has(document: Document, names: Sequence[str], under: str) -> bool:
-    """Whether the algorithms were run with the values of `under`. An algorithm without the setting always fits."""
+    """Whether the algorithms were run with the values of `under`.
+
+    An algorithm without the setting always fits, and so does one with a single value beside one that was run with many.
+    """
     settings = document.get("experiment", {}).get("set", {})
     for word in under.replace(",", " ").split():
         key, _, value = word.partition("=")
         if settings and not any(key in own for own in settings.values()):
             raise InputError(f"{document['figure']}: under", word, "should name a setting of what was run")
-        for name in filter(None, names):
-            own = settings.get(name.split()[0], {}).get(key, value)
-            if value not in map(summary.spelt, own if isinstance(own, list) else [own]):
+        those = [settings.get(name.split()[0], {}).get(key, value) for name in filter(None, names)]
+        many = any(isinstance(own, list) for own in those)
+        for own in those:
+            values = map(summary.spelt, own if isinstance(own, list) else [own])
+            if (isinstance(own, list) or not many) and value not in values:
                 return False
     return True
 
