@@ -1,4 +1,4 @@
-"""Every pair of parts is refused by the table of conflicts, with a reason, or plays three rounds and keeps its promises.
+"""Every pair of parts is refused by the table of conflicts, with a reason, or plays and keeps its promises.
 
 The promises: finite numbers, unless liars meet no defence; no weight above c/K with a guard; no privacy without an
 epsilon; and bytes: every reply costs its update and all that its algorithm asks of a device, and nothing is free.

@@ -312,9 +312,9 @@ def test_epochs_need_a_system_model_that_takes_them():
     def mine(home, draws, cost):
         return system.Effort(jnp.int32(2), jnp.float32(1), draws[0] < 0)
 
-    with pytest.raises(InputError, match="local.epochs = 'set': should be none with this system model"):
+    with pytest.raises(InputError, match=r"local.epochs = 'set': should be none with this system model"):
         simulate(
             federation, network, algorithms.fedavg(local={"epochs": 2}), rounds=1, system=jax.tree_util.Partial(mine)
         )
-    with pytest.raises(InputError, match="local.epochs = 2: should be none with local.unit=gradient"):
+    with pytest.raises(InputError, match=r"local.epochs = 2: should be none with local.unit=gradient"):
         algorithms.fedavg(local={"epochs": 2, "unit": "gradient"})
