@@ -344,10 +344,10 @@ def check_bytes(case, runs):
     survey_up = {"fednu_direct": N * MODEL_BYTES, "fednu_norm": N * 4}.get(case.algorithm, 0)
     uploads_gradient = case.algorithm.startswith("folb") or (
         (case.algorithm == "fednu_norm" and case.settings.get("rule") == "signed")
-        or "option" in case.settings
+        or "memory.option" in case.settings
         or case.algorithm == "mimelite"
     )
-    sketch = {32: 64 * 4, 8: 64 + 4}.get(case.settings.get("bits"), 0)
+    sketch = {32: 64 * 4, 8: 64 + 4}.get(case.settings.get("gradient.bits"), 0)
     update = ENCODED_BYTES.get(case.settings.get("compress_up"), MODEL_BYTES)
     whole = ENCODED_BYTES.get(case.settings.get("compress_down"), MODEL_BYTES)
     gradient = {"sketch": sketch, "proxy": 0}.get(case.settings.get("gradient"), update)
