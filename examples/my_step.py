@@ -1,6 +1,6 @@
 """Your own local step: heavy-ball momentum on the device, forgotten at the end of the round.
 
-folb compare synthetic_1_1 --algorithms fedavg,examples/my_step.py:local_momentum --set local.decay=0.5,0.9
+folb compare synthetic_1_1 --algorithms fedavg --set local=sgd,examples/my_step.py:HeavyBall
 
 A real device needs the step, too, but no jax: Device(x, y, gradient, parts=[HeavyBall]).
 """
@@ -24,6 +24,3 @@ class HeavyBall(folb.LocalStep):
         """The move, and the momentum after it."""
         m = each(lambda m, d: self.decay * m + d, state, g)
         return scaled(m, -lr), m
-
-
-local_momentum = folb.Algorithm(local=HeavyBall())

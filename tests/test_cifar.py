@@ -209,7 +209,7 @@ def test_a_comparison_and_its_model(store, tmp_path, undrawn, model):
     more = "--set=width=2" if model == "resnet" else f"--model={model}"
     assert main([*command, "--set=devices=3", "--set=select.K=2", more]) == 0
     document = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert document["model"] == model and document["runs"][0]["parameters"]["lr"] == 0.05
+    assert document["model"] == model and document["runs"][0]["parameters"]["local.lr"] == 0.05
     kept = folb.load_model(tmp_path / "run")
     federation = load("cifar10", devices=3)
     predicted = kept.predict(federation.expand(federation.table, federation.test.x))

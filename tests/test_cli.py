@@ -451,8 +451,8 @@ def test_what_others_call_a_setting(name, here, capsys):
 
 def test_the_local_epochs_of_others_are_settings_here(capsys, tmp_path):
     words = ["compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path / "run"]
-    assert ELSEWHERE["epochs"] == "local.unit=epoch, with --system fixed --set work=EPOCHS"
-    assert folb(capsys, *words, "--set", "local.unit=epoch", "--system", "fixed", "--set", "work=2")[0] == 0
+    assert ELSEWHERE["epochs"] == "local.epochs"
+    assert folb(capsys, *words, "--set", "local.epochs=2")[0] == 0
 
 
 def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):

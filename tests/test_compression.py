@@ -470,7 +470,7 @@ def check_refused(name, spoil):
 MISTAKES = {
     "an unknown codec": ({"compress_up": "zip"}, "compress_up = 'zip'"),
     "an unknown codec down": ({"compress_down": "zip"}, "compress_down = 'zip'"),
-    "a part of the model": ({"compress_down": "top_k"}, "devices keep no model"),
+    "a part of the model": ({"compress_down": TopK()}, "devices keep no model"),
     "keep with int8": ({"compress_up": "int8", "compress_up.keep": 0.1}, "is for compress_up=top_k, random_k"),
     "keep alone": ({"compress_up.keep": 0.1}, "compress_up is not set"),
     "keep nothing": ({"compress_up": "top_k", "compress_up.keep": 0.0}, "more than 0 and at most 1"),

@@ -65,7 +65,7 @@ def test_the_algorithms_that_draw_with_replacement_are_those_of_the_page():
         f"All but {', '.join(f'`{name}`' for name in sorted(without))} draw devices with replacement by default"
         in (ROOT / "docs/algorithms.md").read_text()
     )
-    assert all(dataset.set["replacement"] is False for dataset in entries.datasets())
+    assert all(dataset.set["select.replacement"] is False for dataset in entries.datasets())
 
 
 def headings(text):

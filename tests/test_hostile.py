@@ -23,7 +23,7 @@ from pyarrow import parquet
 from folb import Federation, algorithms, models, npz, simulate, system
 from folb.cli.main import main
 from folb.cli.options import drop_damaged, use_compilation_cache
-from folb.cli.signals import interruptible
+from folb.cli.running import interruptible
 from folb.data import cache, fetch, leaf, source_files, tabular
 from folb.errors import InputError
 

@@ -20,7 +20,7 @@ from folb.experiments import quick as quick_try
 from folb.experiments.execute import resume
 from folb.experiments.experiment import from_toml
 from folb.experiments.plan import plan
-from folb.models.cost import operations
+from folb.models.model import operations
 from folb.simulation import settled as evaluation
 from folb.simulation import simulate as simulator
 from folb.simulation.settled import settled

@@ -64,7 +64,8 @@ def parts_for(name):
 @functools.cache
 def own(name, function):
     """From a file that is read once: what two tests have in common is one program."""
-    return from_file("algorithms", f"{EXAMPLES / name}:{function}")
+    made = from_file("algorithms", f"{EXAMPLES / name}:{function}")
+    return folb.Algorithm(local=made) if function == "HeavyBall" else made
 
 
 def loss(params, x, y):
@@ -96,7 +97,7 @@ def on_flower(algorithm, parts=(), rounds=ROUNDS, tamper=None, evaluate_fn=None,
         "wait": 0.0,
         "deadline": 0.05,
         "seed": SEED,
-        "guarded": False,
+        "guard": "none",
         "min_replies": 1,
     } | settings
     strategy = FederatedStrategy(algorithm, **settings)
@@ -287,7 +288,7 @@ OWN = [
     ("scaffold.py", "scaffold", {"average": "ema"}),
     ("scaffold.py", "scaffold", {"average": "last_two", "memory.option": "1"}),
     ("my_selection.py", "by_last_update", {}),
-    ("my_step.py", "local_momentum", {}),
+    ("my_step.py", "HeavyBall", {}),
     ("my_upload.py", "by_descent", {}),
     ("my_rule.py", "softmax", {}),
     ("my_server.py", "steady", {}),
@@ -445,7 +446,7 @@ def test_an_edited_upload_that_a_class_asks_for_is_another_code(tmp_path):
 
 SLOTS = {
     "selection": ("my_selection.py", "by_last_update", {"select.explore": 0.6}),
-    "local step": ("my_step.py", "local_momentum", {"local.decay": 0.8}),
+    "local step": ("my_step.py", "HeavyBall", {"local.decay": 0.8}),
     "upload": ("my_upload.py", "by_descent", {"rule.power": 2.0}),
     "server step": ("my_server.py", "steady", {"server.most": 0.7}),
     "rule": ("my_rule.py", "softmax", {"rule.temperature": 0.2}),
@@ -471,7 +472,9 @@ def test_its_numbers_are_swept_as_one_program(slot, tmp_path, capsys):
     name, function, settings = SLOTS[slot]
     (key, value), *_ = settings.items()
     small = ["--set", "sizes=20,31,45,12,60,33,27,18", "--set", f"select.K={K}", "--rounds", "8", "--seeds", "2"]
-    command = ["compare", "synthetic_1_1", "--algorithms", f"{EXAMPLES / name}:{function}", *small]
+    spec = f"{EXAMPLES / name}:{function}"
+    chosen = ["fedavg", "--set", f"local={spec}"] if slot == "local step" else [spec]  # a device needs no algorithm
+    command = ["compare", "synthetic_1_1", "--algorithms", *chosen, *small]
     with folb_programs() as programs:
         assert main([*command, "--set", f"{key}={value},{value / 2}", "--out", str(tmp_path / "run"), "--json"]) == 0
     assert len(programs) == 1

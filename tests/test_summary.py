@@ -7,7 +7,7 @@ import pytest
 from scipy.special import stdtrit
 
 from folb.cli import tables
-from folb.results import effects, summary
+from folb.results import summary
 from folb.results.run import Run
 
 TINY = ["synthetic_1_1", "--set", "sizes=20,30,40", "--set", "select.K=2", "--seeds", "1", "--algorithms", "fedavg"]
@@ -176,4 +176,4 @@ def printed(table, room):
 
 
 def test_student_s_quantiles_are_those_of_scipy():
-    assert [effects.student(n) for n in range(1, 40)] == [float(stdtrit(n, 0.975)) for n in range(1, 40)]
+    assert [summary.student(n) for n in range(1, 40)] == [float(stdtrit(n, 0.975)) for n in range(1, 40)]

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from folb import __version__
-from folb.cli.signals import how_to_resume, interruptible, leave
+from folb.cli.running import how_to_resume, interruptible, leave
 from folb.errors import InputError, hint
 
 OWN = {  # the commands of each module here, in the order of --help

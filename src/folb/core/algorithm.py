@@ -81,7 +81,7 @@ class Origin:
     def __hash__(self) -> int:
         return 0
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """Every setting by its path, as a record can hold it."""
         known = {path: value for name, slot in SLOTS.items() for path, value in slot.values(self.parts[name]).items()}

@@ -76,7 +76,7 @@ class Named:
             found.pop("local.mu")
         fixed = {name for name, names in self.only.items() if len(names) == 1}
         return {
-            path: (hint if path.partition(".")[0] in fixed else known.get(path, hint), usual.get(path))
+            path: (hint if path in SLOTS or path.partition(".")[0] in fixed else known.get(path, hint), usual.get(path))
             for path, hint in found.items()
         }
 

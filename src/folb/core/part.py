@@ -204,7 +204,7 @@ class Slot(Generic[P]):
     record: type[Part] | None = None
     inside: str = ""
 
-    @property
+    @cached_property
     def parts(self) -> dict[str, type[P]]:
         """The parts by name."""
         return {name_of(kind): kind for kind in self.known}
@@ -267,7 +267,7 @@ class Slot(Generic[P]):
         None, or "none" as on the command line, is no part.
         """
         values, wanted = {name: value for name, value in given.items() if name}, given.get("", KEEP)
-        if isinstance(wanted, str) and wanted == "none" and self.optional:
+        if isinstance(wanted, str) and wanted == "none" and self.optional and "none" not in self.parts:
             wanted = None
         if self.record is None:
             return self._changed(made, wanted, values)

@@ -10,7 +10,7 @@ import jax
 
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
-from folb.models.cost import operations
+from folb.models.model import operations
 from folb.simulation.settled import usual
 from folb.simulation.simulate import FORWARD, round_cost
 

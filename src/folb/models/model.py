@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any, NamedTuple, ParamSpec
 
 import jax
@@ -23,7 +24,7 @@ class Model(NamedTuple):
 
     `heavy` is about how a model is computed: it spends its time in large products. So its mini-batch steps are not
     unrolled, it is evaluated on fewer samples at once, and on a CPU the devices of a round run one after another. Its
-    operations are counted in `folb.models.cost`. `block` is the largest number of samples that a CPU should take at
+    operations are counted in `operations`. `block` is the largest number of samples that a CPU should take at
     once, so that intermediate values stay in its cache. A model with `codes` takes whole numbers from 0 to codes - 1 as
     inputs, and would ignore any others without an error. A model with `scores` knows one label for each column of
     scores(params, x); any other label would give a loss that is not finite.
@@ -117,3 +118,48 @@ def cross_entropy(logits: Array, y: Array) -> Array:
     """-log softmax(logits)[y], for each row."""
     picked = jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0]
     return jax.nn.logsumexp(logits, axis=1) - picked
+
+
+FEW = 32  # outputs, such as the channels of a convolution
+
+
+def operations(model: Model, sample: jax.ShapeDtypeStruct, moved: int = 0) -> int:
+    """Additions and multiplications in the products that the loss of one sample takes.
+
+    `sample` has its shape and type. Nothing is computed. A product with few outputs takes as long as `moved` operations
+    for each number that it reads or writes.
+    """
+    x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
+    return _counted(
+        jax.make_jaxpr(model.loss)(params_like(model), x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved
+    )
+
+
+def _counted(program: Any, moved: int) -> int:
+    return sum(_of(step, moved) for step in program.eqns)
+
+
+def _of(step: Any, moved: int) -> int:
+    """The operations of one step of a program. A loop without a known end counts as one turn."""
+    name = step.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = step.params["dimension_numbers"]
+        left, out = step.invars[0].aval.shape, step.outvars[0].aval.shape
+        products = 2 * prod(out) * prod(left[i] for i in contracted)
+        return products if out[-1] >= FEW else max(products, moved * (prod(left) + prod(out)))
+    if name == "conv_general_dilated":
+        kernel, numbers = step.invars[1].aval.shape, step.params["dimension_numbers"]
+        return 2 * prod(step.outvars[0].aval.shape) * prod(kernel) // kernel[numbers.rhs_spec[0]]
+    inner = [_counted(program, moved) for program in _inside(step)]
+    if name == "cond":
+        return max(inner)
+    return sum(inner) * (step.params["length"] if name == "scan" else 1)
+
+
+def _inside(step: Any) -> Iterator[Any]:
+    """The programs that a step runs: the body of a loop, the branches of a choice, a function."""
+    for value in step.params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            program = getattr(one, "jaxpr", one)
+            if hasattr(program, "eqns"):
+                yield program

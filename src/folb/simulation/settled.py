@@ -24,8 +24,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure, of_task
 from folb.models import Model
-from folb.models.cost import operations
-from folb.models.model import params_like
+from folb.models.model import operations, params_like
 from folb.simulation.problem import ENDLESS, sampled
 from folb.store.environment import memory
 

@@ -30,7 +30,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import Metric
 from folb.models import Model
-from folb.models.cost import operations
+from folb.models.model import operations
 from folb.pace import Lines, clock, to_stderr
 from folb.results.run import Run
 from folb.simulation import parallel

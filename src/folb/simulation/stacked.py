@@ -159,7 +159,10 @@ class _Stack:
         nothing = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
         self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
         model, N, names = _one_model(states), federation.N, measured(problem.metrics)
-        self.about = [_About(job.algorithm.name, sizes(job.algorithm, model), N, names) for job in jobs]
+        self.about = [
+            _About(job.algorithm.name, dict(job.algorithm.settings), sizes(job.algorithm, model), N, names)
+            for job in jobs
+        ]
 
     def runs(self, first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs, each by its place."""
@@ -260,6 +263,7 @@ class _About(NamedTuple):
     """What all parts of a run have in common. It is looked up once: each upload is traced for its shape."""
 
     algorithm: str
+    parameters: dict[str, Any]
     size: Sizes  # of its messages
     N: int
     metrics: tuple[str, ...]
@@ -277,7 +281,7 @@ def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, fi
         more["epsilon"] = np.array([privacy.spent(job.algorithm, about.N, int(t)) for t in rounds])
     return Run(
         algorithm=about.algorithm,
-        parameters=dict(job.algorithm.settings),
+        parameters=about.parameters,
         seed=int(job.seed),
         evaluated_rounds=rounds[evaluated],
         test_accuracy=own.test_accuracy[evaluated],

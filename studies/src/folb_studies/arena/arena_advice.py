@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
-from folb.results.effects import Effect
+from folb.results.summary import Effect
 from folb_studies.arena import contest, standings
 from folb_studies.arena.entries import Contender
 from folb_studies.arena.standings import ABLATION, FINAL, OURS, RIVALS, Overall, Standings

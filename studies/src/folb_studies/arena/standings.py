@@ -17,8 +17,8 @@ import numpy as np
 
 from folb.experiments.box import POINTS
 from folb.results import summary
-from folb.results.effects import Effect, interval
 from folb.results.run import HELD, held_from
+from folb.results.summary import Effect, interval
 from folb.typing import NDArray
 from folb_studies.arena import cells, contest
 from folb_studies.arena.entries import YOURS, Contender, Dataset

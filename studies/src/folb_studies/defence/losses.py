@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from folb.errors import InputError
-from folb.results.effects import Effect, interval
 from folb.results.run import HELD, held_from
+from folb.results.summary import Effect, interval
 from folb_studies.arena.cells import NEVER
 from folb_studies.arena.contest import SHARE
 from folb_studies.arena.standings import at_most

@@ -21,7 +21,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from folb.results import effects, summary
+from folb.results import summary
 from folb_studies.paper import verdicts
 from folb_studies.paper.figure_files import Front, Sentence
 from folb_studies.paper.verdicts import Verdict
@@ -106,7 +106,7 @@ def _often(count: int, total: int) -> str:
     return "Seldom" if 4 * count <= total else "Mostly" if 4 * count >= 3 * total else "Sometimes"
 
 
-def _value(verdict: Verdict, effect: effects.Effect) -> str:
+def _value(verdict: Verdict, effect: summary.Effect) -> str:
     return re.sub(r" \[.*?\]", "", verdicts.effect_text(verdict.claim, effect))
 
 

@@ -41,7 +41,7 @@ import numpy as np
 
 from folb.errors import InputError, choose
 from folb.results import summary
-from folb.results.effects import Effect, interval, student
+from folb.results.summary import Effect, interval, student
 from folb.typing import NDArray
 from folb_studies.paper.figure_files import Arm, Claim
 
