@@ -151,7 +151,7 @@ def test_what_prints_or_exits_is_found():
 
 
 def test_the_command_line_loads_nothing_of_weight():
-    assert loaded("import folb.cli.main") == {"cli", "errors"}
+    assert loaded("import folb.cli.main") == {"cli", "errors", "pace"}
     code = "import folb.cli.main as m, sys; m.parser(); print({'rich', 'numpy', 'jax'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
