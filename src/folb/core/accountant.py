@@ -70,9 +70,9 @@ def noise_for(epsilon: float, delta: float, scheme: str, K: int, N: int, rounds:
         return NOISES[0]
     from scipy.optimize import brentq
 
-    found = math.exp(brentq(excess, low, high, xtol=1e-5))
-    unit = 10.0 ** (math.floor(math.log10(found)) + 1 - DIGITS)
-    steps = math.ceil(found / unit)
+    exact = math.exp(brentq(excess, low, high, xtol=1e-5))
+    unit = 10.0 ** (math.floor(math.log10(exact)) + 1 - DIGITS)
+    steps = math.ceil(exact / unit)
     while excess(math.log(steps * unit)) > 0:
         steps += 1
     return float(f"{steps * unit:.{DIGITS}g}")

@@ -61,23 +61,23 @@ class Named:
     def settings(self) -> dict[str, tuple[Any, Any]]:
         """Its settings by their paths: the type with a line of help, and the default."""
         usual, known = self.made.settings, hints()
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name in self._slots:
             slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
             if names is None or len(names) > 1:
-                found[name] = slot.choice(names)
+                settings[name] = slot.choice(names)
             own = slot.fields_of(names)
-            found |= {path: known[path] for path in slot.fields if path in own}
+            settings |= {path: known[path] for path in slot.fields if path in own}
             inside = part if slot.record is None else getattr(part, slot.inside)
             if inside is not None:
-                found |= {slot.spelt(field): hint for field, hint in described(type(inside)).items()}
-        found |= {path: known[path] for path in USUAL.others.settings}
+                settings |= {slot.spelt(field): hint for field, hint in described(type(inside)).items()}
+        settings |= {path: known[path] for path in USUAL.others.settings}
         if not self.proximal:
-            found.pop("local.mu")
+            settings.pop("local.mu")
         fixed = {name for name, names in self.only.items() if len(names) == 1}
         return {
             path: (hint if path in SLOTS or path.partition(".")[0] in fixed else known.get(path, hint), usual.get(path))
-            for path, hint in found.items()
+            for path, hint in settings.items()
         }
 
 

@@ -26,7 +26,7 @@ class Costs(NamedTuple):
 def costs(algorithm: Algorithm) -> Costs:
     """What a device sends and is sent in a round, and what the server remembers. Nothing is computed."""
     params = {"w": jax.ShapeDtypeStruct((D,), jnp.float32)}
-    found = sizes(algorithm, params)
+    bytes_of = sizes(algorithm, params)
     state, own = jax.eval_shape(lambda w: begin(algorithm, w), params)
     uploads = [(upload.name, upload_size(algorithm, upload, params)) for upload in algorithm.uploads]
     update = upload_size(algorithm, DELTA, params)
@@ -36,8 +36,8 @@ def costs(algorithm: Algorithm) -> Costs:
     if asked is not None:
         who = "each of N" if how.candidates is None else f"each of {how.candidates} candidates"
         once = " once" if how.first is not None else ""
-        up += f", and {_size(found.answer)} ({asked.name}) from {who}{once}"
-    down = _size(found.model) + (f" + {_size(found.shift)} (shift)" if found.shift else "")
+        up += f", and {_size(bytes_of.answer)} ({asked.name}) from {who}{once}"
+    down = _size(bytes_of.model) + (f" + {_size(bytes_of.shift)} (shift)" if bytes_of.shift else "")
     server = (state.memory, state.shared, state.average, state.step_size, state.residual, state.queue)
     return Costs(up, down, _size(nbytes(server)), _size(nbytes(own)))
 

@@ -21,8 +21,8 @@ def like(tree: Params, words: Sequence[int] | None = None) -> Params:
 
     def drawn(leaf: Any) -> NDArray:
         size = int(np.prod(leaf.shape, dtype=np.int64))
-        found = _from_system(size) if generator is None else generator.standard_normal(size)
-        return found.astype(np.float32).reshape(leaf.shape)
+        numbers = _from_system(size) if generator is None else generator.standard_normal(size)
+        return numbers.astype(np.float32).reshape(leaf.shape)
 
     return each(drawn, tree)
 

@@ -190,9 +190,9 @@ def _updates(attack: Lies, round: Round, honest: Array) -> Params:
         )
         return tree.where(attack.reach > 0, far, near)
 
-    found = jax.vmap(lie)(round.delta, noise, loud)
+    lies = jax.vmap(lie)(round.delta, noise, loud)
     wanted = attack.length * median(norms, honest)
-    return scaled(found, jnp.where(attack.length > 0, fraction(wanted, tree.norms(found)), 1.0))
+    return scaled(lies, jnp.where(attack.length > 0, fraction(wanted, tree.norms(lies)), 1.0))
 
 
 def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Array:
@@ -214,8 +214,8 @@ def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Arra
     largest = jnp.min(jnp.where(honest, root(b, square, jnp.max(apart)), jnp.inf))
     mean_square = fraction(jnp.sum(jnp.where(honest, square, 0.0)), n)
     by_sums = root(jnp.zeros_like(a), mean_square, fraction(jnp.max(jnp.sum(apart, axis=1)), n))
-    found = jnp.where(attack.reach == 1, largest, by_sums)
-    return jnp.where(n > 0, jnp.maximum(found, 0.0), 0.0)
+    most = jnp.where(attack.reach == 1, largest, by_sums)
+    return jnp.where(n > 0, jnp.maximum(most, 0.0), 0.0)
 
 
 def _gradients(attack: Lies, stack: Params, honest: Array) -> Params:

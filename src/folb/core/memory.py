@@ -132,21 +132,21 @@ def started(memory: DeviceMemory | None, params: Params) -> tuple[Any, Any]:
     """The server's part, and the part of a device that was not met before."""
     if memory is None:
         return (), ()
-    found = pair("memory: what init(params) returns", memory.init(params))
+    first = pair("memory: what init(params) returns", memory.init(params))
     if memory.sampling is None:
-        return found
-    return tuple(zip(found, started(memory.sampling, params), strict=True))  # type: ignore[return-value]
+        return first
+    return tuple(zip(first, started(memory.sampling, params), strict=True))  # type: ignore[return-value]
 
 
 def updated(memory: DeviceMemory | None, round: Round) -> tuple[Any, Any]:
     """Both parts after a round. `round` has all of the memory."""
     if memory is None:
         return (), ()
-    found = pair("memory: what update(round) returns", memory.update(memory.seen(round)))
+    following = pair("memory: what update(round) returns", memory.update(memory.seen(round)))
     if memory.sampling is None:
-        return found
+        return following
     other = round._replace(shared=memory.samplings(round.shared), own=memory.samplings(round.own))
-    return tuple(zip(found, updated(memory.sampling, other), strict=True))  # type: ignore[return-value]
+    return tuple(zip(following, updated(memory.sampling, other), strict=True))  # type: ignore[return-value]
 
 
 class Rows(NamedTuple):

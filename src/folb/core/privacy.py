@@ -169,20 +169,20 @@ class Released(NamedTuple):
 
 def finished(algorithm: Algorithm) -> Algorithm:
     """The algorithm with all that its privacy depends on: the draws, the sums, and what devices send for them."""
-    found = algorithm.privacy
-    if found is None:
+    private = algorithm.privacy
+    if private is None:
         return algorithm
     weighs, size = algorithm.rule.alone is not None, algorithm.step_size
     wanted = {
         "delta": True,
-        "within": found.clip_quantile is not None,
+        "within": private.clip_quantile is not None,
         "square": algorithm.server.by_lengths or (size is not None and size.by_lengths),
         "gradient": weighs,
         "importance": weighs,
     }
     made = replace(
-        found,
-        clip_gradient=1.0 if weighs and found.clip_gradient is None else found.clip_gradient,
+        private,
+        clip_gradient=1.0 if weighs and private.clip_gradient is None else private.clip_gradient,
         scheme=algorithm.selection.sampling.scheme or "",
         K=algorithm.selection.expected,
         parts=tuple(part for part in wanted if wanted[part]),
@@ -193,27 +193,27 @@ def finished(algorithm: Algorithm) -> Algorithm:
 
 def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:
     """The algorithm with the noise for its budget, if none was given. Its numbers are checked for N devices."""
-    found = algorithm.privacy
-    if found is None:
+    private = algorithm.privacy
+    if private is None:
         return algorithm
-    epsilon = None if found.epsilon is None else float(found.epsilon)
-    delta = float(found.delta)
-    accountant.check_budget(epsilon, delta, found.K, N)
-    if found.noise is not None or epsilon is None:
+    epsilon = None if private.epsilon is None else float(private.epsilon)
+    delta = float(private.delta)
+    accountant.check_budget(epsilon, delta, private.K, N)
+    if private.noise is not None or epsilon is None:
         return algorithm
-    noise = accountant.noise_for(epsilon, delta, found.scheme, found.K, N, rounds)
-    return algorithm.but(privacy=replace(found, noise=noise))
+    noise = accountant.noise_for(epsilon, delta, private.scheme, private.K, N, rounds)
+    return algorithm.but(privacy=replace(private, noise=noise))
 
 
 def affordable(algorithm: Algorithm, N: int, rounds: int) -> int:
     """How many of `rounds` rounds the budget of a calibrated algorithm allows."""
-    found = algorithm.privacy
-    if found is None or found.epsilon is None:
+    private = algorithm.privacy
+    if private is None or private.epsilon is None:
         return rounds
-    allowed = found.rounds(N).within(float(found.epsilon), float(found.delta), rounds)
+    allowed = private.rounds(N).within(float(private.epsilon), float(private.delta), rounds)
     if allowed == 0:
-        first = found.rounds(N).epsilon(1, float(found.delta))
-        raise InputError("privacy.epsilon", found.epsilon, f"should be more: the first round spends {first:.3g}")
+        first = private.rounds(N).epsilon(1, float(private.delta))
+        raise InputError("privacy.epsilon", private.epsilon, f"should be more: the first round spends {first:.3g}")
     return allowed
 
 
@@ -234,22 +234,22 @@ def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
 
 def first_clip(algorithm: Algorithm) -> Any:
     """The clip that a run begins with, if it adapts."""
-    found = algorithm.privacy
-    return () if found is None or found.clip_quantile is None else jnp.float32(found.clip)
+    private = algorithm.privacy
+    return () if private is None or private.clip_quantile is None else jnp.float32(private.clip)
 
 
 def with_key(algorithm: Algorithm, drawn: Callable[[], Any]) -> Algorithm:
     """The algorithm for one run. If draws and noise are secret, they follow from two words, drawn()."""
-    found = algorithm.privacy
-    if found is None or found.replay:
+    private = algorithm.privacy
+    if private is None or private.replay:
         return algorithm
-    return algorithm.but(privacy=replace(found, key=tuple(drawn())))
+    return algorithm.but(privacy=replace(private, key=tuple(drawn())))
 
 
 def without_key(algorithm: Algorithm) -> Algorithm:
     """What the runs of an algorithm have in common."""
-    found = algorithm.privacy
-    return algorithm if found is None else algorithm.but(privacy=replace(found, key=None))
+    private = algorithm.privacy
+    return algorithm if private is None else algorithm.but(privacy=replace(private, key=None))
 
 
 def draw_words(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
@@ -291,84 +291,85 @@ def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
 
 def with_noise(algorithm: Algorithm, round: Round, seed: Any) -> Round:
     """The round with its noise, by `draw_words` and by device; with the noise of its devices, too, if it names them."""
-    found = algorithm.privacy
-    if found is None:
+    private = algorithm.privacy
+    if private is None:
         return round
     assert round.t is not None
     wanted, own = shapes(algorithm, round), draw_words(algorithm, seed, round.t)
     server = normals(wanted, randomness.words(*own, randomness.NOISE, 2))
-    if not found.by_devices or round.device is None:
+    if not private.by_devices or round.device is None:
         return round._replace(noise=Noise(server))
     # the first four words of a device are for its batches and its effort
     words = randomness.words(*own, round.device, 6)[:, 4:]
     # mixing can be undone: who knows some of its numbers could find the key, which the block cipher does not give away
-    how = quick_normals if found.replay else normals
+    how = quick_normals if private.replay else normals
     return round._replace(noise=Noise(server, jax.vmap(lambda one: how(wanted, one))(words)))
 
 
 def release(algorithm: Algorithm, round: Round) -> Released:
     """The private update of a round of an algorithm `with_clip`. Every use of what devices sent is in here."""
-    found = algorithm.privacy
-    assert found is not None and round.noise is not None
+    private = algorithm.privacy
+    assert private is not None and round.noise is not None
     g = None
-    if "gradient" in found.parts:
-        g = tree.divided(_noisy(found, "gradient", gradient_sum(found, round), round), found.K)
-    total = {part: _noisy(found, part, known, round) for part, known in sums(algorithm, round, g).items()}
-    size = jnp.maximum(total["importance"], LEAST * found.K) if "importance" in total else found.K
-    update = Update(tree.divided(total["delta"], size), jnp.where(round.times > 0, 1.0 / found.K, 0.0))
-    blind = update._replace(weights=jnp.full(len(round.times), 1.0 / found.K))  # they do not show which devices replied
+    if "gradient" in private.parts:
+        g = tree.divided(_noisy(private, "gradient", gradient_sum(private, round), round), private.K)
+    total = {part: _noisy(private, part, known, round) for part, known in sums(algorithm, round, g).items()}
+    size = jnp.maximum(total["importance"], LEAST * private.K) if "importance" in total else private.K
+    update = Update(tree.divided(total["delta"], size), jnp.where(round.times > 0, 1.0 / private.K, 0.0))
+    # weights that do not show which devices replied
+    blind = update._replace(weights=jnp.full(len(round.times), 1.0 / private.K))
     square = None
     if SQUARE.name in total:
-        square = jnp.maximum(total[SQUARE.name] / found.K, 0.0) * jnp.float32(found.clip) ** 2
+        square = jnp.maximum(total[SQUARE.name] / private.K, 0.0) * jnp.float32(private.clip) ** 2
     clip: Any = ()
-    if found.clip_quantile is not None:
-        share = total[WITHIN.name] / found.K + 0.5
-        clip = jnp.float32(found.clip) * jnp.exp(-RATE * (jnp.clip(share, 0.0, 1.0) - found.clip_quantile))
+    if private.clip_quantile is not None:
+        share = total[WITHIN.name] / private.K + 0.5
+        clip = jnp.float32(private.clip) * jnp.exp(-RATE * (jnp.clip(share, 0.0, 1.0) - private.clip_quantile))
     blank: Any = None
     alone = Round(round.params, blank, blank, blank, blank, t=round.t, N=round.N, lr=round.lr, key=round.key)
-    added = tree.size(round.params) * (found.deviation("delta", found.clip) / size) ** 2
+    added = tree.size(round.params) * (private.deviation("delta", private.clip) / size) ** 2
     seen = alone._replace(start=round.start, mean_square=square, noise_square=added, update=blind)
     return Released(update, seen, clip)
 
 
-def gradient_sum(found: Privacy, round: Round) -> Params:
+def gradient_sum(private: Privacy, round: Round) -> Params:
     """The sum of the clipped gradients, before its noise."""
-    return _sum(_clipped(found, "gradient", round))
+    return _sum(_clipped(private, "gradient", round))
 
 
 def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]:
     """The sum of each other part, before its noise; `g` is the mean gradient as it was released, in FOLB."""
-    found = algorithm.privacy
-    assert found is not None
-    there, delta, total = round.times > 0, _clipped(found, "delta", round), {}
+    private = algorithm.privacy
+    assert private is not None
+    there, delta, total = round.times > 0, _clipped(private, "delta", round), {}
     if g is not None:
-        grad = _clipped(found, "gradient", round)
-        weights = jnp.where(there, _weights(algorithm.rule, found, grad, g, round.gamma), 0.0)
+        grad = _clipped(private, "gradient", round)
+        weights = jnp.where(there, _weights(algorithm.rule, private, grad, g, round.gamma), 0.0)
         delta = scaled(delta, weights)
         total["importance"] = jnp.sum(jnp.abs(weights))
     total["delta"] = _sum(delta)
     for name, middle in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
-        if name in found.parts:
-            spread = found.deviation(name, found.clip) / math.sqrt(found.K)
-            beyond = SURE * spread if _came_noisy(found, round) else 0.0
+        if name in private.parts:
+            spread = private.deviation(name, private.clip) / math.sqrt(private.K)
+            beyond = SURE * spread if _came_noisy(private, round) else 0.0
             sent = jnp.clip(jnp.nan_to_num(round.sent[name]), -beyond, 1.0 + beyond)
             total[name] = jnp.sum(jnp.where(there, sent - middle, 0.0))
     return total
 
 
-def _came_noisy(found: Privacy, round: Round) -> bool:
+def _came_noisy(private: Privacy, round: Round) -> bool:
     """Whether the replies have their devices' noise already: those of real devices."""
-    return found.by_devices and round.noise is not None and round.noise.devices is None
+    return private.by_devices and round.noise is not None and round.noise.devices is None
 
 
-def _clipped(found: Privacy, part: str, round: Round) -> Params:
+def _clipped(private: Privacy, part: str, round: Round) -> Params:
     """Each entry shortened to the part's bound; one that is not finite, or did not come, is 0."""
-    most, there = found.bound(part, found.clip) * TIGHT, round.times > 0
+    most, there = private.bound(part, private.clip) * TIGHT, round.times > 0
     stack = round.delta if part == "delta" else round.grad
     own = polar(stack, there)
-    if _came_noisy(found, round):  # shortened to what a clipped update with noise can have
+    if _came_noisy(private, round):  # shortened to what a clipped update with noise can have
         d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
-        spread = found.deviation(part, found.clip) / math.sqrt(len(round.times))
+        spread = private.deviation(part, private.clip) / math.sqrt(len(round.times))
         most = most + spread * (math.sqrt(d) + SURE)
     length = jnp.where(there & jnp.isfinite(own.norm), jnp.minimum(own.norm, most), 0.0)
     return scaled(own.direction, length)
@@ -378,19 +379,19 @@ def _sum(stack: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
 
 
-def _noisy(found: Privacy, part: str, total: Params, round: Round) -> Params:
+def _noisy(private: Privacy, part: str, total: Params, round: Round) -> Params:
     """A sum with its noise."""
     assert round.noise is not None
-    return tree.add(total, found.noise_of(round.noise, part, round.times > 0), found.deviation(part, found.clip))
+    return tree.add(total, private.noise_of(round.noise, part, round.times > 0), private.deviation(part, private.clip))
 
 
-def _weights(rule: Rule, found: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
+def _weights(rule: Rule, private: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
     """FOLB's weight of each device, from -1 to 1: its importance, divided by the squared length of the mean gradient.
 
     `g` is the released gradient. Its squared length contains that of its noise, which is known and subtracted.
     """
     d = sum(leaf.size for leaf in jax.tree.leaves(g))
-    added = d * (found.deviation("gradient", found.clip) / found.K) ** 2
+    added = d * (private.deviation("gradient", private.clip) / private.K) ** 2
     square = jnp.maximum(tree.dot(g, g) - added, added * math.sqrt(2 / d))
     gamma = None if gamma is None else jnp.clip(jnp.nan_to_num(gamma), 0.0, 1.0)
     importance = rule.importance(tree.dots(grad, g), gamma, square)

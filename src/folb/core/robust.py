@@ -266,13 +266,13 @@ def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> 
         return
     least = next((k for k in range(K, MOST + 1) if how.enough(different(k))), None)
     expected = "no K is enough" if least is None else f"should be {least}, the next that is enough,"
-    found = f"robust={how.name}, robust.liars={float(how.liars):g}"
-    found += "" if how.bucket == 1 else f", robust.bucket={how.bucket:g}"
+    chosen = f"robust={how.name}, robust.liars={float(how.liars):g}"
+    chosen += "" if how.bucket == 1 else f", robust.bucket={how.bucket:g}"
     why = "among fewer replies the liars decide"
     if different(K) < K:
         expected = f"should be drawn with select.replacement=False, or {expected.removeprefix('should ')}"
         why = f"{K} draws with replacement are {different(K)} different devices, among which the liars decide"
-    raise InputError("select.K", K, f"{expected} with {found}: {why}")
+    raise InputError("select.K", K, f"{expected} with {chosen}: {why}")
 
 
 def different_devices(N: int, K: int) -> int:
@@ -312,14 +312,14 @@ def recentred(made: Update, how: Robust, round: Round) -> Update:
     false = _most_liars(how.liars, n)
     shares, groups = _buckets(round, counted, how.bucket)
     mixed = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), short)
-    found = how.centre(Vectors(mixed, groups, false, round.trusted))
-    tree.check_like("robust: the delta of centre(given)", found.delta, round.params)
-    tree.check_like("robust: the weights of centre(given)", found.weights, made.weights)
+    centred = how.centre(Vectors(mixed, groups, false, round.trusted))
+    tree.check_like("robust: the delta of centre(given)", centred.delta, round.params)
+    tree.check_like("robust: the weights of centre(given)", centred.weights, made.weights)
     enough = jnp.where(jnp.sum(groups) >= how.needs(false), 1.0, 0.0)
     full = jnp.where(counted, enough * n * made.weights, 0.0)
-    weights = full * (found.weights @ shares)
-    kept = fraction(full * made.kept * ((found.weights * found.kept) @ shares), weights)
-    return Update(jax.tree.map(lambda leaf: enough * leaf, found.delta), weights, kept)
+    weights = full * (centred.weights @ shares)
+    kept = fraction(full * made.kept * ((centred.weights * centred.kept) @ shares), weights)
+    return Update(jax.tree.map(lambda leaf: enough * leaf, centred.delta), weights, kept)
 
 
 def _buckets(round: Round, counted: Array, size: Any) -> tuple[Array, Array]:

@@ -85,23 +85,23 @@ def kept(algorithm: Algorithm, state: State) -> Params:
 
 def _model(algorithm: Algorithm, state: State) -> Params:
     """The model that devices should start from, before any codec; with what the codec left out so far."""
-    found = state.params
+    sent = state.params
     if algorithm.server.starts_ahead:
-        found = algorithm.server.send(state.memory, state.params)
-        tree.check_like("server: what send(memory, params) returns", found, state.params)
-    return tree.add(found, state.residual) if jax.tree.leaves(state.residual) else found
+        sent = algorithm.server.send(state.memory, state.params)
+        tree.check_like("server: what send(memory, params) returns", sent, state.params)
+    return tree.add(sent, state.residual) if jax.tree.leaves(state.residual) else sent
 
 
 def model_encoded(algorithm: Algorithm, state: State, key: Any) -> Any:
     """The model as it is sent; `key` are the two random words that all devices of the round share."""
-    codec, found = algorithm.compression.down, _model(algorithm, state)
-    return found if codec is None else codec.encoded(found, key)
+    codec, model = algorithm.compression.down, _model(algorithm, state)
+    return model if codec is None else codec.encoded(model, key)
 
 
 def model_sent(algorithm: Algorithm, state: State, key: Any = None) -> Params:
     """The model that devices start from: as they decode it, if there is a codec."""
-    codec, found = algorithm.compression.down, _model(algorithm, state)
-    return found if codec is None else codec.decoded(codec.encoded(found, key), key, found)
+    codec, model = algorithm.compression.down, _model(algorithm, state)
+    return model if codec is None else codec.decoded(codec.encoded(model, key), key, model)
 
 
 class Closed(NamedTuple):
@@ -202,10 +202,10 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
         return None
     shared, own = memory.algorithms(state.shared), memory.algorithms(own)
     K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
-    found = jax.vmap(memory.shift, in_axes=(None, 0, Sent(None, 0, None, None)), axis_size=K)(shared, own, sent)
+    shifts = jax.vmap(memory.shift, in_axes=(None, 0, Sent(None, 0, None, None)), axis_size=K)(shared, own, sent)
     wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
-    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", found, wanted)
-    return found
+    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", shifts, wanted)
+    return shifts
 
 
 def upload_shape(upload: Upload, params: Params) -> Any:
@@ -215,20 +215,20 @@ def upload_shape(upload: Upload, params: Params) -> Any:
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     known = {name: {"loss": number, "mu": number, "key": key}.get(name, like) for name in upload.needs}
     try:
-        found = jax.eval_shape(upload, known)
+        answer = jax.eval_shape(upload, known)
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"upload {upload.name}", upload.compute, f"cannot be computed: {error}") from error
-    flat = isinstance(found, dict) and all(
-        isinstance(name, str) and hasattr(part, "shape") for name, part in found.items()
+    flat = isinstance(answer, dict) and all(
+        isinstance(name, str) and hasattr(part, "shape") for name, part in answer.items()
     )
-    structures: Any = (jax.tree.structure(found), jax.tree.structure(params))
-    if not (hasattr(found, "shape") or flat or structures[0] == structures[1]):
-        kind = type(found).__name__
+    structures: Any = (jax.tree.structure(answer), jax.tree.structure(params))
+    if not (hasattr(answer, "shape") or flat or structures[0] == structures[1]):
+        kind = type(answer).__name__
         raise InputError(f"upload {upload.name}", kind, "should be a number, an array, or a dict of arrays")
-    for leaf in jax.tree.leaves(found):
+    for leaf in jax.tree.leaves(answer):
         if leaf.dtype not in (jnp.float32, jnp.uint8):
             raise InputError(f"upload {upload.name}", str(leaf.dtype), "should be float32 or uint8, as it is sent")
-    return found
+    return answer
 
 
 def shared_words(seed: Any, t: Any) -> Array:

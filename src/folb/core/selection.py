@@ -224,19 +224,19 @@ def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIME
 
 def drawing(how: Selection, known: Known) -> Draw:
     """How the devices of a round are drawn."""
-    found = how.sampling.weigh(known)
-    if isinstance(found, Draw):
-        return found
+    weighed = how.sampling.weigh(known)
+    if isinstance(weighed, Draw):
+        return weighed
     N = len(known.size)
-    if not isinstance(found, Array | np.ndarray) or jnp.iscomplexobj(found):
-        raise InputError("select: what it returns", type(found).__name__, "should be an array of chances, or a Draw")
+    if not isinstance(weighed, Array | np.ndarray) or jnp.iscomplexobj(weighed):
+        raise InputError("select: what it returns", type(weighed).__name__, "should be an array of chances, or a Draw")
     who = N if known.candidates is None else len(known.candidates)
-    if found.shape != (who,):
+    if weighed.shape != (who,):
         raise InputError(
-            "select: shape", found.shape, f"should be ({who},): a chance for each device it is asked about"
+            "select: shape", weighed.shape, f"should be ({who},): a chance for each device it is asked about"
         )
     # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
-    chances = jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1e30), 0.0)
+    chances = jnp.where(jnp.isfinite(weighed) & (weighed > 0), jnp.minimum(weighed, 1e30), 0.0)
     if known.candidates is None:
         return from_distribution(proportional(chances), known)
     P, some = _reachable(proportional(chances), known), known.candidates
@@ -275,9 +275,9 @@ def _another_from(P: Array, word: Array, others: Array) -> Array:
     chances = jnp.where(idle, P, 0.0)
     chances = jnp.where(jnp.any(chances > 0), chances, idle)
     total = jnp.cumsum(chances)
-    found = jnp.searchsorted(total, randomness.uniform(word) * total[-1], side="right")
+    place = jnp.searchsorted(total, randomness.uniform(word) * total[-1], side="right")
     last = len(P) - 1 - jnp.argmax(chances[::-1] > 0)  # rounding errors must not lead beyond it
-    return jnp.minimum(found, last).astype(jnp.int32)
+    return jnp.minimum(place, last).astype(jnp.int32)
 
 
 def candidates(how: Selection, N: int, seed: Array | int, t: Array | int, online: Array | None = None) -> Array | None:

@@ -79,9 +79,9 @@ class Asynchrony:
     def weights(self, staleness: Array) -> Array:
         """s(tau) of each reply."""
         tau = staleness.astype(jnp.float32)
-        found = self.staleness.weigh(tau)
-        tree.check_like("staleness: what it returns", found, tau)
-        return found
+        counts = self.staleness.weigh(tau)
+        tree.check_like("staleness: what it returns", counts, tau)
+        return counts
 
     def seen(self, round: Round, most: float = math.inf) -> Round:
         """The round as the rule and the server step see it: with s(tau_k) Delta_k in place of Delta_k.

@@ -56,8 +56,8 @@ def between_rounds(before: Params, round: Round) -> Array:
     """The cosine between the mean updates of this round and of the last; 0 if one of them is 0."""
     assert round.update is not None
     now = round.update.delta
-    found = tree.dot(_direction(now), _direction(before))
-    return jnp.where(jnp.isfinite(found), found, 0.0)
+    cosine = tree.dot(_direction(now), _direction(before))
+    return jnp.where(jnp.isfinite(cosine), cosine, 0.0)
 
 
 def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Array]:

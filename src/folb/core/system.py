@@ -54,8 +54,8 @@ def asked_for(system: System) -> tuple[str, ...]:
         parameters = list(inspect.signature(system).parameters.values())[3:]
     except ValueError:  # a function without a signature
         return ()
-    found = (p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
-    return tuple(choose("what a system model needs", p.name, KNOWN) for p in found)
+    needed = (p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
+    return tuple(choose("what a system model needs", p.name, KNOWN) for p in needed)
 
 
 def given_work(system: System, units: Any) -> System:

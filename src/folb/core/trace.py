@@ -66,10 +66,10 @@ class Trace:
         """
         line, online = self._line(device, now)
         link = Link(*(jnp.asarray(numbers)[line] for numbers in self.link))
-        found = exchanged(link, draws, cost, down, up, **self.round, asked=asked)
+        effort = exchanged(link, draws, cost, down, up, **self.round, asked=asked)
         left = jnp.where(online, jnp.asarray(self.leaves)[line] - self._phase(now), 0.0)
-        lost = found.lost | (found.seconds > left)
-        return Effort(jnp.where(lost, 0, found.work), jnp.minimum(found.seconds, left), lost)
+        lost = effort.lost | (effort.seconds > left)
+        return Effort(jnp.where(lost, 0, effort.work), jnp.minimum(effort.seconds, left), lost)
 
     def online(self, now: Array) -> Array:
         """[N] which devices can be reached."""
@@ -93,10 +93,10 @@ class Trace:
     @property
     def digest(self) -> str:
         """A hash of all that results depend on, besides the settings."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for numbers in (self.first, self.begin, self.end, *self.link):
-            found.update(np.ascontiguousarray(numbers).tobytes())
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(numbers).tobytes())
+        return digest.hexdigest()
 
     def _within(self, now: Array) -> Array:
         return jnp.where(jnp.isfinite(self.period), jnp.mod(now, self.period), now)

@@ -73,20 +73,20 @@ def compiled(f: Any) -> Any:
     return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
-def pair(field: str, found: Any) -> tuple[Any, Any]:
+def pair(field: str, made: Any) -> tuple[Any, Any]:
     """Two values that a user's function returns; anything else would be unpacked as if it were two."""
-    if not (isinstance(found, tuple) and len(found) == 2):
-        raise InputError(field, type(found).__name__, "should be a pair, a tuple of two")
-    return found
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise InputError(field, type(made).__name__, "should be a pair, a tuple of two")
+    return made
 
 
-def check_like(field: str, found: Params, wanted: Params) -> None:
+def check_like(field: str, made: Params, wanted: Params) -> None:
     """Raise an `InputError` unless both have the same structure, shapes and types: jax would broadcast in silence."""
 
     def kind(leaf: Any) -> str:
         known = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)  # a Python number
         return f"{known.dtype}{list(known.shape)}"
 
-    kinds, expected = (jax.tree.map(kind, tree) for tree in (found, wanted))
+    kinds, expected = (jax.tree.map(kind, tree) for tree in (made, wanted))
     if kinds != expected:
         raise InputError(field, kinds, f"should be {expected}")

@@ -92,8 +92,8 @@ def inexactness(delta: Params, grad: Params, after: Params, mu: Any) -> Any:
 
 def _gamma(delta: Params, grad: Params, after: Params, mu: Any, *, most: Any) -> Any:
     """SGD may end with a larger gradient than it began with. The paper has gamma_k in [0, 1]: then `most` is 1."""
-    found = inexactness(delta, grad, after, mu)
-    return namespace(found).minimum(found, most)
+    gamma = inexactness(delta, grad, after, mu)
+    return namespace(gamma).minimum(gamma, most)
 
 
 def _sketch(grad: Params, key: Any, *, m: int, bits: int) -> Any:

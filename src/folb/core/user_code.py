@@ -102,16 +102,16 @@ def _name(thing: Any) -> str:
 def _digest(array: Any) -> str:
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
-    found = np.asarray(array)
-    content = repr(found.tolist()).encode() if found.dtype == object else found.tobytes()
-    return f"{found.dtype}{found.shape} {hashlib.sha256(content).hexdigest()}"
+    numbers = np.asarray(array)
+    content = repr(numbers.tolist()).encode() if numbers.dtype == object else numbers.tobytes()
+    return f"{numbers.dtype}{numbers.shape} {hashlib.sha256(content).hexdigest()}"
 
 
 def _wrapped(part: Any) -> tuple[Any, ...]:
     """The functions that a function was made from; those of jax.custom_vjp have other names."""
     named = (vars(part).get(name) for name in ("__wrapped__", "fwd", "bwd", "jvp")) if hasattr(part, "__dict__") else ()
-    found = [one for one in (*named, getattr(part, "__wrapped__", None)) if callable(one)]
-    return tuple(dict.fromkeys(found))
+    functions = [one for one in (*named, getattr(part, "__wrapped__", None)) if callable(one)]
+    return tuple(dict.fromkeys(functions))
 
 
 def _all(parts: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator[str]:

@@ -66,15 +66,15 @@ def flat(a: Params) -> Any:
 
 def shaped(row: Any, like: Params) -> Params:
     """The tree whose numbers are in `row`: the inverse of `flat`. `like` has its shapes."""
-    found, first = [], 0
+    parts, first = [], 0
     for part in leaves(like):
         size = math.prod(part.shape)
-        found.append(row[first : first + size].reshape(part.shape))
+        parts.append(row[first : first + size].reshape(part.shape))
         first += size
     jax = sys.modules.get("jax")
     if jax is not None:
-        return jax.tree.unflatten(jax.tree.structure(like), found)
-    return dict(zip(sorted(like), found, strict=True))
+        return jax.tree.unflatten(jax.tree.structure(like), parts)
+    return dict(zip(sorted(like), parts, strict=True))
 
 
 def namespace(array: Any) -> Any:
