@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from folb.cli.main import main
+from folb.core.algorithm import OTHERS_SAY
 from folb.core.algorithms import ALGORITHMS, GROUPS
-from folb.experiments.plan import ELSEWHERE
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -443,7 +443,7 @@ def test_a_mistyped_command_or_option_has_a_suggestion(words, message, capsys):
     assert code == 2 and err.startswith(f"folb: error: {message}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "here"), ELSEWHERE.items())
+@pytest.mark.parametrize(("name", "here"), OTHERS_SAY.items())
 def test_what_others_call_a_setting(name, here, capsys):
     code, _, err = folb(capsys, "compare", "synthetic_1_1", "--set", f"{name}=1")
     assert (code, err) == (2, f"folb: error: set = '{name}': folb calls this {here}\n")
@@ -451,7 +451,7 @@ def test_what_others_call_a_setting(name, here, capsys):
 
 def test_the_local_epochs_of_others_are_settings_here(capsys, tmp_path):
     words = ["compare", *TINY, "--algorithms", "fedavg", "--out", tmp_path / "run"]
-    assert ELSEWHERE["epochs"] == "local.epochs"
+    assert OTHERS_SAY["epochs"] == "local.epochs"
     assert folb(capsys, *words, "--set", "local.epochs=2")[0] == 0
 
 

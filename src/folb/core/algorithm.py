@@ -126,8 +126,20 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     return paths
 
 
+OTHERS_SAY = {  # what papers and other libraries call a setting
+    "learning_rate": "local.lr",
+    "batch_size": "local.batch",
+    "epochs": "local.epochs",
+    "momentum": "local=momentum (on devices) or server=momentum",
+    "sampling": "select",
+    "averaging": "rule.weights",
+}
+
+
 def raise_unknown(field: str, path: str, known: Iterable[str]) -> None:
     """Raise for a path that is none of the known ones: with those that end in it, or are spelt like it."""
+    if path in OTHERS_SAY:
+        raise InputError(field, path, f"folb calls this {OTHERS_SAY[path]}")
     known = list(known)
     if ends := [one for one in known if one.endswith(f".{path}")]:
         raise InputError(field, path, f"should be {' or '.join(ends)}")

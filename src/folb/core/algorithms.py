@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from folb.core.algorithm import SLOTS, USUAL, Algorithm, flattened, hints, raise_unknown
-from folb.core.part import described
+from folb.core.part import Slot, described
 from folb.core.samplings import SAMPLINGS
 from folb.errors import InputError
 
@@ -20,11 +20,21 @@ NAMES: dict[str, tuple[str, ...]] = {  # the parts that an algorithm may have by
 class Named:
     """An algorithm by its name: what it is made of, and what users may change of that."""
 
-    def __init__(self, made: Algorithm, says: str, only: Mapping[str, Sequence[str]], own: bool = False) -> None:
-        """`only` has the names that it may have in some slots, besides a user's own; a single one is fixed."""
-        self.made, self.only, self.own = made, only, own
-        self.name = self.__name__ = made.name
-        self.__doc__ = says
+    def __init__(
+        self,
+        made: Algorithm,
+        says: str,
+        only: Mapping[str, Sequence[str]],
+        *,
+        proximal: bool = True,
+        own: bool = False,
+    ) -> None:
+        """`only` has the names that it may have in some slots, besides a user's own; a single one is fixed.
+
+        `proximal`: whether local objectives have the term (3). `own`: whether it is of a user's file, with every slot.
+        """
+        self.made, self.only, self.proximal, self.own = made, only, proximal, own
+        self.name, self.__doc__ = made.name, says
 
     def __repr__(self) -> str:
         return f"folb.algorithms.{self.name}"
@@ -33,23 +43,28 @@ class Named:
         """The algorithm with other settings, given as to `folb.Algorithm`."""
         given = flattened(settings)
         for path, value in given.items():
-            slot, _, field = path.partition(".")
-            fits = slot not in SLOTS or slot in self._slots
+            slot = path.partition(".")[0]
+            if slot not in (*self._slots, *USUAL.others.settings, "uploads"):
+                raise_unknown(f"setting of {self.name}", path, self.settings)
             if path == "local.mu" and not self.proximal:
                 raise InputError(path, value, f"is for algorithms with a proximal term, and {self.name} has none")
-            if not fits or (slot not in SLOTS and path not in (*USUAL.others.settings, "uploads")):
-                raise_unknown(f"setting of {self.name}", path, self.settings)
-            if not field and isinstance(value, str) and value not in (names := self.only.get(slot, (value,))):
-                one = f"is fixed: {self.name} has {slot}={names[0]}; use another algorithm with this one"
-                raise InputError(slot, value, one if len(names) == 1 else f"should be one of {', '.join(names)}")
+            if path in self.only:
+                self._check_choice(SLOTS[path], value)
             if path == "concurrency" and value is None and self.made.asynchrony is not None:
                 raise InputError(path, value, f"should be a number, or K: the devices of {self.name} do not wait")
         return self.made.replace(**given)
 
-    @property
-    def proximal(self) -> bool:
-        """Whether local objectives have the proximal term (3)."""
-        return self.own or "local.mu" in self.only
+    def _check_choice(self, slot: Slot[Any], value: Any) -> None:
+        """Raise for a part of folb that this algorithm may not have in the slot, or for none."""
+        if slot.record is not None and isinstance(value, slot.record):
+            value = getattr(value, slot.inside)
+        kind = value if isinstance(value, type) else type(value)
+        known = {kind: name for name, kind in slot.parts.items()}
+        name = value if isinstance(value, str) else known.get(kind, "none" if value is None and slot.optional else None)
+        names = self.only[slot.name]
+        if name is not None and name not in names:
+            one = f"is fixed: {self.name} has {slot.name}={names[0]}; use another algorithm with this one"
+            raise InputError(slot.name, name, one if len(names) == 1 else f"should be one of {', '.join(names)}")
 
     @property
     def _slots(self) -> list[str]:
@@ -84,14 +99,13 @@ class Named:
 ALGORITHMS: dict[str, Named] = {}
 
 
-def _named(name: str, says: str, only: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> Named:
-    """An algorithm under its name; it is made of the usual parts, and of these. With "mu" it has a proximal term."""
-    only, mu = dict(only or {}), settings.pop("mu", None)
-    if mu is not None:
-        only["local.mu"] = ()
-        settings = {**settings, "local.mu": mu}
-    made = Algorithm(**settings)
-    ALGORITHMS[name] = Named(called(made, name), says, {"rule": (made.rule.name,), **NAMES, **only})
+def _named(
+    name: str, says: str, only: Mapping[str, Sequence[str]] | None = None, *, mu: float | None = None, **settings: Any
+) -> Named:
+    """An algorithm under its name; it is made of the usual parts, and of these. With `mu` it has a proximal term."""
+    made = Algorithm(**settings, **({} if mu is None else {"local.mu": mu}))
+    own = {"rule": (made.rule.name,), **NAMES, **(only or {})}
+    ALGORITHMS[name] = Named(called(made, name), says, own, proximal=mu is not None)
     return ALGORITHMS[name]
 
 

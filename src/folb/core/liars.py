@@ -45,9 +45,7 @@ class Attack(Part):
     """What lying devices do. One of your own is a class of this base with `lies`: some numbers of `Lies`, by name."""
 
     lies: ClassVar[Mapping[str, float]] = {}
-    share: float = setting(
-        "with attack: the share of devices that lie: those numbered from 0 on", between(0, 1), default=0.2
-    )
+    share: float = setting("the share of devices that lie: those numbered from 0 on", between(0, 1), default=0.2)
 
     @property
     def record(self) -> Lies:

@@ -287,7 +287,7 @@ class Slot(Generic[P]):
             made = self._wanted(made, wanted)
         known = {} if made is None else settings_of(type(made))
         for name, value in values.items():
-            if name not in known and value is not None:
+            if name not in known and (value is not None or self.spelt(name) not in self.fields):
                 raise self._misplaced(name, value, made)
         if made is None:
             return None

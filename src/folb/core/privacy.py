@@ -57,31 +57,29 @@ class Privacy(Part):
     needed = ("noise_of",)
     by_devices: ClassVar[bool] = False  # whether what devices send has noise already
     epsilon: float | None = setting(
-        "with privacy: the budget; by default the noise is such that all rounds together spend it; if noise is set, "
-        "the run ends when it is spent",
+        "the budget; by default the noise is such that all rounds together spend it; if privacy.noise is set, the run "
+        "ends when it is spent",
         more_than(0),
         default=None,
     )
-    delta: float = setting("with privacy: delta, less than 1 / N", INSIDE, default=accountant.DELTA)
+    delta: float = setting("delta, less than 1 / N", INSIDE, default=accountant.DELTA)
     noise: float | None = setting(
-        "with privacy: the standard deviation of the noise on a sum of updates, in units of clip; by default computed "
-        "from epsilon",
+        "the standard deviation of the noise on a sum of updates, in units of privacy.clip; by default computed from "
+        "privacy.epsilon",
         accountant.NOISE,
         default=None,
     )
-    clip: float = setting(
-        "with privacy: the largest norm of an update; longer updates are clipped to it", more_than(0), default=1.0
-    )
+    clip: float = setting("the largest norm of an update; longer updates are clipped to it", more_than(0), default=1.0)
     clip_quantile: float | None = setting(
-        "with privacy: adapt clip to this quantile of the updates' lengths; by default it stays", INSIDE, default=None
+        "adapt privacy.clip to this quantile of the updates' lengths; by default it stays", INSIDE, default=None
     )
     clip_gradient: float | None = setting(
-        "with privacy, for FOLB: the largest norm of a gradient, or of its sketch; by default 1",
+        "for FOLB: the largest norm of a gradient, or of its sketch; by default 1",
         more_than(0),
         default=None,
     )
     replay: bool = setting(
-        "with privacy, in the simulator: false takes draws and noise from the operating system, so that nobody can "
+        "in the simulator: false takes draws and noise from the operating system, so that nobody can "
         "replay the run; true takes them from the seed",
         FLAG,
         default=True,

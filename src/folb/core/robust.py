@@ -53,9 +53,9 @@ class Robust(Part):
     """A centre in place of a rule's mean. One of your own is a class of this base with `centre`."""
 
     needed = ("centre",)
-    liars: float = setting("with robust: the share of devices that may lie", below(0.5), default=0.2)
+    liars: float = setting("the share of devices that may lie", below(0.5), default=0.2)
     bucket: int = setting(
-        "with robust: replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
+        "replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
     )
 
     def centre(self, given: Vectors) -> Update:

@@ -33,6 +33,7 @@ from folb.experiments.settings import (
     metric_from_file,
     naming_own_files,
     read,
+    read_once,
     setting,
     settings,
 )
@@ -94,6 +95,7 @@ class Plan(Settled):
         }
 
 
+@read_once()
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     """Resolve every name and setting, load the data and build the parts. Any mistake raises an `InputError`.
 
@@ -111,7 +113,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
 
     variants: list[Algorithm] = []
     for part in algorithms:
-        # always in the order of the signature, so that a repeated experiment has the same run directory
+        # always in the order of the slots, so that a repeated experiment has the same run directory
         box = {name: part.box[name] for name in part.settings if name in part.box}
         values = _by_dataset(part, experiment.dataset) | part.given
         swept = {name: values[name] for name in part.settings if name in values and name not in box}
@@ -260,7 +262,7 @@ def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
     usual = {LR: [known.lr]} if part.settings.get(LR) == common_settings()[LR] else {}
-    return usual | ({"local.mu": [known.mu]} if part.name == "fedprox" else {})
+    return usual | ({"local.mu": [known.mu]} if part.constructor is ALGORITHMS["fedprox"] else {})
 
 
 LR = "local.lr"
@@ -336,16 +338,6 @@ def _take_box(part: Chosen, name: str, choice: Any) -> None:
     part.box[name] = boxes.choice(name, part.settings[name].type, choice)
 
 
-ELSEWHERE = {  # what other libraries call a setting
-    "learning_rate": LR,
-    "batch_size": "local.batch",
-    "epochs": "local.epochs",
-    "momentum": "local=momentum (on devices) or server=momentum",
-    "sampling": "select",
-    "averaging": "rule.weights",
-}
-
-
 def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field: str) -> None:
     """Raise an error that names the parts with this setting, or else suggests a similar setting."""
     everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
@@ -354,8 +346,6 @@ def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field:
     if owners:
         chosen = only or ", ".join(part.name for part in parts)
         raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
-    if name in ELSEWHERE:
-        raise InputError(field, name, f"folb calls this {ELSEWHERE[name]}")
     if only is None and (first := name.partition(".")[0]) in dict(everyone):
         choose(field, first, [part.name for part in parts])
     known = {key for part in parts if only in (None, part.name) for key in part.settings}

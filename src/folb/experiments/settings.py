@@ -1,4 +1,4 @@
-"""Settings: the keywords of a constructor, read from its signature, and values for them from text or TOML."""
+"""Settings and their values from text or TOML: the paths of an algorithm, the keywords of others; users' own files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILURES = (Exception, SystemExit)  # of a user's own code, which may try to end
 
 
 class Setting(NamedTuple):
-    """One keyword: its type, its default and what it means."""
+    """One setting: its type, its default and what it means."""
 
     name: str
     type: Any
@@ -125,9 +125,12 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
 
 def from_file(field: str, spec: str) -> Any:
     """What NAME is in `path/to/file.py:NAME`: a user's own algorithm, part, model, system model or metric."""
-    path, _, name = spec.rpartition(":")
+    path = spec.rpartition(":")[0]
     if not Path(path).is_file():
         raise InputError(field, spec, f"there is no file {path}")
+    file = Path(path).resolve()
+    if OPEN is not None and file in OPEN:
+        return _named_in(OPEN[file], field, spec)
     loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
     assert loaded is not None and loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
@@ -137,10 +140,30 @@ def from_file(field: str, spec: str) -> Any:
             loaded.loader.exec_module(module)
     except FAILURES as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if function is None:
+    if OPEN is not None:
+        OPEN[file] = module
+    return _named_in(module, field, spec)
+
+
+def _named_in(module: types.ModuleType, field: str, spec: str) -> Any:
+    path, _, name = spec.rpartition(":")
+    if (value := getattr(module, name, None)) is None:
         raise InputError(field, spec, f"{path} has no {name!r}")
-    return function
+    return value
+
+
+OPEN: dict[Path, types.ModuleType] | None = None  # the files that `read_once` has read
+
+
+@contextlib.contextmanager
+def read_once() -> Iterator[None]:
+    """Within it, a user's file is read once: a class of its own is one class, however often it is named."""
+    global OPEN
+    before, OPEN = OPEN, {} if OPEN is None else OPEN
+    try:
+        yield
+    finally:
+        OPEN = before
 
 
 def metric_from_file(spec: str) -> Any:

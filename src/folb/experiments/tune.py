@@ -1,6 +1,6 @@
 """The line search: a grid of settings, or points of a box, tried on some seeds, and the winner reported on others.
 
-The grid is an experiment like any other, and numbers in it (mu, psi, lr) are swept by one compiled program.
+The grid is an experiment like any other, and numbers in it, such as `local.lr`, are swept by one compiled program.
 """
 
 from __future__ import annotations
