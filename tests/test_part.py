@@ -11,7 +11,7 @@ import pytest
 import folb
 from folb import InputError, algorithms
 from folb.core.algorithm import SLOTS
-from folb.core.drift import MEMORIES
+from folb.core.drift import MEMORIES, FedVARP
 from folb.core.server_step import SERVERS, Adam, FedExP, Plain
 
 KINDS = list(dict.fromkeys(kind for slot in SLOTS.values() for kind in slot.known))  # a codec may be in two slots
@@ -113,3 +113,50 @@ def test_a_value_and_a_name_are_the_same_algorithm():
         assert by_name.settings[name] == by_value.settings[name]
     assert repr(algorithms.fedavg(server=Plain(lr=0.5))) != repr(algorithms.fedavg(server=Plain(lr=0.25)))
     np.testing.assert_equal(set(SERVERS.parts), {kind().name for kind in SERVERS.known})
+
+
+class Adaptive(folb.ServerStep):
+    called = "adam"
+
+    def apply(self, memory, round, update):
+        return round.params, memory
+
+
+class Crowd(folb.Sampling):
+    K: float = folb.setting("a number of its own", default=0.5)
+
+    def weigh(self, known):
+        return known.size
+
+
+WRONG = {
+    "a fixed part by None": (lambda: algorithms.scaffold(memory=None), "memory = 'none': is fixed"),
+    "a fixed part by its class": (lambda: algorithms.scaffold(memory=FedVARP), "memory = 'fedvarp': is fixed"),
+    "a fixed rule by its value": (lambda: algorithms.folb(rule=folb.rules.Mean()), "rule = 'mean': is fixed"),
+    "a proximal term that is none": (
+        lambda: algorithms.fedavg(local=algorithms.fedprox().solver),
+        "local.mu = 1.0: is",
+    ),
+    "a field that is none": (lambda: folb.Algorithm(**{"server.typo": None}), "setting = 'server.typo'"),
+    "what others say": (lambda: folb.Algorithm(batch_size=3), "setting = 'batch_size': folb calls this local.batch"),
+    "an empty name": (lambda: folb.Algorithm(server={"": "plain"}), "should be the path of a setting"),
+    "a name of folb's": (lambda: folb.Algorithm(server=Adaptive()), "server = 'adam': should have another name"),
+    "a field of the record": (lambda: folb.Algorithm(select=Crowd()), "select.K = 'crowd': should have another name"),
+    "draws that are settled": (
+        lambda: folb.Algorithm(select=folb.Algorithm(select={"name": "poisson", "K": 5}).selection),
+        "select = 'selection': should be a new part",
+    ),
+    "a setting twice": (lambda: folb.Algorithm(server={"lr": 1.0}, **{"server.lr": 2.0}), "server.lr = 2.0: is given"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_in_the_parts_is_named(mistake):
+    make, said = WRONG[mistake]
+    with pytest.raises(InputError, match=said):
+        make()
+
+
+def test_settings_record_single_numbers_of_numpy_and_jax():
+    made = folb.Algorithm(local={"lr": np.float64(0.5)}, server={"lr": jnp.float32(0.25)}, select={"K": np.int64(5)})
+    assert [made.settings[path] for path in ("local.lr", "server.lr", "select.K")] == [0.5, 0.25, 5]

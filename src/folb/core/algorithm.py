@@ -85,7 +85,8 @@ class Origin:
     def settings(self) -> dict[str, Any]:
         """Every setting by its path, as a record can hold it."""
         known = {path: value for name, slot in SLOTS.items() for path, value in slot.values(self.parts[name]).items()}
-        return {path: v for path, v in {**known, **self.others.settings}.items() if not hasattr(v, "dtype")}
+        numbers = {path: _number(value) for path, value in {**known, **self.others.settings}.items()}
+        return {path: value for path, value in numbers.items() if not hasattr(value, "dtype")}
 
     def changed(self, given: Mapping[str, Any]) -> Origin:
         """With other settings, by their paths; checked."""
@@ -113,6 +114,12 @@ class Origin:
         )
 
 
+def _number(value: Any) -> Any:
+    """A single number of NumPy or jax as Python's; what is traced, or has a shape, as it is."""
+    single = hasattr(value, "dtype") and getattr(value, "shape", None) == () and not isinstance(value, jax.core.Tracer)
+    return value.item() if single else value
+
+
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their paths. A mapping has some of one slot: its "name", if it is another part, and its fields."""
     paths: dict[str, Any] = {}
@@ -120,6 +127,8 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
         table = value if name in SLOTS and isinstance(value, Mapping) else {"name": value}
         for key, one in table.items():
             path = name if key == "name" else f"{name}.{key}"
+            if not key or path.endswith("."):
+                raise InputError("setting", path, "should be the path of a setting, such as server.lr")
             if path in paths:
                 raise InputError(path, one, f"is given already, as {paths[path]}; give it once")
             paths[path] = one
@@ -137,13 +146,15 @@ OTHERS_SAY = {  # what papers and other libraries call a setting
 
 
 def raise_unknown(field: str, path: str, known: Iterable[str]) -> None:
-    """Raise for a path that is none of the known ones: with those that end in it, or are spelt like it."""
-    if path in OTHERS_SAY:
-        raise InputError(field, path, f"folb calls this {OTHERS_SAY[path]}")
+    """Raise for a path that is none of the known ones: with what it may mean, or with those of its slot."""
+    slot, _, last = path.rpartition(".")
+    if last in OTHERS_SAY:
+        raise InputError(field, path, f"folb calls this {OTHERS_SAY[last]}")
     known = list(known)
-    if ends := [one for one in known if one.endswith(f".{path}")]:
-        raise InputError(field, path, f"should be {' or '.join(ends)}")
-    choose(field, path, known)
+    meant = [one for one in known if one.endswith(f".{last}") or one == path.replace("_", ".", 1)]
+    if meant:
+        raise InputError(field, path, f"should be {' or '.join(meant)}")
+    choose(field, path, [one for one in known if slot and one.startswith(f"{slot}.")] or known)
 
 
 @functools.cache

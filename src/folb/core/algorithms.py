@@ -46,13 +46,14 @@ class Named:
             slot = path.partition(".")[0]
             if slot not in (*self._slots, *USUAL.others.settings, "uploads"):
                 raise_unknown(f"setting of {self.name}", path, self.settings)
-            if path == "local.mu" and not self.proximal:
-                raise InputError(path, value, f"is for algorithms with a proximal term, and {self.name} has none")
             if path in self.only:
                 self._check_choice(SLOTS[path], value)
             if path == "concurrency" and value is None and self.made.asynchrony is not None:
                 raise InputError(path, value, f"should be a number, or K: the devices of {self.name} do not wait")
-        return self.made.replace(**given)
+        made = self.made.replace(**given)
+        if not self.proximal and (mu := made.settings.get("local.mu")):
+            raise InputError("local.mu", mu, f"is for algorithms with a proximal term, and {self.name} has none")
+        return made
 
     def _check_choice(self, slot: Slot[Any], value: Any) -> None:
         """Raise for a part of folb that this algorithm may not have in the slot, or for none."""
@@ -79,7 +80,7 @@ class Named:
         settings: dict[str, Any] = {}
         for name in self._slots:
             slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
-            if names is None or len(names) > 1:
+            if names is None or len(names) > 1 or name == "rule":  # a user's own rule is free
                 settings[name] = slot.choice(names)
             own = slot.fields_of(names)
             settings |= {path: known[path] for path in slot.fields if path in own}

@@ -1,7 +1,8 @@
 """What does not go together, and why: a row for each combination of parts that no algorithm may have.
 
 A row reads the finished algorithm, and what its parts say of themselves. The first that holds is raised whenever an
-algorithm is made. What a guard does not bound is said beside its bound (`guard.check_around`). Flower's strategies have tables of their own, for what they cannot carry.
+algorithm is made. What a guard does not bound is said beside its bound (`guard.check_around`). Flower's
+strategies have tables of their own, for what they cannot carry.
 """
 
 from __future__ import annotations

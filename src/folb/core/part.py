@@ -9,7 +9,7 @@ A device has parts, too, and may have no jax: classes become pytrees once `folb.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
 from typing import (
@@ -272,6 +272,7 @@ class Slot(Generic[P]):
         if self.record is None:
             return self._changed(made, wanted, values)
         if isinstance(wanted, self.record):
+            _check_unfinished(self.name, wanted, self.record)
             made, wanted = wanted, KEEP
         shared = settings_of(self.record)
         inner = {name: value for name, value in values.items() if name not in shared}
@@ -292,9 +293,20 @@ class Slot(Generic[P]):
         if made is None:
             return None
         check_part(self.name, made, self.base)
+        self._check_own(made)
         made = _with(made, {name: value for name, value in values.items() if name in known})
         made.check(self.spelt)
         return made
+
+    def _check_own(self, made: P) -> None:
+        """Raise for a part whose name, or a field's name, would stand for something else in a record."""
+        if self.parts.get(made.name, type(made)) is not type(made):
+            raise InputError(self.name, made.name, "should have another name (`called`): folb has a part of this name")
+        if self.record is not None and (taken := set(settings_of(type(made))) & set(settings_of(self.record))):
+            name = sorted(taken)[0]
+            raise InputError(
+                self.spelt(name), made.name, f"should have another name, for every {self.name} has `{name}`"
+            )
 
     def _wanted(self, made: P | None, wanted: Any) -> P:
         """The part by its name, its class or itself; one that is there already keeps its settings."""
@@ -302,6 +314,8 @@ class Slot(Generic[P]):
             wanted = self.parts[choose(self.name, wanted, self.parts)]
         if isinstance(wanted, type) and issubclass(wanted, self.base):
             return made if type(made) is wanted else wanted()
+        if isinstance(wanted, self.base):
+            _check_unfinished(self.name, wanted, self.base)
         if not isinstance(wanted, self.base):
             expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
             raise InputError(self.name, wanted, expected)
@@ -314,8 +328,17 @@ class Slot(Generic[P]):
         if not owners:
             mine = () if made is None else settings_of(type(made))
             choose("setting", self.spelt(name), dict.fromkeys([*self.fields, *map(self.spelt, mine)]))
-        whose = f"any {self.name}" if len(owners) == len(self.known) else f"{self.name}={', '.join(owners)}"
+        whose = f"every {self.name} of folb" if len(owners) == len(self.known) else f"{self.name}={', '.join(owners)}"
         return InputError(self.spelt(name), value, f"is for {whose}; {self.name} is {which}")
+
+
+def _check_unfinished(name: str, made: Part, base: type[Part]) -> None:
+    """Raise for a part of a finished algorithm: some fields of its base then followed from the other parts."""
+    for one in fields(base):  # type: ignore[arg-type]
+        derived = "meaning" not in one.metadata and one.name != "kind_" and not isinstance(one.default, Part)
+        if derived and one.default is not MISSING and getattr(made, one.name) != one.default:
+            expected = f"should be a new part: its {one.name} is that of the algorithm it was taken from"
+            raise InputError(name, made.name, expected)
 
 
 def _with(made: Any, values: Mapping[str, Any]) -> Any:

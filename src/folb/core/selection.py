@@ -92,6 +92,8 @@ class Sampling(Part):
     def check(self, spelt: Callable[[str], str] = str) -> None:
         """Its settings, and what it asks for."""
         super().check(spelt)
+        if self.scheme not in (None, "poisson", "fixed"):
+            raise InputError("select: scheme", self.scheme, "should be poisson, fixed or None")
         device_memory(self.keeps)
         for name, asked in (("select: survey", self.survey), ("select: first", self.first)):
             wanted = None if asked is None else upload(asked)

@@ -89,8 +89,8 @@ class Agreement(StepSize):
     0. The first round changes nothing.
     """
 
-    gain: float = setting("how fast lr changes", between(0, 100), default=1.25)
-    goal: float = setting("the cosine between rounds at which lr stays", between(-1, 1), default=0.2)
+    gain: float = setting("how fast local.lr changes", between(0, 100), default=1.25)
+    goal: float = setting("the cosine between rounds at which local.lr stays", between(-1, 1), default=0.2)
 
     def init(self, params: Params) -> Agreed:
         """A factor of 1."""
@@ -144,7 +144,7 @@ class Consensus(StepSize):
     """
 
     by_lengths = True
-    gain: float = setting("how fast lr changes", between(0, 100), default=1.5)
+    gain: float = setting("how fast local.lr changes", between(0, 100), default=1.5)
     goal: float = setting("how much the disagreement of devices counts", between(-1, 1), default=0.2)
 
     def init(self, params: Params) -> Sought:
@@ -177,7 +177,7 @@ class Schedule(StepSize):
 
     scheduled = True
     share: ClassVar[float] = 1.0
-    warmup: float = setting("rounds in which lr rises to its value", at_least(0), default=0.0)
+    warmup: float = setting("rounds in which local.lr rises to its value", at_least(0), default=0.0)
     rounds: float | None = setting("T; by default a share of all rounds", at_least(1), default=None)
 
     def over(self, rounds: int) -> StepSize:
@@ -191,7 +191,7 @@ class Constant(StepSize):
     """min(t / (warmup + 1), 1): `lr` as it is, after the warmup."""
 
     scheduled = True
-    warmup: float = setting("rounds in which lr rises to its value", at_least(0), default=0.0)
+    warmup: float = setting("rounds in which local.lr rises to its value", at_least(0), default=0.0)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
         """The formula."""
@@ -203,7 +203,7 @@ class Cosine(Schedule):
 
     share = 1.0
     rounds: float | None = setting("T; by default all rounds", at_least(1), default=None)
-    end: float = setting("the share of lr that is left at the end", between(0, 1), default=0.0)
+    end: float = setting("the share of local.lr that is left at the end", between(0, 1), default=0.0)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
         """The formula."""
@@ -224,7 +224,7 @@ class Step(Schedule):
 
     share = 1 / 3
     rounds: float | None = setting("T; by default a third of all rounds", at_least(1), default=None)
-    lowered: float = setting("what lr is multiplied by every T rounds", up_to(1), default=0.1)
+    lowered: float = setting("what local.lr is multiplied by every T rounds", up_to(1), default=0.1)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
         """The formula."""
@@ -264,5 +264,5 @@ STEP_SIZES = Slot(
     "step_size",
     StepSize,
     (Consensus, Agreement, Cosine, Step, Inverse, Constant),
-    "how the server changes lr from round to round; by default it does not",
+    "how the server changes local.lr from round to round; by default it does not",
 )

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 from folb import data
 from folb.core.algorithm import SLOTS, Algorithm, flattened, raise_unknown
 from folb.core.algorithms import ALGORITHMS, Named
-from folb.core.part import described
+from folb.core.part import described, name_of
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
 from folb.data.federation import Federation
@@ -61,6 +61,7 @@ class Plan(Settled):
     system: Any
     identity: str  # a digest of what the results depend on: the experiment, the data, the user's own files
     differs: str = ""  # the choices that are not the defaults
+    own: Mapping[str, Any] = field(default_factory=dict)  # the classes of users' own parts, as they were given
 
     @cached_property
     def runs(self) -> list[dict[str, Any]]:
@@ -111,18 +112,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     _distribute(parts, "set", experiment.set, _take)
     _distribute(algorithms, "box", experiment.box, _take_box)
 
-    variants: list[Algorithm] = []
-    for part in algorithms:
-        # always in the order of the slots, so that a repeated experiment has the same run directory
-        box = {name: part.box[name] for name in part.settings if name in part.box}
-        values = _by_dataset(part, experiment.dataset) | part.given
-        swept = {name: values[name] for name in part.settings if name in values and name not in box}
-        points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
-        for combination, point in itertools.product(itertools.product(*swept.values()), points):
-            known = {**dict(zip(swept, combination, strict=True)), **point}
-            classes = {name: own.get(str(value), value) if name in SLOTS else value for name, value in known.items()}
-            variants.append(part.make(Algorithm, **classes))
-        part.given.update(swept)
+    with naming_own_files([*experiment.algorithms, *own]):
+        variants = [one for part in algorithms for one in _variants(part, experiment, own)]
 
     if system.constructor is trace and system.given.get("file"):  # an absolute path is found from any directory
         system.given["file"] = os.path.abspath(system.given["file"])
@@ -150,7 +141,23 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     experiment = _spelt_out(asked, whole.evaluated or "all", parts)
     identity = _identity(experiment, federation, built_system, own)
     apart = differs(asked, (_usual_and_given(part, asked.dataset) for part in parts))
-    return Plan(**vars(whole), experiment=experiment, system=built_system, identity=identity, differs=apart)
+    return Plan(**vars(whole), experiment=experiment, system=built_system, identity=identity, differs=apart, own=own)
+
+
+def _variants(part: Chosen, experiment: Experiment, own: Mapping[str, Any]) -> list[Algorithm]:
+    """The algorithms of a sweep or of a box's points, or one."""
+    # always in the order of the slots, so that a repeated experiment has the same run directory
+    box = {name: part.box[name] for name in part.settings if name in part.box}
+    values = _by_dataset(part, experiment.dataset) | part.given
+    swept = {name: values[name] for name in part.settings if name in values and name not in box}
+    points = boxes.draw(box, experiment.points or 0, experiment.box_seed or 0) if box else [{}]
+    made: list[Algorithm] = []
+    for combination, point in itertools.product(itertools.product(*swept.values()), points):
+        known = {**dict(zip(swept, combination, strict=True)), **point}
+        classes = {name: own.get(str(value), value) if name in SLOTS else value for name, value in known.items()}
+        made.append(part.make(Algorithm, **classes))
+    part.given.update(swept)
+    return made
 
 
 def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experiment:
@@ -276,11 +283,14 @@ def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
         for spec in value if isinstance(value, list | tuple) else [value]:
             if name not in SLOTS or not (isinstance(spec, str) and ".py:" in spec):
                 continue
-            own[spec] = kind = from_file(name, spec)
+            kind = from_file(name, spec)
             if not (isinstance(kind, type) and issubclass(kind, SLOTS[name].base)):
                 raise InputError(name, spec, f"should be a class of the base folb.{SLOTS[name].base.__name__}")
-            for field, hint in described(kind).items():
-                path, (of, meaning) = SLOTS[name].spelt(field), get_args(hint)
+            if other := next((s for s, one in own.items() if name_of(one) == name_of(kind) and one is not kind), None):
+                raise InputError(name, spec, f"should have another name: {other} is called {name_of(kind)}, too")
+            own[spec] = kind
+            for inner, hint in described(kind).items():
+                path, (of, meaning) = SLOTS[name].spelt(inner), get_args(hint)
                 for part in algorithms:
                     part.settings.setdefault(path, setting(path, Annotated[of | None, meaning], None))
     return own
@@ -300,6 +310,11 @@ def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[t
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
+    seen: set[tuple[str | None, str]] = set()
+    for only, name, value in flat:
+        if (only, name) in seen:
+            raise InputError(name, value, "is given already; give it once")
+        seen.add((only, name))
     return sorted(flat, key=lambda one: one[0] is not None)  # those for one part come last, so they win
 
 
@@ -346,6 +361,8 @@ def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field:
     if owners:
         chosen = only or ", ".join(part.name for part in parts)
         raise InputError(name, value, f"is a setting of {', '.join(owners)}, and not of {chosen}")
+    if name in {one.name for one in fields(Experiment)}:
+        raise InputError(field, name, f"is an option of the command, and not a setting: --{name.replace('_', '-')}")
     if only is None and (first := name.partition(".")[0]) in dict(everyone):
         choose(field, first, [part.name for part in parts])
     known = {key for part in parts if only in (None, part.name) for key in part.settings}

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from folb import atomic
-from folb.core.algorithm import Algorithm
+from folb.core.algorithm import SLOTS, Algorithm
 from folb.core.algorithms import ALGORITHMS
+from folb.core.part import name_of
 from folb.errors import InputError, check_whole, choose
 from folb.experiments.execute import run_plan
 from folb.experiments.experiment import Experiment, to_toml
@@ -186,6 +187,7 @@ def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Expe
         raise InputError("grid", [point.label for point in points], "diverged at every point: there is no winner")
     experiment = planned.experiment
     settings = {key: "none" if value is None else value for key, value in best.algorithm.settings.items()}
+    settings |= {key: spec for spec, kind in planned.own.items() for key in SLOTS if settings[key] == name_of(kind)}
     tuned = {**_own(experiment), **experiment.box.get(_name(experiment), {})}
     fixed = {key: settings.get(key, value) for key, value in tuned.items()}
     single = {**experiment.set, _name(experiment): fixed}

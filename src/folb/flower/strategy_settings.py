@@ -27,13 +27,13 @@ class StrategySettings:
     after each round (by default none). No round begins with fewer than `min_available_nodes`.
 
     Real devices may lie, so an algorithm that sees their gradients has a `guard` by default, unless it is private: no
-    device's weight exceeds cap / K, and no update is
-    negated (folb.guard). It is given as to an algorithm; None or "none" means none.
+    device's weight exceeds cap / K, and no update is negated (folb.guard). It is given as to an algorithm; None or
+    "none" means none.
     `seed` and `system` are the simulator's; so is `objective`, (1) with weights "uniform" or "samples".
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
-    its devices if the rule is guarded or robust, none if it is private, and otherwise 1. After `max_abandoned` such rounds in a row the run
-    ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
+    its devices if the rule is guarded or robust, none if it is private, and otherwise 1. After `max_abandoned` such
+    rounds in a row the run ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
     answered, or a little later: a device whose reply was just used waits for its turn (`folb.flower.device_draw`); by
     default it is the algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to
     that, and the record says so.
