@@ -177,6 +177,7 @@ def run(arguments: list[str]) -> int:
         top.prog += f" {command}"  # its help lists the options
         word = unknown[0].partition("=")[0]
         near = [option for option in known[command].options if option.endswith(f".{word[2:]}")]
+        near = near or ([f"--set {word[2:]}=..."] if "." in word and "--set" in known[command].options else [])
         meant = f"did you mean {' or '.join(near)}? " if near else hint(word, known[command].options)
         top.error(f"{meant}unrecognized arguments: {' '.join(unknown)}")
     try:

@@ -33,10 +33,10 @@ class StrategySettings:
     `deadline` is how many seconds a round may take, and `wait` how many it waits for nodes before it begins. A round
     with fewer than `min_replies` usable replies is abandoned, and the model stays as it was; by default that is half of
     its devices if the rule is guarded or robust, none if it is private, and otherwise 1. After `max_abandoned` such
-    rounds in a row the run ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes the round once K have
-    answered, or a little later: a device whose reply was just used waits for its turn (`folb.flower.device_draw`); by
-    default it is the algorithm's, or 1. An update longer than `max_norm` times the median of its round is shortened to
-    that, and the record says so.
+    rounds in a row the run ends, and can be resumed. `over_selection` = 1.3 asks 30 % more devices than K, and closes
+    the round once K have answered, or a little later: a device whose reply was just used waits for its turn
+    (`folb.flower.device_draw`); by default it is the algorithm's, or 1. An update longer than `max_norm` times the
+    median of its round is shortened to that, and the record says so.
     A private algorithm is accounted for with N = `min_available_nodes`: no round draws from fewer. Its draws and its
     noise come from the operating system; with `replay` they follow from the seed, which is for reproduction alone.
     `directory` is the run directory, like one of the simulator; a strategy that finds its run there resumes it.
