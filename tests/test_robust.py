@@ -330,7 +330,7 @@ def test_a_centre_of_one_s_own(tmp_path):
     (tmp_path / "mine.py").write_text(code)
     shortest = chosen_by_name("algorithms", f"{tmp_path / 'mine.py'}:shortest", {}).constructor
     made = shortest(**{"select.K": 5, "robust.bucket": None})
-    assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.4, 5)
+    assert (made.robust.name, made.robust.liars, made.robust.needs(2)) == ("shortest", 0.3, 5)
     round = a_round(6, times=np.ones(K))
     update = jax.jit(lambda how: robust.recentred(rules.Mean().update(round), how, round))(made.robust)
     first = np.argmin(np.linalg.norm(flat(round.delta), axis=1))

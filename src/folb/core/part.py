@@ -328,7 +328,7 @@ class Slot(Generic[P]):
         if not owners:
             mine = () if made is None else settings_of(type(made))
             choose("setting", self.spelt(name), dict.fromkeys([*self.fields, *map(self.spelt, mine)]))
-        whose = f"every {self.name} of folb" if len(owners) == len(self.known) else f"{self.name}={', '.join(owners)}"
+        whose = f"any {self.name}" if len(owners) == len(self.known) else f"{self.name}={', '.join(owners)}"
         return InputError(self.spelt(name), value, f"is for {whose}; {self.name} is {which}")
 
 
