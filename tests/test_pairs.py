@@ -123,3 +123,4 @@ def test_every_pair_is_refused_or_keeps_its_promises(place):
     for pair in PAIRS[place::100]:
         if (algorithm := made(pair)) is not None:
             keeps_its_promises(pair, algorithm)
+    jax.clear_caches()  # the programs of all pairs are too many for one process
