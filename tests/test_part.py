@@ -146,6 +146,7 @@ WRONG = {
         lambda: folb.Algorithm(select=folb.Algorithm(select={"name": "poisson", "K": 5}).selection),
         "select = 'selection': should be a new part",
     ),
+    "what jax alone gives": (lambda: folb.Algorithm(origin=1), "setting = 'origin'"),
     "a setting twice": (lambda: folb.Algorithm(server={"lr": 1.0}, **{"server.lr": 2.0}), "server.lr = 2.0: is given"),
 }
 

@@ -192,8 +192,9 @@ class Algorithm:
     origin: Origin = of_record(metadata={"static": True})
 
     def __init__(self, **settings: Any) -> None:
-        # jax makes one of its record, which has an origin, as it would of any dataclass
-        record = settings if "origin" in settings else vars(_made(USUAL.changed(settings)))
+        # jax makes one of all its fields, as it would of any dataclass
+        whole = settings.keys() == self.__dataclass_fields__.keys()
+        record = settings if whole else vars(_made(USUAL.changed(settings)))
         vars(self).update(record)
 
     def __repr__(self) -> str:
