@@ -18,7 +18,6 @@ LAYERS = (
     ("results",),
     ("store",),
     ("simulation",),
-    ("theory",),
     ("report",),
     ("experiments",),
     ("flower",),
@@ -28,7 +27,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # a device runs neither the simulator nor jax; a server runs neither the simulator nor the datasets
 DEVICE = {"errors", "typing", "core", "flower"}
-FORBIDDEN = {"flower": {"models", "data", "simulation", "theory", "experiments"}}  # also inside functions
+FORBIDDEN = {"flower": {"models", "data", "simulation", "experiments"}}  # also inside functions
 SERVER = DEVICE | {"atomic", "npz", "measures", "results", "store", "report"}
 
 

@@ -24,7 +24,7 @@ from folb.core.system import Effort
 from folb.flower import FederatedStrategy
 from folb.simulation.events import PATIENCE
 from folb.store import run_arrays
-from folb.theory import audit
+from folb_studies.theory import audit
 
 N = FEDERATION.N
 USUAL = {"local.lr": LR, "local.batch": BATCH}

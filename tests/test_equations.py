@@ -5,12 +5,13 @@ import re
 
 import pytest
 
-from folb import algorithms, guard, rules, system, theory
+from folb import algorithms, guard, rules, system
 from folb.core import round as core_round
 from folb.core import samplings, selection
 from folb.simulation import play, stacked, survey
 from folb.simulation import solve as local
-from folb.theory import audit, bounds, constants
+from folb_studies import theory
+from folb_studies.theory import audit, bounds, constants
 
 MODULES = (
     *(rules, guard, selection, core_round, system, algorithms, local, play, survey, stacked),

@@ -20,7 +20,7 @@ pytest.importorskip("dp_accounting", reason="needs pip install 'folb[privacy]'")
 
 from own import sampling
 
-from folb import Algorithm, algorithms, execute, models, rules, simulate, theory
+from folb import Algorithm, algorithms, execute, models, rules, simulate
 from folb.cli import tables
 from folb.cli.main import main
 from folb.core import accountant, gaussian, privacy, randomness, samplings
@@ -38,6 +38,7 @@ from folb.results.document import document
 from folb.simulation import problem as problems
 from folb.simulation import program
 from folb.simulation import simulate as simulator
+from folb_studies import theory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

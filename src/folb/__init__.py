@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from folb import data as data
     from folb import models as models
-    from folb import theory as theory
     from folb.core import algorithms as algorithms
     from folb.core import guard as guard
     from folb.core import rules as rules
@@ -102,7 +101,6 @@ _MODULES = {
     "models": "models",
     "rules": "core.rules",
     "system": "core.system",
-    "theory": "theory",
     "tree": "core.tree",
     "vector": "core.vector",
 }

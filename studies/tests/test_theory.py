@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import algorithms, rules, system, theory
+from folb import algorithms, rules, system
 from folb.core import round
 from folb.data.federation import Federation
 from folb.data.synthetic import synthetic, synthetic_iid
@@ -23,7 +23,7 @@ from folb.models import Model, logistic
 from folb.simulation import play as rounds
 from folb.simulation import problem as problems
 from folb.simulation import solve as local
-from folb.theory.bounds import Constants, Point
+from folb_studies import theory
 from folb_studies.paper import quadratics
 from folb_studies.paper.checks import logistic_gradients
 from folb_studies.paper.quadratics import (
@@ -40,6 +40,7 @@ from folb_studies.paper.quadratics import (
     losses,
     random_quadratics,
 )
+from folb_studies.theory.bounds import Constants, Point
 
 
 @pytest.fixture

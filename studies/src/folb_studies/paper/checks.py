@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from folb import data, models, theory
+from folb import data, models
 from folb.core import algorithms
 from folb.data.federation import Federation
 from folb.simulation.play import play, start
 from folb.simulation.problem import problem as brought
 from folb.typing import NDArray
+from folb_studies import theory
 from folb_studies.paper import quadratics
 
 Found = dict[str, Any]

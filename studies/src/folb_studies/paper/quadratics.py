@@ -18,9 +18,9 @@ import numpy as np
 
 from folb.core import rules, samplings
 from folb.core.rules import Gradients, Round, Rule
-from folb.theory import bounds
-from folb.theory.constants import Constants, Point
 from folb.typing import NDArray
+from folb_studies.theory import bounds
+from folb_studies.theory.constants import Constants, Point
 
 N, K, DIM = 3, 2, 3
 MULTISETS = np.array(list(itertools.product(range(N), repeat=K)))

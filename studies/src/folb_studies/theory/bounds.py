@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from folb.core import samplings
-from folb.theory.constants import Constants, Point
+from folb_studies.theory.constants import Constants, Point
 
 
 def mean_bound(point: Point, constants: Constants, mu: Any, gamma: Any, P: Any) -> Any:

@@ -1,7 +1,7 @@
 """The paper's theory: the constants of its assumptions, its bounds, and the comparison of rounds with them."""
 
-from folb.theory.audit import Audit, Played, audit
-from folb.theory.bounds import (
+from folb_studies.theory.audit import Audit, Played, audit
+from folb_studies.theory.bounds import (
     Sides,
     corrected_psi,
     fedprox_bound,
@@ -16,7 +16,7 @@ from folb.theory.bounds import (
     sum_lemma,
     weights_bound,
 )
-from folb.theory.constants import Constants, Point, curvature, estimate, objective, survey
+from folb_studies.theory.constants import Constants, Point, curvature, estimate, objective, survey
 
 __all__ = [
     "Audit",

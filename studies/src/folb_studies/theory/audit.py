@@ -19,7 +19,8 @@ from folb.core.server_step import Plain
 from folb.errors import InputError, check
 from folb.simulation.play import play
 from folb.simulation.problem import Problem
-from folb.theory.bounds import (
+from folb.typing import NDArray, Params
+from folb_studies.theory.bounds import (
     folb_bound,
     hetero_bound,
     lb_near_optimal_bound,
@@ -28,8 +29,7 @@ from folb.theory.bounds import (
     signed_bound,
     weights_bound,
 )
-from folb.theory.constants import Constants, Point, estimate, objective, survey
-from folb.typing import NDArray, Params
+from folb_studies.theory.constants import Constants, Point, estimate, objective, survey
 
 
 class Played(NamedTuple):
