@@ -113,7 +113,7 @@ def start_of(
 
 def play_without_waiting(begun: Begun) -> tuple[State, Info]:
     """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
-    problem, algorithm, state, seed, _, draw, model_at = begun
+    problem, algorithm, state, seed, _, draw, model_at, _ = begun
     queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
     usable = came.device != NOBODY
     device = jnp.where(usable, came.device, 0)
@@ -123,8 +123,8 @@ def play_without_waiting(begun: Begun) -> tuple[State, Info]:
     staleness = jnp.where(usable, queue.steps - version, 0)
     # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
     key = shared_words(seed, 1)
-    done = work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
-    records = {name: value for name, value in done.records.items() if value is not None}
+    counted = usable.astype(jnp.float32)
+    closed, records = work_and_close(begun, slots, counted, starts, key, lr=lr, staleness=staleness)
 
     def with_lost(values: Array) -> Array:
         """The values of the replies, and 0 for each device that was lost."""
@@ -132,15 +132,15 @@ def play_without_waiting(begun: Begun) -> tuple[State, Info]:
 
     info = Info(
         device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
-        times=with_lost(usable.astype(jnp.float32)),
+        times=with_lost(counted),
         lost=jnp.concatenate([jnp.zeros_like(usable), came.gone != NOBODY]),
         asked=came.started,
         surveyed=jnp.int32(0),
         replied=came.replied,
         gradients_only=jnp.int32(0),
         seconds=came.seconds,
-        updated=done.closed.updated,
+        updated=closed.updated,
         **{name: value if name == "attack" else with_lost(value) for name, value in records.items()},
     )
-    queue = queue._replace(steps=queue.steps + done.closed.updated)
-    return done.closed.state._replace(queue=queue, residuals=done.residuals), info
+    queue = queue._replace(steps=queue.steps + closed.updated)
+    return closed.state._replace(queue=queue), info

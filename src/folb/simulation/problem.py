@@ -51,6 +51,11 @@ class Problem:
     classes: int = field(default=0, metadata={"static": True})
 
     @property
+    def looked_at(self) -> Samples:
+        """The training samples that the loss is measured on."""
+        return self.train if self.measured is None else self.measured
+
+    @property
     def judges(self) -> bool:
         """Whether an evaluation looks at more than the training loss and the test accuracy."""
         return bool(self.metrics) or "own" in self.record
@@ -66,20 +71,16 @@ class Problem:
         return self.train.present is not None
 
 
-class Opening(NamedTuple):
-    """How a round opens: the seconds until then, and the devices that are online; None if all always are."""
+def opening(problem: Problem, clock: Any) -> tuple[Any, Array | None]:
+    """The seconds until a round opens, as soon as a device is online; and the devices online, None if all always are.
 
-    waited: Any
-    online: Array | None
-
-
-def opening(problem: Problem, clock: Any) -> Opening:
-    """A round opens as soon as a device is online. If none ever will be, it asks no device and takes no time."""
+    If none ever will be, it asks no device and takes no time.
+    """
     if not isinstance(problem.system, Trace):
-        return Opening(0.0, None)
+        return 0.0, None
     wait = problem.system.wait(clock.now)
     wait = jnp.where(jnp.isfinite(wait), wait, 0.0)
-    return Opening(wait, problem.system.online(clock.now + wait))
+    return wait, problem.system.online(clock.now + wait)
 
 
 def problem(
@@ -117,12 +118,11 @@ def problem(
         choose("record", name, RECORDS)
     n = federation.train.size
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
-    start = no_samples if streamed else bring
     table = None if federation.table is None else parallel.put(federation.table, mesh)
     few = None if evaluated is None else sampled(federation, evaluated)
     return Problem(
-        train=start(federation, federation.train, table, mesh),
-        test=(start if few is None else bring)(federation, (few or federation).test, table, mesh),
+        train=bring(federation, federation.train, table, mesh, streamed),
+        test=bring(federation, (few or federation).test, table, mesh, streamed and few is None),
         measured=None if few is None else bring(federation, few.train, table, mesh),
         share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
@@ -204,10 +204,14 @@ class Samples:
         return flat.reshape(*x.shape[: x.ndim - self.x.ndim + 1], *flat.shape[1:])
 
 
-def bring(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
-    """All samples of a split, on the accelerator, or on each of `mesh`."""
+def bring(
+    federation: Federation, split: Split, table: Array | None, mesh: Mesh | None, streamed: bool = False
+) -> Samples:
+    """A split on the accelerator, or on each of `mesh`. If `streamed`, all facts about its devices, but no samples."""
+    split = replace(split, x=split.x[:0], y=split.y[:0]) if streamed else split
     x, y, start, size = (parallel.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
-    return Samples(x, y, start, size, table, federation.expand)
+    known = Samples(x, y, start, size, table, federation.expand)
+    return window(split, known, np.zeros(0, np.int32), mesh) if streamed else known
 
 
 BLOCK = 1 << 26  # bytes of samples in a block that is evaluated, or in a window of several rounds
@@ -227,12 +231,6 @@ def ahead(pieces: Iterable[Callable[[], Piece]]) -> Generator[Piece]:
             made = following
         if made is not None:
             yield made.result()
-
-
-def no_samples(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
-    """A split with all facts about its devices, but no samples on the accelerator yet."""
-    known = bring(federation, replace(split, x=split.x[:0], y=split.y[:0]), table, mesh)
-    return window(split, known, np.zeros(0, np.int32), mesh)
 
 
 def rounds_that_fit(split: Split, rounds: Sequence[NDArray]) -> int:

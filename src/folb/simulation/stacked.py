@@ -25,21 +25,13 @@ from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured
+from folb.models.model import params_like
 from folb.results.run import Run
 from folb.simulation import parallel, solve
 from folb.simulation.evaluate import evaluation_block, predictions
 from folb.simulation.play import Info, start
 from folb.simulation.problem import ENDLESS, Problem
-from folb.simulation.program import (
-    CAPACITY,
-    Measured,
-    advance,
-    advancing,
-    begin,
-    joined,
-    models_kept,
-    one_round,
-)
+from folb.simulation.program import CAPACITY, Measured, advance, advancing, begin, joined, models_kept, one_round
 from folb.store import run_arrays
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
@@ -66,41 +58,37 @@ def check_shapes(problem: Problem, jobs: list[Job]) -> None:
 
     A rule that returns a wrong shape is found before any other algorithm is run.
     """
-    stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    model, survey = _one_model(states), jobs[0].algorithm.selection.survey
+    stacked, states, seeds = _like(problem, jobs)
+    survey = jobs[0].algorithm.selection.survey
     for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
-        upload_shape(upload, model)
+        upload_shape(upload, params_like(problem.model))
     jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
-
-
-def _one_model(states: State) -> Params:
-    """What the model of one of the stacked runs is like."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
-
-
-def _remembered(jobs: list[Job]) -> int:
-    """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
-    first = jobs[0].algorithm
-    return jobs[0].rounds if first.memory is not None or first.compression.remembers else ENDLESS
 
 
 def compile_ahead(problem: Problem, jobs: list[Job], every: int) -> None:
     """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
     if problem.streamed or problem.mesh is not None:
         return
-    stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    span = (np.int32(1), np.int32(2), np.int32(every))
+    given = _like(problem, jobs)
     with LOWERING:
-        lowered = advance.lower(problem, stacked, states, seeds, *span)
+        lowered = advance.lower(problem, *given, np.int32(1), np.int32(2), np.int32(every))
     lowered.compile()
 
 
-def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
-    """The algorithms of runs that differ only in numbers, stacked as one, and their seeds."""
+def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any, int]:
+    """Runs that differ only in numbers: their algorithms stacked as one, their seeds, and how many rounds to remember.
+
+    Without a memory of devices that needs room, the number of rounds does not matter.
+    """
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
-    return stacked, np.asarray([job.seed for job in jobs], np.uint32)
+    remembers = stacked.memory is not None or stacked.compression.remembers
+    return stacked, np.asarray([job.seed for job in jobs], np.uint32), jobs[0].rounds if remembers else ENDLESS
+
+
+def _like(problem: Problem, jobs: list[Job]) -> tuple[Algorithm, Any, Any]:
+    """The algorithms, what their states are like, and their seeds. Nothing is computed."""
+    stacked, seeds, rounds = _stacked(jobs)
+    return stacked, jax.eval_shape(partial(begin, rounds=rounds), problem, stacked, seeds), seeds
 
 
 def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
@@ -130,7 +118,7 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
         chosen = K * (2 if algorithm.selection.second else 1)
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
     if problem.judges:
-        needed += nbytes(jax.eval_shape(partial(predictions, problem, problem.test), state.params))
+        needed += nbytes(jax.eval_shape(partial(predictions, problem), state.params))
     if problem.side_by_side:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
@@ -151,25 +139,50 @@ class _Stack:
 
     def __init__(self, problem: Problem, federation: Federation, jobs: list[Job], every: int) -> None:
         self.problem, self.federation, self.jobs, self.every = problem, federation, jobs, every
-        self.algorithms, self.seeds = _stacked(jobs)
-        states = begin(problem, self.algorithms, self.seeds, rounds=_remembered(jobs))
+        self.algorithms, self.seeds, rounds = _stacked(jobs)
+        states = begin(problem, self.algorithms, self.seeds, rounds=rounds)
         # as in `advance`: traced once
         self.inputs = (problem, self.algorithms, states, self.seeds, np.int32(1), np.int32(every), None)
         shapes = jax.eval_shape(one_round, *self.inputs)[1]
         nothing = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
         self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
-        model, N, names = _one_model(states), federation.N, measured(problem.metrics)
-        self.about = [
-            _About(job.algorithm.name, dict(job.algorithm.settings), sizes(job.algorithm, model), N, names)
-            for job in jobs
-        ]
+        # of messages; looked up once, because each upload is traced for its shape
+        self.sizes = [sizes(job.algorithm, params_like(problem.model)) for job in jobs]
 
     def runs(self, first: int, record: Measured) -> dict[int, Run]:
-        """The rounds of `record`, from round `first` on, as runs, each by its place."""
+        """The rounds of `record`, from round `first` on, as runs without models, each by its place."""
+        rounds = np.arange(first, first + len(record.info.asked))
+        of_runs = (jax.tree.map(lambda leaf, r=r: np.asarray(leaf)[:, r], record) for r in range(len(self.jobs)))
         return {
-            job.place: _run(self.problem, job, self.about[r], record, r, first, self.every)
-            for r, job in enumerate(self.jobs)
+            job.place: self._run(job, size, rounds, own)
+            for job, size, own in zip(self.jobs, self.sizes, of_runs, strict=True)
         }
+
+    def _run(self, job: Job, size: Sizes, rounds: NDArray, own: Any) -> Run:
+        info, evaluated, metrics = own.info, rounds % self.every == 0, self.problem.metrics
+        up, down = traffic(size, info)
+        more = {name: own.own if name == "own" else getattr(info, name) for name in self.problem.record}
+        if job.algorithm.privacy is not None:
+            more["epsilon"] = np.array([privacy.spent(job.algorithm, self.federation.N, int(t)) for t in rounds])
+        return Run(
+            algorithm=job.algorithm.name,
+            parameters=dict(job.algorithm.settings),
+            seed=int(job.seed),
+            evaluated_rounds=rounds[evaluated],
+            test_accuracy=own.test_accuracy[evaluated],
+            train_loss=own.train_loss[evaluated],
+            bytes_up=up,
+            bytes_down=down,
+            seconds=info.seconds,
+            devices=info.device,
+            times=info.times.astype(np.int32),
+            lost=info.lost,
+            updated=info.updated,
+            records=more,
+            metrics={name: own.metrics[name][evaluated] for name in measured(metrics)},
+            shown={one.name: one for one in metrics if one.own},
+            judged_by=self.problem.model.judged_by,
+        )
 
     @cached_property
     def mark(self) -> str:
@@ -235,7 +248,10 @@ def run_stacked(
                 if kept is not None:
                     _ = stack.mark  # here, because these rounds are played meanwhile
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
-                _check_seconds(part.info.seconds)
+                seconds = part.info.seconds  # a user's own system model may return anything
+                if len(wrong := seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]):
+                    expected = f"should be from 0 to {LONGEST_ROUND:g}"
+                    raise InputError("system: seconds of a round", float(wrong[0]), expected)
                 stack.at = (t + length, states, [*chunks, part])  # one assignment: nothing can come in between
                 if observe is not None:
                     observe(t, stack.runs(t, part))
@@ -252,54 +268,6 @@ def run_stacked(
     return stack.finished()
 
 
-def _check_seconds(seconds: NDArray) -> None:
-    """A user's own system model may return anything."""
-    wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
-    if len(wrong):
-        raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
-
-
-class _About(NamedTuple):
-    """What all parts of a run have in common. It is looked up once: each upload is traced for its shape."""
-
-    algorithm: str
-    parameters: dict[str, Any]
-    size: Sizes  # of its messages
-    N: int
-    metrics: tuple[str, ...]
-
-
-def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, first: int, every: int) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model."""
-    own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
-    info = own.info
-    up, down = traffic(about.size, info)
-    rounds = np.arange(first, first + len(info.asked))
-    evaluated = rounds % every == 0
-    more = {name: own.own if name == "own" else getattr(info, name) for name in problem.record}
-    if job.algorithm.privacy is not None:
-        more["epsilon"] = np.array([privacy.spent(job.algorithm, about.N, int(t)) for t in rounds])
-    return Run(
-        algorithm=about.algorithm,
-        parameters=about.parameters,
-        seed=int(job.seed),
-        evaluated_rounds=rounds[evaluated],
-        test_accuracy=own.test_accuracy[evaluated],
-        train_loss=own.train_loss[evaluated],
-        bytes_up=up,
-        bytes_down=down,
-        seconds=info.seconds,
-        devices=info.device,
-        times=info.times.astype(np.int32),
-        lost=info.lost,
-        updated=info.updated,
-        records=more,
-        metrics={name: own.metrics[name][evaluated] for name in about.metrics},
-        shown={one.name: one for one in problem.metrics if one.own},
-        judged_by=problem.model.judged_by,
-    )
-
-
 def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
     """Bytes up and down in each round.
 
@@ -307,9 +275,8 @@ def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
     its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
     Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
-    asked, replied, gradients_only, surveyed = (
-        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
-    )
+    counts = (info.asked, info.replied, info.gradients_only, info.surveyed)
+    asked, replied, gradients_only, surveyed = (np.asarray(count, np.int64) for count in counts)
     working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
     up = replied * size.reply + gradients_only * size.gradient + surveyed * size.answer
     return up, asked * size.model + working * size.shift
