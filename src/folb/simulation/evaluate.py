@@ -41,7 +41,7 @@ def evaluate(problem: Problem, params: Params, device: Array | None = None) -> E
     loss = total_loss(problem, params) / len(problem.looked_at.y)
     if not problem.judges:
         return Evaluation(loss, total_hits(problem, params) / len(test.y))
-    return Evaluation(loss, *judged(problem, test.y, predictions(problem, params), device))
+    return Evaluation(loss, *judged(problem, (predictions(problem, params), device), test.y))
 
 
 def total_loss(problem: Problem, params: Params, seen: Array | int = 0) -> Array:
@@ -82,10 +82,7 @@ def predictions(problem: Problem, params: Params) -> Predictions:
         return Predictions(one_each("predict", model.predict(params, x), y), scores)
 
     def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Predictions:
-        def kept(values: Array) -> Array:
-            return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
-
-        return jax.tree.map(kept, of(params, x, y))
+        return jax.tree.map(lambda v: jnp.where(real.reshape(-1, *[1] * (v.ndim - 1)), v, 0), of(params, x, y))
 
     like = jax.eval_shape(lambda: of(params, *test.take(jnp.arange(len(test.y)))))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
@@ -93,9 +90,10 @@ def predictions(problem: Problem, params: Params) -> Predictions:
 
 
 def judged(
-    problem: Problem, y: Array, made: Predictions, device: Array | None
+    problem: Problem, run: tuple[Predictions, Array | None], y: Array
 ) -> tuple[Array, dict[str, Array], Array | None]:
-    """An `Evaluation` without its loss, from predictions for all test samples."""
+    """An `Evaluation` without its loss, from a run's predictions for all test samples, and its devices of interest."""
+    made, device = run
     numbers = is_regression(problem.model.judged_by)
     figure = (made.predicted - y) ** 2 if numbers else made.predicted == y
     own = None

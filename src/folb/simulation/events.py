@@ -7,6 +7,7 @@ reply of each device, however fast it is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,16 +15,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import randomness
-from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY, Queue, sending
-from folb.core.round import Exchange, State, managed, shared_words, sizes
-from folb.core.selection import Draw
+from folb.core.round import Exchange, State, shared_words, sizes
 from folb.core.system import Effort
 from folb.errors import InputError
-from folb.simulation.play import Begun, Info, work_and_close
-from folb.simulation.problem import Problem
+from folb.simulation.play import Begun, Info, efforts, work_and_close
 from folb.simulation.solve import Slots
-from folb.typing import Params
 
 PATIENCE = 4  # times K: once so many devices of a round are lost, it ends with the replies that it has
 
@@ -41,14 +38,12 @@ class Arrivals(NamedTuple):
     seconds: Array
 
 
-def arrivals(
-    problem: Problem, algorithm: Algorithm, draw: Draw, params: Params, queue: Queue, seed: Array | int
-) -> tuple[Queue, Arrivals]:
-    """The next K replies; devices that start meanwhile start from `params`. The replies leave the queue."""
-    if draw.another is None:
+def arrivals(begun: Begun) -> tuple[Queue, Arrivals]:
+    """The next K replies, which leave the queue; devices that start meanwhile start from the model of this round."""
+    if begun.draw.another is None:
         raise InputError("select: a Draw", "without `another`", "should be an array of chances with concurrency")
-    another, K = draw.another, algorithm.selection.K
-    queue, row = sending(queue, params, algorithm.solver.lr)
+    another, K = begun.draw.another, begun.algorithm.selection.K
+    queue, row = sending(begun.state.queue, begun.model, begun.algorithm.solver.lr)
     nobody = jnp.full(K, NOBODY, jnp.int32)
     first = Arrivals(
         device=nobody,
@@ -69,9 +64,9 @@ def arrivals(
         """One device starts; then, if all places are taken, the first one is done."""
         queue, came = at
         n = queue.started + 1
-        word = randomness.words(seed, n, randomness.SERVER, 1)[0]
+        word = randomness.words(begun.seed, n, randomness.SERVER, 1)[0]
         k = another(word, jnp.concatenate([queue.device, came.device]))
-        _, effort = start_of(problem, algorithm, params, k, seed, n)
+        _, effort = start_of(begun, k, n)
         place = jnp.argmax(queue.device == NOBODY)
         device = queue.device.at[place].set(k)
         number = queue.number.at[place].set(n)
@@ -101,35 +96,26 @@ def arrivals(
     return after._replace(models=queue.models, left=after.left - came.seconds), came
 
 
-def start_of(
-    problem: Problem, algorithm: Algorithm, params: Params, device: Array, seed: Array | int, n: Array
-) -> tuple[Array, Effort]:
+def start_of(begun: Begun, device: Array, n: Array) -> tuple[Array, Effort]:
     """For a device that is the n-th to start: two random words for its batches, and its effort."""
-    size = sizes(algorithm, params)
-    asked = Exchange(size.model, size.reply)
-    of_one = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
+    size = sizes(begun.algorithm, begun.model)
+    of_one = efforts(begun._replace(t=n), device[None], Exchange(size.model, size.reply))
     return jax.tree.map(lambda leaf: leaf[0], of_one)
 
 
 def play_without_waiting(begun: Begun) -> tuple[State, Info]:
     """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
-    problem, algorithm, state, seed, _, draw, model_at, _ = begun
-    queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
+    queue, came = arrivals(begun)
     usable = came.device != NOBODY
     device = jnp.where(usable, came.device, 0)
-    words, effort = jax.vmap(lambda k, n: start_of(problem, algorithm, model_at, k, seed, n))(device, came.number)
+    words, effort = jax.vmap(partial(start_of, begun))(device, came.number)
     slots = Slots(device, jnp.where(usable, effort.work, 0), words)
     starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
     staleness = jnp.where(usable, queue.steps - version, 0)
     # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
-    key = shared_words(seed, 1)
-    counted = usable.astype(jnp.float32)
-    closed, records = work_and_close(begun, slots, counted, starts, key, lr=lr, staleness=staleness)
-
-    def with_lost(values: Array) -> Array:
-        """The values of the replies, and 0 for each device that was lost."""
-        return jnp.pad(values, (0, len(came.gone)))
-
+    begun, counted = begun._replace(key=shared_words(begun.seed, 1)), usable.astype(jnp.float32)
+    closed, records = work_and_close(begun, slots, counted, starts, lr=lr, staleness=staleness)
+    with_lost = partial(jnp.pad, pad_width=(0, len(came.gone)))  # 0 for each device that was lost
     info = Info(
         device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
         times=with_lost(counted),

@@ -19,7 +19,6 @@ from folb.core.round import (
     Chosen,
     Closed,
     Exchange,
-    Sizes,
     State,
     begin,
     close,
@@ -110,7 +109,7 @@ def play(
     model_at = model_sent(algorithm, state, key)
     waited, online = opening(problem, state.clock)
     draw = distribution(problem, algorithm, state, seed, t, model_at, online)
-    begun = Begun(problem, algorithm, state, seed, t, draw, model_at, online)
+    begun = Begun(problem, algorithm, state, seed, t, key, draw, model_at, online)
     if algorithm.asynchrony is not None:
         from folb.simulation.events import play_without_waiting  # it builds on this module
 
@@ -118,7 +117,7 @@ def play(
     drawn, other = sets(draw, how, *draw_words(algorithm, seed, t)) if chosen is None else chosen
     drawn, end = reached(drawn, online), None
     timed = timing(begun, waited)
-    words, effort = efforts(begun, drawn.device, None if timed is None else timed.first())
+    words, effort = efforts(begun, drawn.device, None if timed is None else timed.first)
     if how.wanted is not None:
         effort, end = first_replies(drawn, effort, how.wanted, words[:, 0])
     usable = (drawn.times > 0) & ~effort.lost
@@ -130,10 +129,10 @@ def play(
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
         other = reached(other, online)
-        second, fresh, gradients_only, wait = _second_set(begun, drawn, other, effort, end, timed, here, key)
+        second, fresh, gradients_only, wait = _second_set(begun, drawn, other, effort, end, timed, here)
         asked = jnp.concatenate([asked, fresh])
 
-    closed, records = work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
+    closed, records = work_and_close(begun, slots, times, here, second=second, seconds=effort.seconds)
     surveyed = _surveyed(begun)
     info = Info(
         device=drawn.device,
@@ -166,33 +165,30 @@ class Begun(NamedTuple):
     state: State
     seed: Array | int
     t: Array | int
+    key: Array  # two random words that its devices share
     draw: Draw
     model: Params
-    online: Array | None = None  # the devices that can be reached, if not all
+    online: Array | None  # the devices that can be reached, if not all
 
 
 def _second_set(
-    begun: Begun,
-    drawn: Multiset,
-    other: Multiset,
-    effort: Effort,
-    end: Array | None,
-    timed: Timing | None,
-    here: Params,
-    key: Array,
+    begun: Begun, drawn: Multiset, other: Multiset, effort: Effort, end: Any, timed: Timing | None, here: Params
 ) -> tuple[Gradients, Array, Array, Array]:
     """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take.
 
     A device in both sets is asked once: S_1 was `drawn`, and makes this `effort`, until the `end` of the round.
     """
-    problem, algorithm, draw = begun.problem, begun.algorithm, begun.draw
-    train, solver, upload, worked = problem.train, algorithm.solver, algorithm.second_upload, None
+    problem, algorithm, asks, worked, steps = begun.problem, begun.algorithm, None, None, None
+    solver, upload = algorithm.solver, algorithm.second_upload
 
     def within(some: Array) -> Array:
         """Which devices of S_2 are among `some` of S_1."""
         return jnp.any((other.device[:, None] == drawn.device[None, :]) & some[None, :], axis=1)
 
-    asks = None if timed is None else timed.second(within(drawn.times > 0), algorithm.second_works)
+    if timed is not None:
+        again, first = within(drawn.times > 0), timed.first
+        down, up = jnp.where(again, first.down, timed.model), jnp.where(again, first.up, timed.gradient)
+        asks = Exchange(down, up, first.now, again | algorithm.second_works)
     other_words, other_effort = efforts(begun, other.device, asks)
     if end is not None:  # a reply for both sets counts for both, or is lost for both
         again, lost = within(drawn.times > 0), within(effort.lost)
@@ -203,17 +199,13 @@ def _second_set(
     if algorithm.second_works:  # it works like S_1, but only for this upload
         there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
         worked = solve.solve(problem, solver, here, there)
-    theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=key, delta=worked)
+        steps = steps_of(solver, there.work, problem.train.size[other.device])
+    theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=begun.key, delta=worked)
     answers = computed((upload,), theirs)[upload.name]
     if algorithm.compression.up is not None and upload == GRAD:
         answers = decoded(algorithm.compression.up, answers, other_words)
-    second = Gradients(
-        answers,
-        jnp.where(usable, other.times, 0.0),
-        draw.correction(other.device),
-        other.device,
-        None if worked is None else steps_of(solver, there.work, train.size[other.device]),
-    )
+    times, correction = jnp.where(usable, other.times, 0.0), begun.draw.correction(other.device)
+    second = Gradients(answers, times, correction, other.device, steps)
     repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
     fresh = (other.times > 0) & ~repeated
     awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
@@ -239,7 +231,6 @@ def work_and_close(
     slots: Slots,
     times: Array,
     here: Params,
-    key: Array,
     *,
     second: Gradients | None = None,
     seconds: Array | None = None,
@@ -250,15 +241,14 @@ def work_and_close(
 
     `lr` has the step size of each slot, if they may differ. With it come the records that were asked for.
     """
-    problem, algorithm, state, seed, t, draw, start, _ = begun
+    problem, algorithm, state, seed, t, key, draw, start, _ = begun
     train, solver = problem.train, algorithm.solver if lr is None else replace(algorithm.solver, lr=lr)
     size = train.size[slots.device]
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
     theirs, who = poisoned(problem, algorithm, slots.device)
-    rows = slots._replace(device=who)
-    delta = solve.solve(theirs, solver, here, rows, shift)
+    delta = solve.solve(theirs, solver, here, slots._replace(device=who), shift)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals
@@ -297,10 +287,11 @@ def work_and_close(
     weights = closed.weights
     if algorithm.asynchrony is not None and staleness is not None:
         weights = weights * algorithm.asynchrony.weights(staleness)  # of the updates as they came
+    gamma = GAMMA if algorithm.clamp_gamma else UNCLAMPED_GAMMA  # it is recorded whether it was sent or not
     records: dict[str, Callable[[], Array]] = {
         "weights": lambda: weights,
         "inner": lambda: inner_products(round._replace(grad=sources.grad))[0],
-        "gamma": lambda: _gamma(algorithm, round, sources),
+        "gamma": lambda: computed((gamma,), sources)["gamma"] if round.gamma is None else round.gamma,
         "work": lambda: slots.work,
         "lr": lambda: jnp.asarray(solver.lr, jnp.float32),
         "attack": lambda: gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state)),
@@ -316,14 +307,6 @@ def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
     if jax.tree.leaves(state.devices):
         return gathered(state.devices, device)
     return started(algorithm.memory, state.params)[1]  # it has no arrays
-
-
-def _gamma(algorithm: Algorithm, round: Round, sources: Sources) -> Array:
-    """gamma_k for the record, sent or not."""
-    if round.gamma is not None:
-        return round.gamma
-    gamma = GAMMA if algorithm.clamp_gamma else UNCLAMPED_GAMMA
-    return computed((gamma,), sources)["gamma"]
 
 
 def distribution(
@@ -373,19 +356,9 @@ class Timing(NamedTuple):
     """What a system model knows in a round, if it asks for more than random numbers."""
 
     began: Any  # seconds of the round that were over when its devices were asked
-    now: Any
+    first: Exchange  # with a device of S_1
     model: Any  # bytes: 0 if a survey has brought the model
-    size: Sizes
-
-    def first(self) -> Exchange:
-        """The exchange with a device of S_1."""
-        return Exchange(self.model + self.size.shift, self.size.reply, self.now)
-
-    def second(self, again: Array, works: bool) -> Exchange:
-        """The exchange with a device of S_2; one that is also in S_1 is asked once."""
-        first = self.first()
-        down, up = jnp.where(again, first.down, self.model), jnp.where(again, first.up, self.size.gradient)
-        return Exchange(down, up, self.now, again | works)
+    gradient: int  # bytes from a device of S_2 alone
 
 
 def timing(begun: Begun, waited: Any) -> Timing | None:
@@ -397,9 +370,13 @@ def timing(begun: Begun, waited: Any) -> Timing | None:
     if not asked_for(problem.system):
         return None
     how, size = algorithm.selection.sampling, sizes(algorithm, begun.state.params)
-    began, now = waited, waited + begun.state.clock.now if problem.clocked else 0.0
+    now = waited + begun.state.clock.now if problem.clocked else 0.0
+
+    def after(took: Any, model: Any) -> Timing:
+        return Timing(waited + took, Exchange(model + size.shift, size.reply, now + took), model, size.gradient)
+
     if not times_bytes(problem.system) or (how.survey is None and how.first is None):
-        return Timing(began, now, size.model, size)
+        return after(0.0, size.model)
     N = len(problem.train.size)
     who = candidates(algorithm.selection, N, begun.seed, t, begun.online)
     who = jnp.arange(N) if who is None else who
@@ -408,4 +385,4 @@ def timing(begun: Begun, waited: Any) -> Timing | None:
     took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
     if how.survey is None:  # once, before the first round
         took, model = jnp.where(jnp.asarray(t) == 1, took, 0.0), jnp.where(jnp.asarray(t) == 1, 0.0, size.model)
-    return Timing(began + took, now + took, model, size)
+    return after(took, model)

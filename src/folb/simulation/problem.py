@@ -271,12 +271,6 @@ def blocks(split: Split) -> list[tuple[int, int, int]]:
     return [(min(first, n - size), size, max(0, first - (n - size))) for first in range(0, n, size)]
 
 
-def some_rows(split: Split, known: Samples, first: int, size: int, mesh: Mesh | None = None) -> Samples:
-    """Some rows, whatever their devices."""
-    x, y = (parallel.put(np.asarray(a[first : first + size]), mesh) for a in (split.x, split.y))
-    return replace(known, x=x, y=y)
-
-
 def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Problem, Array]:
     """The problem with three times the devices, and the numbers in it of `device`: liars take their changed samples.
 

@@ -25,7 +25,7 @@ from folb.data.federation import Federation, Split
 from folb.simulation import parallel
 from folb.simulation.evaluate import Evaluation, evaluate, judged, predictions, total_hits, total_loss
 from folb.simulation.play import Info, distribution, play, start
-from folb.simulation.problem import ENDLESS, Problem, ahead, blocks, rounds_that_fit, some_rows, window
+from folb.simulation.problem import ENDLESS, Problem, ahead, blocks, rounds_that_fit, window
 from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
@@ -46,11 +46,7 @@ class Measured(NamedTuple):
 @partial(jax.jit, static_argnames="rounds")
 def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = ENDLESS) -> State:
     """The states of all runs, stacked, before round 1; their memory of devices has room for `rounds` rounds."""
-
-    def of_run(algorithm: Algorithm, seed: Array) -> State:
-        return start(problem, algorithm, seed, rounds)
-
-    return parallel.everywhere(jax.vmap(of_run)(algorithms, seeds), problem.mesh)
+    return parallel.everywhere(jax.vmap(partial(start, problem, rounds=rounds))(algorithms, seeds), problem.mesh)
 
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,19 +125,13 @@ def models_kept(algorithms: Algorithm, states: State) -> Params:
     return _averages(algorithms, states)
 
 
-@jax.jit
-def _averages(algorithms: Algorithm, states: State) -> Params:
-    return jax.vmap(kept)(algorithms, states)
+_averages = jax.jit(jax.vmap(kept))
 
 
 @partial(jax.jit, static_argnums=0)
 def _of_all(f: Callable[..., Any], problem: Problem, runs: Any, *given: Any) -> Any:
     """f(problem, run, *given) of all runs, stacked."""
     return parallel.everywhere(_each(problem, lambda run: f(problem, run, *given))(runs), problem.mesh)
-
-
-def _judged(problem: Problem, run: Any, y: Array) -> Any:
-    return judged(problem, y, *run)
 
 
 class Window(NamedTuple):
@@ -166,13 +156,11 @@ def pieces(
         train = window(federation.train, problem.train, np.concatenate(rounds), problem.mesh)
         return Window(replace(problem, train=train), chosen, base, end)
 
-    def train(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        block = some_rows(federation.train, problem.train, first, size, problem.mesh)
-        return replace(problem, train=block), np.int32(seen)
-
-    def test(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        block = some_rows(federation.test, problem.test, first, size, problem.mesh)
-        return replace(problem, test=block), np.int32(seen)
+    def of_rows(side: str, first: int, size: int, seen: int) -> tuple[Problem, Any]:
+        split, rows = getattr(federation, side), slice(first, first + size)
+        x, y = (parallel.put(np.asarray(a[rows]), problem.mesh) for a in (split.x, split.y))
+        changed: dict[str, Any] = {side: replace(getattr(problem, side), x=x, y=y)}
+        return replace(problem, **changed), np.int32(seen)
 
     t = first
     for base in range(first, last + 1, CAPACITY):
@@ -188,8 +176,8 @@ def pieces(
             t += count
             yield partial(of_rounds, chosen, base, sets[:count], t)
             if t == evaluated + 1 and problem.measured is None:
-                yield from (partial(train, *block) for block in blocks(federation.train))
-                yield from (partial(test, *block) for block in blocks(federation.test))
+                for side in ("train", "test"):
+                    yield from (partial(of_rows, side, *block) for block in blocks(getattr(federation, side)))
 
 
 def _evaluated(
@@ -216,16 +204,13 @@ def _evaluated(
         made.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], rows))
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *made)
     y = parallel.put(np.asarray(side.y), problem.mesh)
-    return Evaluation(loss, *_of_all(_judged, problem, (whole, device), y))
-
-
-Advance = Callable[[State, int, int], tuple[State, Measured]]
+    return Evaluation(loss, *_of_all(judged, problem, (whole, device), y))
 
 
 @contextmanager
 def advancing(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
-) -> Iterator[Advance]:
+) -> Iterator[Callable[[State, int, int], tuple[State, Measured]]]:
     """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1; the first call begins with round `first`."""
     if not problem.streamed:
         yield lambda states, t0, t1: advance(

@@ -21,7 +21,7 @@ from jax import Array
 
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
+from folb.core.round import Sizes, nbytes, sizes, upload_shape
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured
@@ -125,15 +125,6 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
     return max(1, memory // 2 // needed)
 
 
-def _chunk_seconds(states: State) -> float:
-    """How long a chunk should take. It begins with a copy of the memory of devices: with more of it, it is longer.
-
-    The earlier memory is kept until the chunk is finished, so that an interruption loses no round.
-    """
-    copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
-    return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
-
-
 class _Stack:
     """Runs whose algorithms differ only in numbers, as they are played."""
 
@@ -152,15 +143,13 @@ class _Stack:
     def runs(self, first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs without models, each by its place."""
         rounds = np.arange(first, first + len(record.info.asked))
-        of_runs = (jax.tree.map(lambda leaf, r=r: np.asarray(leaf)[:, r], record) for r in range(len(self.jobs)))
-        return {
-            job.place: self._run(job, size, rounds, own)
-            for job, size, own in zip(self.jobs, self.sizes, of_runs, strict=True)
-        }
+        return {job.place: self._run(r, rounds, record) for r, job in enumerate(self.jobs)}
 
-    def _run(self, job: Job, size: Sizes, rounds: NDArray, own: Any) -> Run:
-        info, evaluated, metrics = own.info, rounds % self.every == 0, self.problem.metrics
-        up, down = traffic(size, info)
+    def _run(self, r: int, rounds: NDArray, record: Measured) -> Run:
+        job, evaluated, metrics = self.jobs[r], rounds % self.every == 0, self.problem.metrics
+        own: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
+        info = own.info
+        up, down = traffic(self.sizes[r], info)
         more = {name: own.own if name == "own" else getattr(info, name) for name in self.problem.record}
         if job.algorithm.privacy is not None:
             more["epsilon"] = np.array([privacy.spent(job.algorithm, self.federation.N, int(t)) for t in rounds])
@@ -237,6 +226,9 @@ def run_stacked(
     if stack.at[0] > 1 and observe is not None:
         observe(1, stack.runs(1, stack.at[2][0]))
     stack.at = parallel.shared(stack.at)
+    # a chunk begins with a copy of the memory of devices, so that an interruption loses no round: with more it is longer
+    copied = nbytes((stack.at[1].devices, stack.at[1].residuals)) / COPIED
+    aim = min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
     saved, spent, length = time.perf_counter(), 0.0, 1
     try:
         with advancing(problem, federation, stack.algorithms, stack.seeds, every, stack.at[0], rounds) as play_on:
@@ -259,7 +251,7 @@ def run_stacked(
                     while_playing()
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
-                length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
+                length = parallel.shared(max(1, min(4 * length, int(aim * length / (now - begun)))))
                 if kept is not None and now - saved > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
                     spent, saved = stack.keep(*kept), now
     finally:
