@@ -18,7 +18,7 @@ from folb.errors import InputError
 from folb.measures import is_regression
 from folb.models import Model
 from folb.simulation import parallel
-from folb.simulation.problem import TARGET, Problem, Samples, Trigger
+from folb.simulation.problem import TARGET, Problem, Samples
 from folb.typing import Params
 
 PROBED = 500  # test samples that get the trigger of a backdoor, at most
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
     train_loss: Array
     test_accuracy: Array  # NaN if the model predicts numbers
     metrics: dict[str, Array] | None = None
-    own: Array | None = None
+    own: Array | None = None  # [K]
 
 
 def evaluate(problem: Problem, params: Params, device: Array | None = None) -> Evaluation:
@@ -46,42 +46,34 @@ def evaluate(problem: Problem, params: Params, device: Array | None = None) -> E
 
 def total_loss(problem: Problem, params: Params, seen: Array | int = 0) -> Array:
     """The sum of the training samples' losses, without the first `seen` of them."""
-    model = problem.model
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, seen = given
-        return jnp.sum(jnp.where(real & (rows >= seen), one_each("loss", model.loss(params, x, y), y), 0.0))
+        losses = one_each("loss", problem.model.loss(params, x, y), y)
+        return jnp.sum(jnp.where(real & (rows >= seen), losses, 0.0))
 
     return sum_over_blocks(problem, block, (params, seen), problem.looked_at, jnp.float32(0))
 
 
 def total_hits(problem: Problem, params: Params, seen: Array | int = 0) -> Array:
     """How many test samples the model gets right, without the first `seen` of them."""
-    model = problem.model
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, seen = given
-        return jnp.sum(real & (rows >= seen) & (one_each("predict", model.predict(params, x), y) == y))
+        return jnp.sum(real & (rows >= seen) & (one_each("predict", problem.model.predict(params, x), y) == y))
 
     return sum_over_blocks(problem, block, (params, seen), problem.test, jnp.int32(0))
 
 
-class Predictions(NamedTuple):
-    """What a model predicts for samples, in their order."""
-
-    predicted: Array
-    scores: Array | None  # only if a metric needs them
-
-
-def predictions(problem: Problem, params: Params) -> Predictions:
-    """What the model predicts for every test sample, block by block."""
+def predictions(problem: Problem, params: Params) -> dict[str, Array]:
+    """What the model predicts for every test sample, in their order; scores only if a metric needs them."""
     model, test, scored = problem.model, problem.test, any("scores" in one.needs for one in problem.metrics)
 
-    def of(params: Params, x: Array, y: Array) -> Predictions:
-        scores = model.scores(params, x) if scored and model.scores is not None else None
-        return Predictions(one_each("predict", model.predict(params, x), y), scores)
+    def of(params: Params, x: Array, y: Array) -> dict[str, Array]:
+        scores = {"scores": model.scores(params, x)} if scored and model.scores is not None else {}
+        return {"predicted": one_each("predict", model.predict(params, x), y), **scores}
 
-    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Predictions:
+    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> dict[str, Array]:
         return jax.tree.map(lambda v: jnp.where(real.reshape(-1, *[1] * (v.ndim - 1)), v, 0), of(params, x, y))
 
     like = jax.eval_shape(lambda: of(params, *test.take(jnp.arange(len(test.y)))))
@@ -90,18 +82,18 @@ def predictions(problem: Problem, params: Params) -> Predictions:
 
 
 def judged(
-    problem: Problem, run: tuple[Predictions, Array | None], y: Array
+    problem: Problem, run: tuple[dict[str, Array], Array | None], y: Array
 ) -> tuple[Array, dict[str, Array], Array | None]:
     """An `Evaluation` without its loss, from a run's predictions for all test samples, and its devices of interest."""
-    made, device = run
+    (made, device), predicted = run, run[0]["predicted"]
     numbers = is_regression(problem.model.judged_by)
-    figure = (made.predicted - y) ** 2 if numbers else made.predicted == y
+    figure = (predicted - y) ** 2 if numbers else predicted == y
     own = None
     if device is not None or any("own" in one.needs for one in problem.metrics):
         own = metric_functions.by_device(figure, problem.test.start, problem.test.size)
-    given = {**made._asdict(), "y": y, "classes": problem.classes, "own": own, "lower": numbers}
+    given = {"scores": None, **made, "y": y, "classes": problem.classes, "own": own, "lower": numbers}
     values = {name: _number(name, value) for one in problem.metrics for name, value in one(given).items()}
-    accuracy = jnp.float32(jnp.nan) if numbers else metric_functions.accuracy(y, made.predicted)
+    accuracy = jnp.float32(jnp.nan) if numbers else metric_functions.accuracy(y, predicted)
     return accuracy, values, None if own is None or device is None else own[device]
 
 
@@ -174,7 +166,7 @@ def gained(problem: Problem, algorithm: Algorithm, device: Array, weights: Array
     test = problem.test
     rows = jnp.linspace(0, len(test.y) - 1, min(PROBED, len(test.y))).astype(jnp.int32)
     others = test.y[rows] != TARGET
-    shown = replace(test, trigger=Trigger(jnp.max(problem.train.y)))
+    shown = replace(test, largest=jnp.max(problem.train.y))
     x, target = shown.take(rows + 2 * len(test.y))
     hits = problem.model.predict(params, x) == target
     rate = jnp.sum(hits & others) / jnp.maximum(jnp.sum(others), 1)

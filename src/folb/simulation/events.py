@@ -68,28 +68,24 @@ def arrivals(begun: Begun) -> tuple[Queue, Arrivals]:
         k = another(word, jnp.concatenate([queue.device, came.device]))
         _, effort = start_of(begun, k, n)
         place = jnp.argmax(queue.device == NOBODY)
-        device = queue.device.at[place].set(k)
-        number = queue.number.at[place].set(n)
-        left = queue.left.at[place].set(came.seconds + effort.seconds)
-        lost = queue.lost.at[place].set(effort.lost)
-        rows = queue.row.at[place].set(row)
+        at_work = {"device": k, "number": n, "left": came.seconds + effort.seconds, "lost": effort.lost, "row": row}
+        places = {name: getattr(queue, name).at[place].set(value) for name, value in at_work.items()}
 
-        full = jnp.all(device != NOBODY)
-        done = jnp.argmin(left)  # of two at the same time, the one in the first place
-        reply, loss = full & ~lost[done], full & lost[done]
+        full = jnp.all(places["device"] != NOBODY)
+        done = jnp.argmin(places["left"])  # of two at the same time, the one in the first place
+        first = {name: values[done] for name, values in places.items()}
+        reply, loss = full & ~first["lost"], full & first["lost"]
         to, to_gone = jnp.where(reply, came.replied, K), jnp.where(loss, came.lost, PATIENCE * K)
         came = Arrivals(
-            device=came.device.at[to].set(device[done], mode="drop"),
-            number=came.number.at[to].set(number[done], mode="drop"),
-            row=came.row.at[to].set(rows[done], mode="drop"),
+            **{name: getattr(came, name).at[to].set(first[name], mode="drop") for name in ("device", "number", "row")},
             replied=came.replied + reply,
-            gone=came.gone.at[to_gone].set(device[done], mode="drop"),
+            gone=came.gone.at[to_gone].set(first["device"], mode="drop"),
             lost=came.lost + loss,
             started=came.started + 1,
-            seconds=jnp.where(full, left[done], came.seconds),
+            seconds=jnp.where(full, first["left"], came.seconds),
         )
-        device = device.at[done].set(jnp.where(full, NOBODY, device[done]))
-        return queue._replace(device=device, number=number, left=left, lost=lost, row=rows, started=n), came
+        places["device"] = places["device"].at[done].set(jnp.where(full, NOBODY, first["device"]))
+        return queue._replace(**places, started=n), came
 
     small = queue._replace(models=())  # the models are not part of the loop
     after, came = jax.lax.while_loop(still_open, turn, (small, first))

@@ -81,11 +81,6 @@ def join(
         patience.cancel()
 
 
-def number() -> str:
-    """The number of this process and of all, as `join` takes them."""
-    return f"{jax.process_index()}/{jax.process_count()}"
-
-
 def check_alike(text: str) -> None:
     """Raise an `InputError` unless all processes have the same text, which is the identity of an experiment."""
     if jax.process_count() == 1:
@@ -93,7 +88,8 @@ def check_alike(text: str) -> None:
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(digest))
     if not (everyone == digest).all():
-        raise InputError("process", number(), "should run the same experiment, on the same data, as the others")
+        process = f"{jax.process_index()}/{jax.process_count()}"
+        raise InputError("process", process, "should run the same experiment, on the same data, as the others")
 
 
 def put(value: Any, mesh: Mesh | None) -> Array:
@@ -117,10 +113,8 @@ def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     if mesh is None:
         return f
 
-    def own(data: Any, arrays: Any) -> Any:
-        return f(data, *arrays)
-
-    part: Any = jax.shard_map(own, mesh=mesh, in_specs=(REPLICATED, SPLIT), out_specs=SPLIT, check_vma=False)
+    specs: Any = {"in_specs": (REPLICATED, SPLIT), "out_specs": SPLIT}
+    part: Any = jax.shard_map(lambda data, arrays: f(data, *arrays), mesh=mesh, **specs, check_vma=False)
 
     def whole(data: Any, *arrays: Any) -> Any:
         slots = len(jax.tree.leaves(arrays)[0])

@@ -214,16 +214,18 @@ def _second_set(
 
 def _surveyed(begun: Begun) -> Array:
     """How many devices answered a survey before the draw."""
-    how, N, online = begun.algorithm.selection, len(begun.problem.train.size), begun.online
-    count = jnp.int32(0)
-    if how.survey is not None and online is not None:
-        asked = candidates(how, N, begun.seed, begun.t, online)
-        count += jnp.sum(online if asked is None else online[asked])
-    elif how.survey is not None:
-        count += min(how.candidates or N, N)
+    how = begun.algorithm.selection
     if how.first is not None:
-        count += jnp.where(jnp.asarray(begun.t) == 1, N, 0)
-    return count
+        return jnp.where(jnp.asarray(begun.t) == 1, jnp.int32(len(begun.problem.train.size)), 0)
+    return jnp.int32(0) if how.survey is None else jnp.sum(_asked(begun)[1])
+
+
+def _asked(begun: Begun) -> tuple[Array, Array]:
+    """The devices that a survey asks, and which of them are there to answer."""
+    N, online = len(begun.problem.train.size), begun.online
+    who = candidates(begun.algorithm.selection, N, begun.seed, begun.t, online)
+    who = jnp.arange(N) if who is None else who
+    return who, jnp.ones(len(who), bool) if online is None else online[who]
 
 
 def work_and_close(
@@ -377,11 +379,8 @@ def timing(begun: Begun, waited: Any) -> Timing | None:
 
     if not times_bytes(problem.system) or (how.survey is None and how.first is None):
         return after(0.0, size.model)
-    N = len(problem.train.size)
-    who = candidates(algorithm.selection, N, begun.seed, t, begun.online)
-    who = jnp.arange(N) if who is None else who
+    who, there = _asked(begun)
     _, effort = efforts(begun, who, Exchange(size.model, size.answer, now, works=False))
-    there = jnp.ones(len(who), bool) if begun.online is None else begun.online[who]
     took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
     if how.survey is None:  # once, before the first round
         took, model = jnp.where(jnp.asarray(t) == 1, took, 0.0), jnp.where(jnp.asarray(t) == 1, 0.0, size.model)

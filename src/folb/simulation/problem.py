@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -98,12 +98,9 @@ def problem(
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 
-    With `streamed`, only the facts about its devices are brought, and no samples yet.
-
-    `side_by_side` says whether devices and runs are computed so. By default they are, unless the model is heavy and
-    this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
-    of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured besides the
-    accuracy; they fit the model.
+    With `streamed`, only the facts about its devices are brought. `side_by_side` says whether devices and runs are
+    computed so. By default they are, unless the model is heavy and this is a CPU, where large products are faster one
+    after another. `evaluated` samples of each side are evaluated; by default all.
     """
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
@@ -143,22 +140,16 @@ def sampled(federation: Federation, n: int) -> Federation:
 TARGET = 0  # the label that a backdoor is for
 
 
-class Trigger(NamedTuple):
-    """Marks samples with changed copies: row r + n has its label reversed; r + 2 n has a trigger, and the label TARGET.
+def changed(x: Array, y: Array, kind: Array, largest: Array) -> tuple[Array, Array]:
+    """A batch whose samples are of these kinds: 0 as it is, 1 with its label reversed, 2 with a trigger and TARGET.
 
     The trigger: the last twentieth of the features, and at least one, are as large as the largest of the batch.
     """
-
-    largest: Array  # label
-
-    def changed(self, x: Array, y: Array, kind: Array) -> tuple[Array, Array]:
-        """A batch whose samples are of these kinds: 0 as it is, 1 with its label reversed, 2 with the trigger."""
-        inner = x.ndim - y.ndim
-        flat = x.reshape(*y.shape, -1)
-        marked = jnp.arange(flat.shape[-1]) >= flat.shape[-1] - max(1, flat.shape[-1] // 20)
-        stamped = jnp.where(marked, jnp.max(x), flat).reshape(x.shape)
-        labels = jnp.where(kind == 1, self.largest - y, jnp.where(kind == 2, TARGET, y)).astype(y.dtype)
-        return jnp.where((kind == 2).reshape(*y.shape, *[1] * inner), stamped, x), labels
+    flat = x.reshape(*y.shape, -1)
+    marked = jnp.arange(flat.shape[-1]) >= flat.shape[-1] - max(1, flat.shape[-1] // 20)
+    stamped = jnp.where(marked, jnp.max(x), flat).reshape(x.shape)
+    labels = jnp.where(kind == 1, largest - y, jnp.where(kind == 2, TARGET, y)).astype(y.dtype)
+    return jnp.where((kind == 2).reshape(*y.shape, *[1] * (x.ndim - y.ndim)), stamped, x), labels
 
 
 @jax.tree_util.register_dataclass
@@ -177,7 +168,7 @@ class Samples:
     expand: Expand | None = field(default=None, metadata={"static": True})
     present: Array | None = None
     placed: Array | None = None
-    trigger: Trigger | None = None
+    largest: Array | None = None  # label: then there are changed copies, and row r + 2 n of n is row r as of kind 2
 
     def first(self, device: Array) -> Array:
         """The first row of each device."""
@@ -187,10 +178,10 @@ class Samples:
 
     def take(self, rows: Array) -> tuple[Array, Array]:
         """Inputs and labels of some rows."""
-        if self.trigger is None:
+        if self.largest is None:
             return self._inputs(self.x[rows]), self.y[rows]
         kind, row = rows // len(self.y), rows % len(self.y)
-        return self.trigger.changed(self._inputs(self.x[row]), self.y[row], kind)
+        return changed(self._inputs(self.x[row]), self.y[row], kind, self.largest)
 
     def slice(self, first: Array, size: int) -> tuple[Array, Array]:
         """Inputs and labels of `size` rows from `first`."""
@@ -274,7 +265,6 @@ def blocks(split: Split) -> list[tuple[int, int, int]]:
 def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Problem, Array]:
     """The problem with three times the devices, and the numbers in it of `device`: liars take their changed samples.
 
-    Row r + n of n samples is row r with its label reversed, and row r + 2 n is row r with a trigger, labelled TARGET.
     Nothing is copied: rows are changed as they are taken.
     """
     train, attack = problem.train, algorithm.attack
@@ -282,6 +272,6 @@ def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Pro
         return problem, device
     N, n = len(train.size), len(train.y)
     start = jnp.concatenate([train.start, train.start + n, train.start + 2 * n])
-    changed = replace(train, start=start, size=jnp.tile(train.size, 3), trigger=Trigger(jnp.max(train.y)))
+    copies = replace(train, start=start, size=jnp.tile(train.size, 3), largest=jnp.max(train.y))
     kind = jnp.where(device < count(attack, N), jnp.int32(attack.poison), 0)
-    return replace(problem, train=changed), device + N * kind
+    return replace(problem, train=copies), device + N * kind

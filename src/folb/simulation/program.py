@@ -34,13 +34,10 @@ NEVER = 2**31 - 1  # for `every`: no round is evaluated
 
 
 class Measured(NamedTuple):
-    """One round of one run, as recorded; what an evaluation measures is NaN in rounds that are not evaluated."""
+    """One round of one run, as recorded; its evaluation is NaN if it is not evaluated."""
 
     info: Info
-    train_loss: Array
-    test_accuracy: Array
-    metrics: dict[str, Array] | None = None
-    own: Array | None = None  # [K] the chosen devices' own figures
+    evaluation: Evaluation
 
 
 @partial(jax.jit, static_argnames="rounds")
@@ -77,7 +74,7 @@ def one_round(
         return jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(measure, seen))
 
     seen = (models_kept(algorithms, states), *([info.device] if "own" in problem.record else []))
-    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, seen))
+    return states, Measured(info, jax.lax.cond(t % every == 0, measure, skip, seen))
 
 
 @jax.jit
@@ -248,7 +245,7 @@ def advancing(
                 device = part.info.device[-1] if "own" in problem.record else None
                 models = models_kept(algorithms, states)
                 last = _evaluated(piece.problem, coming, federation, models, device)
-                part = Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), last))
+                part = Measured(part.info, jax.tree.map(at_the_end, part.evaluation, last))
             parts.append(part)
         return states, joined([jax.tree.map(np.asarray, part) for part in parts])
 

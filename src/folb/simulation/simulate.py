@@ -232,11 +232,10 @@ def simulation(whole: Settled, *, accelerators: int | str = 1, **chosen: Any) ->
             expected = "should be a system model without a clock, such as network: these devices start one by one"
             raise InputError("system", f"with {algorithm.name}", expected)
     groups: dict[Any, list[Job]] = {}
-    for algorithm, rounds in zip(algorithms, whole.rounds, strict=True):
-        for seed in seeds:
-            place = sum(map(len, groups.values()))
-            alike = (jax.tree.structure(algorithm), rounds)
-            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
+    pairs = itertools.product(zip(algorithms, whole.rounds, strict=True), seeds)
+    for place, ((algorithm, rounds), seed) in enumerate(pairs):
+        alike = (jax.tree.structure(algorithm), rounds)
+        groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
     each = [round_cost(whole, shared.system, algorithm) for algorithm in algorithms]
     costs = np.repeat(each, len(seeds)).tolist()
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
@@ -297,9 +296,8 @@ def played(play: Callable[[int, Observer], T], programs: int, together: int, obs
             wait(futures)
         finally:
             stop.set()  # Ctrl-C ends the wait
-    failed = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
-        raise error
+    for future in sorted(futures, key=lambda future: isinstance(future.exception(), Stopped)):
+        future.result()  # raises what went wrong, before it is raised that others were stopped
     return [future.result() for future in futures]
 
 

@@ -148,9 +148,9 @@ class _Stack:
     def _run(self, r: int, rounds: NDArray, record: Measured) -> Run:
         job, evaluated, metrics = self.jobs[r], rounds % self.every == 0, self.problem.metrics
         own: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
-        info = own.info
+        info, values = own.info, jax.tree.map(lambda leaf: leaf[evaluated], own.evaluation)
         up, down = traffic(self.sizes[r], info)
-        more = {name: own.own if name == "own" else getattr(info, name) for name in self.problem.record}
+        more = {name: own.evaluation.own if name == "own" else getattr(info, name) for name in self.problem.record}
         if job.algorithm.privacy is not None:
             more["epsilon"] = np.array([privacy.spent(job.algorithm, self.federation.N, int(t)) for t in rounds])
         return Run(
@@ -158,8 +158,8 @@ class _Stack:
             parameters=dict(job.algorithm.settings),
             seed=int(job.seed),
             evaluated_rounds=rounds[evaluated],
-            test_accuracy=own.test_accuracy[evaluated],
-            train_loss=own.train_loss[evaluated],
+            test_accuracy=values.test_accuracy,
+            train_loss=values.train_loss,
             bytes_up=up,
             bytes_down=down,
             seconds=info.seconds,
@@ -168,7 +168,7 @@ class _Stack:
             lost=info.lost,
             updated=info.updated,
             records=more,
-            metrics={name: own.metrics[name][evaluated] for name in measured(metrics)},
+            metrics={name: values.metrics[name] for name in measured(metrics)},
             shown={one.name: one for one in metrics if one.own},
             judged_by=self.problem.model.judged_by,
         )
@@ -197,15 +197,6 @@ class _Stack:
         run_arrays.save_checkpoint(path, number, self.mark, t, (states, joined(chunks)))
         return time.perf_counter() - began
 
-    def finished(self) -> dict[int, Run]:
-        """All runs, with their models."""
-        _, states, chunks = self.at
-        params = jax.tree.map(np.asarray, models_kept(self.algorithms, states))
-        runs = self.runs(1, joined(chunks))
-        for r, job in enumerate(self.jobs):
-            runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
-        return runs
-
 
 def run_stacked(
     problem: Problem,
@@ -226,7 +217,7 @@ def run_stacked(
     if stack.at[0] > 1 and observe is not None:
         observe(1, stack.runs(1, stack.at[2][0]))
     stack.at = parallel.shared(stack.at)
-    # a chunk begins with a copy of the memory of devices, so that an interruption loses no round: with more it is longer
+    # a chunk begins with a copy of the memory of devices, so that an interruption loses no round: more takes longer
     copied = nbytes((stack.at[1].devices, stack.at[1].residuals)) / COPIED
     aim = min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
     saved, spent, length = time.perf_counter(), 0.0, 1
@@ -257,7 +248,11 @@ def run_stacked(
     finally:
         if kept is not None:
             stack.keep(*kept)
-    return stack.finished()
+    _, states, chunks = stack.at
+    models = jax.tree.map(np.asarray, models_kept(stack.algorithms, states))
+    params = (jax.tree.map(lambda leaf, r=r: leaf[r], models) for r in range(len(jobs)))
+    runs = stack.runs(1, joined(chunks)).items()
+    return {place: replace(run, params=model) for (place, run), model in zip(runs, params, strict=True)}
 
 
 def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
