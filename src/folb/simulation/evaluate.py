@@ -116,12 +116,7 @@ def add_rows(total: Any, part: Any, begin: Array) -> Any:
 
 
 def sum_over_blocks(
-    problem: Problem,
-    block: Callable[..., Any],
-    given: Any,
-    samples: Samples,
-    zero: Any,
-    join: Callable[[Any, Any, Array], Any] = lambda total, part, begin: jax.tree.map(jnp.add, total, part),
+    problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any, join: Any = None
 ) -> Any:
     """The sum of block(given, x, y, rows, real) over all rows, in blocks that suit the model.
 
@@ -137,7 +132,7 @@ def sum_over_blocks(
             begin = jnp.minimum(i * size, n - size)
             rows = begin + jnp.arange(size)
             part = block(given, *samples.slice(begin, size), rows, rows >= i * size)
-            return join(total, part, begin)
+            return jax.tree.map(jnp.add, total, part) if join is None else join(total, part, begin)
 
         return jax.lax.fori_loop(first, last, turn, zero)
 

@@ -56,10 +56,6 @@ def arrivals(begun: Begun) -> tuple[Queue, Arrivals]:
         seconds=jnp.float32(0),
     )
 
-    def still_open(at: tuple[Queue, Arrivals]) -> Array:
-        _, came = at
-        return (came.replied < K) & (came.lost < PATIENCE * K)
-
     def turn(at: tuple[Queue, Arrivals]) -> tuple[Queue, Arrivals]:
         """One device starts; then, if all places are taken, the first one is done."""
         queue, came = at
@@ -88,7 +84,7 @@ def arrivals(begun: Begun) -> tuple[Queue, Arrivals]:
         return queue._replace(**places, started=n), came
 
     small = queue._replace(models=())  # the models are not part of the loop
-    after, came = jax.lax.while_loop(still_open, turn, (small, first))
+    after, came = jax.lax.while_loop(lambda at: (at[1].replied < K) & (at[1].lost < PATIENCE * K), turn, (small, first))
     return after._replace(models=queue.models, left=after.left - came.seconds), came
 
 

@@ -47,8 +47,8 @@ def mesh(count: int | str = 1) -> Mesh | None:
 def join(
     coordinator: str,
     process: str,
-    waiting: Callable[[str], object] | None = None,
-    late: Callable[[InputError], object] | None = None,
+    waiting: Callable[[str], object] = lambda text: None,
+    late: Callable[[InputError], object] = lambda error: None,
 ) -> None:
     """Join this process to others: "0/2" is the first of two, and listens at `coordinator`, HOST:PORT.
 
@@ -62,23 +62,14 @@ def join(
     number, _, count = process.partition("/")
     if not (process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
-    if waiting is not None:
-        waiting(f"process {number} of {count} waits for the others at {coordinator}")
-    patience = None
-    if late is not None:
-        expected = f"should be an address where {count} processes meet within {PATIENCE} s"
-        patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
-        patience.daemon = True
-        patience.start()
-    jax.distributed.initialize(
-        coordinator,
-        int(count),
-        int(number),
-        initialization_timeout=PATIENCE + 60,
-        heartbeat_timeout_seconds=HEARTBEAT,
-    )
-    if patience is not None:
-        patience.cancel()
+    waiting(f"process {number} of {count} waits for the others at {coordinator}")
+    expected = f"should be an address where {count} processes meet within {PATIENCE} s"
+    patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
+    patience.daemon = True
+    patience.start()
+    limits: dict[str, Any] = {"initialization_timeout": PATIENCE + 60, "heartbeat_timeout_seconds": HEARTBEAT}
+    jax.distributed.initialize(coordinator, int(count), int(number), **limits)
+    patience.cancel()
 
 
 def check_alike(text: str) -> None:

@@ -206,8 +206,7 @@ def _second_set(
         answers = decoded(algorithm.compression.up, answers, other_words)
     times, correction = jnp.where(usable, other.times, 0.0), begun.draw.correction(other.device)
     second = Gradients(answers, times, correction, other.device, steps)
-    repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
-    fresh = (other.times > 0) & ~repeated
+    fresh = (other.times > 0) & ~jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
     awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
     return second, fresh, jnp.sum(fresh & usable), jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
@@ -229,19 +228,11 @@ def _asked(begun: Begun) -> tuple[Array, Array]:
 
 
 def work_and_close(
-    begun: Begun,
-    slots: Slots,
-    times: Array,
-    here: Params,
-    *,
-    second: Gradients | None = None,
-    seconds: Array | None = None,
-    lr: Any = None,
-    staleness: Array | None = None,
+    begun: Begun, slots: Slots, times: Array, here: Params, lr: Any = None, staleness: Array | None = None, **more: Any
 ) -> tuple[Closed, dict[str, Array]]:
-    """The devices of the slots work, each from its own model in `here`, and the server closes the round.
+    """The devices of the slots work, each from its own model in `here`; the closed round, and what is to be recorded.
 
-    `lr` has the step size of each slot, if they may differ. With it come the records that were asked for.
+    `lr` has the step size of each slot, if they may differ. The rule sees `more` in its round.
     """
     problem, algorithm, state, seed, t, key, draw, start, _ = begun
     train, solver = problem.train, algorithm.solver if lr is None else replace(algorithm.solver, lr=lr)
@@ -270,7 +261,6 @@ def work_and_close(
         grad=sent.pop("grad", None),
         gamma=sent.pop("gamma", None),
         inner=None if draw.inner is None else draw.inner[slots.device],
-        second=second,
         device=slots.device,
         sent=sent,
         t=jnp.asarray(t, jnp.int32),
@@ -280,10 +270,10 @@ def work_and_close(
         own=own,
         key=key,
         start=start,
-        seconds=seconds,
         trusted=solve.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
+        **more,
     )
     closed = close(algorithm, state, with_noise(algorithm, round, seed))
     weights = closed.weights

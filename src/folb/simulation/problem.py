@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,11 +116,11 @@ def problem(
     n = federation.train.size
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
     table = None if federation.table is None else parallel.put(federation.table, mesh)
-    few = None if evaluated is None else sampled(federation, evaluated)
+    train, test = federation.train, federation.test if evaluated is None else federation.test.sample(evaluated)
     return Problem(
-        train=bring(federation, federation.train, table, mesh, streamed),
-        test=bring(federation, (few or federation).test, table, mesh, streamed and few is None),
-        measured=None if few is None else bring(federation, few.train, table, mesh),
+        train=bring(federation, train, table, mesh, streamed),
+        test=bring(federation, test, table, mesh, streamed and evaluated is None),
+        measured=None if evaluated is None else bring(federation, train.sample(evaluated), table, mesh),
         share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,
@@ -130,11 +130,6 @@ def problem(
         metrics=metrics,
         classes=federation.classes if metrics else 0,
     )
-
-
-def sampled(federation: Federation, n: int) -> Federation:
-    """The federation with n samples of each side, drawn from those of all devices: always the same."""
-    return replace(federation, train=federation.train.sample(n), test=federation.test.sample(n))
 
 
 TARGET = 0  # the label that a backdoor is for
@@ -208,20 +203,17 @@ def bring(
 BLOCK = 1 << 26  # bytes of samples in a block that is evaluated, or in a window of several rounds
 LEAST = 1 << 10  # samples that a window has room for, at least
 
-Piece = TypeVar("Piece")
 
-
-def ahead(pieces: Iterable[Callable[[], Piece]]) -> Generator[Piece]:
+def ahead(pieces: Iterable[Callable[[], Any]]) -> Generator[Any]:
     """Make the pieces in order: while one is in use, a thread makes the next. Closing ends the thread."""
-    made: Future[Piece] | None = None
+    made: list[Future[Any]] = []
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-stream") as reader:
         for make in pieces:
-            following = reader.submit(make)
-            if made is not None:
-                yield made.result()
-            made = following
-        if made is not None:
-            yield made.result()
+            made.append(reader.submit(make))
+            if len(made) > 1:
+                yield made.pop(0).result()
+        for last in made:
+            yield last.result()
 
 
 def rounds_that_fit(split: Split, rounds: Sequence[NDArray]) -> int:

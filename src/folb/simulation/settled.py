@@ -24,7 +24,7 @@ from folb.errors import InputError, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure, of_task
 from folb.models import Model
 from folb.models.model import operations, params_like
-from folb.simulation.problem import ENDLESS, sampled
+from folb.simulation.problem import ENDLESS
 from folb.store.environment import memory
 
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -294,7 +294,7 @@ def _error(n: int, of: int) -> float:
 
 def _of_devices(federation: Federation, n: int, regression: bool) -> str:
     """How many of its samples a device is judged on, and how exact that is."""
-    size, all_of_it = sampled(federation, n).test.size, federation.test.size
+    size, all_of_it = federation.test.sample(n).size, federation.test.size
     judged = size > 0
     if not judged.any():
         return "no device has a sample among them"

@@ -150,11 +150,9 @@ class Simulation:
         if not each * looked_at < LONG <= each * self.costs[job.place]:
             return None
 
-        def look(problem: Problem, algorithm: Algorithm, seed: Any) -> Any:
-            return evaluate(problem, start(problem, algorithm, seed).params)
-
+        look = jax.jit(lambda problem, algorithm, seed: evaluate(problem, start(problem, algorithm, seed).params))
         given = (problem, job.algorithm, np.uint32(job.seed))
-        compiled = jax.jit(look).lower(*given).compile()
+        compiled = look.lower(*given).compile()
         began = time.perf_counter()
         evaluation = jax.block_until_ready(compiled(*given))
         seconds = (time.perf_counter() - began) / looked_at * self.costs[job.place]
@@ -236,8 +234,7 @@ def simulation(whole: Settled, *, accelerators: int | str = 1, **chosen: Any) ->
     for place, ((algorithm, rounds), seed) in enumerate(pairs):
         alike = (jax.tree.structure(algorithm), rounds)
         groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
-    each = [round_cost(whole, shared.system, algorithm) for algorithm in algorithms]
-    costs = np.repeat(each, len(seeds)).tolist()
+    costs = [cost for one in algorithms for cost in [round_cost(whole, shared.system, one)] * len(seeds)]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in batched(jobs, fit)]
     if not shared.side_by_side:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see

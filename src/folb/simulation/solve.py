@@ -87,9 +87,9 @@ def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: P
     `shift`, stacked, adds <shift_k, w> to h_k. The solver's `lr` is a number, or one for each slot.
     """
     K = len(slots.device)
-    lr = jnp.broadcast_to(solver.lr, (K,))
+    settings = Settings(jnp.broadcast_to(solver.lr, (K,)), solver.mu, solver.step, shift)
     if solver.unit == "gradient":
-        return _gradient_descent(problem, solver, here, lr, slots, shift)
+        return _gradient_descent(problem, solver, here, settings, slots)
     mu, step = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
@@ -107,7 +107,8 @@ def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: P
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, here, problem.mesh)(problem.train, here, Settings(lr, mu, step, shift), slots)
+    each = settings._replace(mu=mu, step=step)
+    return over_slots(in_groups, here, problem.mesh)(problem.train, here, each, slots)
 
 
 def together(problem: Problem, slots: int, groups: int = 1) -> int:
@@ -193,11 +194,8 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
     return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
 
 
-def _gradient_descent(
-    problem: Problem, solver: Solver, here: Params, lr: Array, slots: Slots, shift: Params | None
-) -> Params:
+def _gradient_descent(problem: Problem, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
     """Full-gradient steps on h_k, all slots side by side."""
-    settings = Settings(lr, solver.mu, solver.step, shift)
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
         delta, _ = at
@@ -254,9 +252,7 @@ def _means(problem: Problem, of: Callable[..., Any], like: Params, stack: Params
     return over_slots(queue, like, problem.mesh)(problem.train, stack, device, wanted)
 
 
-def trusted_update(
-    problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array
-) -> Params | None:
+def trusted_update(problem: Problem, algorithm: Algorithm, params: Params, seed: Any, steps: Array) -> Params | None:
     """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`.
 
     None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.

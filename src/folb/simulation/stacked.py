@@ -21,7 +21,7 @@ from jax import Array
 
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.round import Sizes, nbytes, sizes, upload_shape
+from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured
@@ -58,7 +58,7 @@ def check_shapes(problem: Problem, jobs: list[Job]) -> None:
 
     A rule that returns a wrong shape is found before any other algorithm is run.
     """
-    stacked, states, seeds = _like(problem, jobs)
+    stacked, states, seeds = _begun(problem, jobs, jax.eval_shape)
     survey = jobs[0].algorithm.selection.survey
     for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
         upload_shape(upload, params_like(problem.model))
@@ -69,26 +69,20 @@ def compile_ahead(problem: Problem, jobs: list[Job], every: int) -> None:
     """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
     if problem.streamed or problem.mesh is not None:
         return
-    given = _like(problem, jobs)
+    given = _begun(problem, jobs, jax.eval_shape)
     with LOWERING:
         lowered = advance.lower(problem, *given, np.int32(1), np.int32(2), np.int32(every))
     lowered.compile()
 
 
-def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any, int]:
-    """Runs that differ only in numbers: their algorithms stacked as one, their seeds, and how many rounds to remember.
-
-    Without a memory of devices that needs room, the number of rounds does not matter.
-    """
+def _begun(problem: Problem, jobs: list[Job], call: Callable[..., State]) -> tuple[Algorithm, State, NDArray]:
+    """Runs that differ only in numbers: their algorithms stacked as one, their states, by call(begin, …), and seeds."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
     remembers = stacked.memory is not None or stacked.compression.remembers
-    return stacked, np.asarray([job.seed for job in jobs], np.uint32), jobs[0].rounds if remembers else ENDLESS
-
-
-def _like(problem: Problem, jobs: list[Job]) -> tuple[Algorithm, Any, Any]:
-    """The algorithms, what their states are like, and their seeds. Nothing is computed."""
-    stacked, seeds, rounds = _stacked(jobs)
-    return stacked, jax.eval_shape(partial(begin, rounds=rounds), problem, stacked, seeds), seeds
+    # without a memory of devices that needs room, the number of rounds does not matter
+    first = partial(begin, rounds=jobs[0].rounds if remembers else ENDLESS)
+    seeds = np.asarray([job.seed for job in jobs], np.uint32)
+    return stacked, call(first, problem, stacked, seeds), seeds
 
 
 def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
@@ -130,8 +124,7 @@ class _Stack:
 
     def __init__(self, problem: Problem, federation: Federation, jobs: list[Job], every: int) -> None:
         self.problem, self.federation, self.jobs, self.every = problem, federation, jobs, every
-        self.algorithms, self.seeds, rounds = _stacked(jobs)
-        states = begin(problem, self.algorithms, self.seeds, rounds=rounds)
+        self.algorithms, states, self.seeds = _begun(problem, jobs, lambda f, *given: f(*given))
         # as in `advance`: traced once
         self.inputs = (problem, self.algorithms, states, self.seeds, np.int32(1), np.int32(every), None)
         shapes = jax.eval_shape(one_round, *self.inputs)[1]
@@ -180,16 +173,6 @@ class _Stack:
         known = (self.problem.share, self.problem.system, privacy.without_key(self.algorithms), *self.inputs[2:])
         return run_arrays.fingerprint(self.federation.digest + str(jax.make_jaxpr(one_round)(*self.inputs)), known)
 
-    def resume(self, path: Path, number: int) -> None:
-        """Go on from the latest checkpoint of this simulation, if there is one."""
-        if not run_arrays.checkpoints(path, number):
-            return
-        _, states, (nothing,) = self.at
-        saved = run_arrays.load_checkpoint(path, number, self.mark, (states, nothing))
-        if saved is not None and saved[0] <= self.jobs[0].rounds + 1:
-            t, (states, record) = saved
-            self.at = (t, states, [record])
-
     def keep(self, path: Path, number: int) -> float:
         """Save a checkpoint; the seconds that it took."""
         began = time.perf_counter()
@@ -212,15 +195,19 @@ def run_stacked(
     while_playing() is called once, when the first rounds are played.
     """
     stack, rounds = _Stack(problem, federation, jobs, every), jobs[0].rounds
-    if kept is not None:
-        stack.resume(*kept)
+    if kept is not None and run_arrays.checkpoints(*kept):
+        _, states, (nothing,) = stack.at
+        saved = run_arrays.load_checkpoint(*kept, stack.mark, (states, nothing))
+        if saved is not None and saved[0] <= rounds + 1:
+            t, (states, record) = saved
+            stack.at = (t, states, [record])
     if stack.at[0] > 1 and observe is not None:
         observe(1, stack.runs(1, stack.at[2][0]))
     stack.at = parallel.shared(stack.at)
     # a chunk begins with a copy of the memory of devices, so that an interruption loses no round: more takes longer
     copied = nbytes((stack.at[1].devices, stack.at[1].residuals)) / COPIED
     aim = min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
-    saved, spent, length = time.perf_counter(), 0.0, 1
+    last, spent, length = time.perf_counter(), 0.0, 1
     try:
         with advancing(problem, federation, stack.algorithms, stack.seeds, every, stack.at[0], rounds) as play_on:
             while stack.at[0] <= rounds:
@@ -243,8 +230,8 @@ def run_stacked(
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
                 length = parallel.shared(max(1, min(4 * length, int(aim * length / (now - begun)))))
-                if kept is not None and now - saved > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
-                    spent, saved = stack.keep(*kept), now
+                if kept is not None and now - last > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
+                    spent, last = stack.keep(*kept), now
     finally:
         if kept is not None:
             stack.keep(*kept)
