@@ -272,10 +272,7 @@ def trusted_update(problem: Problem, algorithm: Algorithm, params: Params, seed:
 
 @dataclass
 class Sources:
-    """What uploads are computed from, stacked over the slots `device`; some of them are `wanted`.
-
-    A value is traced when it is first used. The compiler drops unused values.
-    """
+    """What uploads are computed from, stacked over the slots `device`, if `wanted`; traced when it is first used."""
 
     problem: Problem
     params: Params  # the model that each of them was sent

@@ -54,10 +54,7 @@ class Job(NamedTuple):
 
 
 def check_shapes(problem: Problem, jobs: list[Job]) -> None:
-    """Raise an `InputError` if a round of these runs would. The round is traced, not run.
-
-    A rule that returns a wrong shape is found before any other algorithm is run.
-    """
+    """Trace a round, so that a rule that returns a wrong shape is found before any other algorithm is run."""
     stacked, states, seeds = _begun(problem, jobs, jax.eval_shape)
     survey = jobs[0].algorithm.selection.survey
     for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
@@ -190,10 +187,7 @@ def run_stacked(
     kept: tuple[Path, int] | None,
     while_playing: Callable[[], None],
 ) -> dict[int, Run]:
-    """Play runs whose algorithms differ only in numbers, as one program; return each by its place.
-
-    while_playing() is called once, when the first rounds are played.
-    """
+    """Play runs that differ only in numbers; each by its place. while_playing() is called after the first rounds."""
     stack, rounds = _Stack(problem, federation, jobs, every), jobs[0].rounds
     if kept is not None and run_arrays.checkpoints(*kept):
         _, states, (nothing,) = stack.at
