@@ -200,7 +200,7 @@ class Simulation:
 
 
 def simulation(whole: Settled, *, accelerators: int | str = 1, **chosen: Any) -> Simulation:
-    """All that `simulate` does before its first round; finds all other mistakes. `problem` explains what is `chosen`."""
+    """All that `simulate` does before its first round. It finds all other mistakes. `problem` explains `chosen`."""
     federation, algorithms, seeds = whole.federation, whole.algorithms, whole.seeds
     K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
     if K > federation.N:
