@@ -127,8 +127,10 @@ class _Stack:
         shapes = jax.eval_shape(one_round, *self.inputs)[1]
         nothing = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
         self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
-        # of messages; looked up once, because each upload is traced for its shape
-        self.sizes = [sizes(job.algorithm, params_like(problem.model)) for job in jobs]
+        # looked up once: each upload is traced for the sizes of messages
+        known, self.metrics = [job.algorithm for job in jobs], measured(problem.metrics)
+        self.sizes = [sizes(one, params_like(problem.model)) for one in known]
+        self.about: list[Any] = [{"algorithm": one.name, "parameters": dict(one.settings)} for one in known]
 
     def runs(self, first: int, record: Measured) -> dict[int, Run]:
         """The rounds of `record`, from round `first` on, as runs without models, each by its place."""
@@ -136,7 +138,7 @@ class _Stack:
         return {job.place: self._run(r, rounds, record) for r, job in enumerate(self.jobs)}
 
     def _run(self, r: int, rounds: NDArray, record: Measured) -> Run:
-        job, evaluated, metrics = self.jobs[r], rounds % self.every == 0, self.problem.metrics
+        job, evaluated = self.jobs[r], rounds % self.every == 0
         own: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
         info, values = own.info, jax.tree.map(lambda leaf: leaf[evaluated], own.evaluation)
         up, down = traffic(self.sizes[r], info)
@@ -144,8 +146,7 @@ class _Stack:
         if job.algorithm.privacy is not None:
             more["epsilon"] = np.array([privacy.spent(job.algorithm, self.federation.N, int(t)) for t in rounds])
         return Run(
-            algorithm=job.algorithm.name,
-            parameters=dict(job.algorithm.settings),
+            **self.about[r],
             seed=int(job.seed),
             evaluated_rounds=rounds[evaluated],
             test_accuracy=values.test_accuracy,
@@ -158,8 +159,8 @@ class _Stack:
             lost=info.lost,
             updated=info.updated,
             records=more,
-            metrics={name: values.metrics[name] for name in measured(metrics)},
-            shown={one.name: one for one in metrics if one.own},
+            metrics={name: values.metrics[name] for name in self.metrics},
+            shown={one.name: one for one in self.problem.metrics if one.own},
             judged_by=self.problem.model.judged_by,
         )
 
