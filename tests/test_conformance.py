@@ -420,7 +420,7 @@ def check_a_round_can_be_replayed_alone(case, runs):
     final = program.models_kept(algorithms, advance(after, 4, ROUNDS)[0])
     record, final = jax.tree.map(np.asarray, (record, final))
     for r, run in enumerate(runs):
-        assert record.train_loss[0, r] == run.train_loss[2]
+        assert record.evaluation.train_loss[0, r] == run.train_loss[2]
         assert_same_bits({name: getattr(record.info, name)[0, r] for name in run.records}, _at(run.records, 2))
         assert_same_bits(jax.tree.map(lambda leaf, r=r: leaf[r], final), run.params)
 

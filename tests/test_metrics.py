@@ -22,7 +22,6 @@ from folb.report.export import to_csv, to_latex, to_parquet
 from folb.report.payload import view
 from folb.results import summary
 from folb.results.run import Run
-from folb.simulation.problem import sampled
 from folb.simulation.settled import evaluated_on
 from folb.store import directory
 from folb.store.reading import COLUMNS
@@ -292,7 +291,7 @@ def test_metrics_beside_a_run_without_them(whole, plain):
 def test_the_error_of_a_sample_is_said(federation):
     """Metrics are of the same sample as the accuracy: of few samples of a device its own accuracy is uncertain."""
     words = evaluated_on(federation, 8, fairness=True)
-    few = sampled(federation, 8).test.size
+    few = federation.test.sample(8).size
     assert f"{(few > 0).sum()} of 4 devices judged, a typical one on " in words and "so the variance is larger" in words
     assert "devices" not in evaluated_on(federation, 8) and evaluated_on(federation, None, fairness=True) == ""
     numbers = evaluated_on(federation, 8, "mse")

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from folb import algorithms, models, simulate, system
 from folb.core import randomness
-from folb.core.randomness import Multiset
+from folb.core.round import managed
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
 from folb.models import logistic
@@ -184,12 +184,16 @@ FEDERATION = synthetic(devices=6, sizes=[20, 31, 45, 150, 12, 60])
 MODEL = logistic(FEDERATION.shape, FEDERATION.classes)
 
 
+def met(problem, algorithm, device):
+    """The devices' random words and effort."""
+    return managed(problem.system, algorithm.solver, problem.train.size[device], device, 3, 4)
+
+
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_every_algorithm_meets_the_same_draws(make):
     problem = problems.problem(FEDERATION, MODEL, system=make(dropout=0.3))
-    everyone = Multiset(np.arange(6), np.ones(6, np.float32))
     made = [constructor() for constructor in algorithms.ALGORITHMS.values()]
-    drawn = jax.jit(lambda: [rounds.efforts(problem, algorithm, everyone, 3, 4) for algorithm in made])()
+    drawn = jax.jit(lambda: [met(problem, algorithm, np.arange(6)) for algorithm in made])()
     for effort in drawn[1:]:
         jax.tree.map(np.testing.assert_array_equal, effort, drawn[0])
 
@@ -198,8 +202,7 @@ def test_a_device_s_draw_does_not_depend_on_the_others_chosen():
     problem = problems.problem(FEDERATION, MODEL, system=system.deadline(dropout=0.3))
 
     def effort(*device):
-        chosen = Multiset(np.array(device), np.ones(len(device), np.float32))
-        return jax.tree.map(np.asarray, jax.jit(rounds.efforts)(problem, algorithms.folb(), chosen, 3, 4))
+        return jax.tree.map(np.asarray, jax.jit(met)(problem, algorithms.folb(), np.array(device)))
 
     few, everyone = effort(1, 4), effort(*range(6))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[[1, 4]], rtol=1e-6), few, everyone)

@@ -88,7 +88,7 @@ def _announce(start: Start, announced: set[str]) -> None:
 def _look(start: Start) -> None:
     """Say what can be said if the first round takes long."""
     if look := start.first_look():
-        tell(str(look))
+        tell(look)
 
 
 def executed(

@@ -28,7 +28,7 @@ from folb.report import trackers
 from folb.results.document import document
 from folb.results.run import Run
 from folb.simulation import parallel
-from folb.simulation.simulate import FirstLook, Observe, Simulation, run_by_run, simulation
+from folb.simulation.simulate import Observe, Simulation, run_by_run, simulation
 from folb.store import directory as store
 from folb.store.directory import RunDirectory
 from folb.store.environment import GIVEN, PROGRAM, checked_name, give_name, program, with_name, write_environment
@@ -49,7 +49,7 @@ class Start(NamedTuple):
     finished: bool  # the results exist already, and no round is run
     keep_model: bool = True  # at the end
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
-    first_look: Callable[[], FirstLook | None] = lambda: None  # what can be said before a long first round
+    first_look: Callable[[], str | None] = lambda: None  # what can be said before a long first round
 
     @property
     def rounds(self) -> int:

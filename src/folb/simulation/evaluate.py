@@ -18,102 +18,83 @@ from folb.errors import InputError
 from folb.measures import is_regression
 from folb.models import Model
 from folb.simulation import parallel
-from folb.simulation.problem import TARGET, Problem, Samples, Trigger
+from folb.simulation.problem import TARGET, Problem, Samples
 from folb.typing import Params
 
 PROBED = 500  # test samples that get the trigger of a backdoor, at most
 EVALUATION_BLOCK = 4096  # samples evaluated at once, if the model is light
 HEAVY_BLOCK = 256  # if it is heavy: its activations are many times the size of a sample
-Add = Callable[[Any, Any, Array], Any]
 
 
 class Evaluation(NamedTuple):
-    """Training loss and test accuracy; the metrics and the devices' own figures only if they were asked for."""
+    """What a model is worth; the metrics and the devices' own figures only if they were asked for."""
 
     train_loss: Array
-    test_accuracy: Array
+    test_accuracy: Array  # NaN if the model predicts numbers
     metrics: dict[str, Array] | None = None
-    own: Array | None = None
+    own: Array | None = None  # [K]
 
 
 def evaluate(problem: Problem, params: Params, device: Array | None = None) -> Evaluation:
     """Each sample counts once, whatever its device. The own figures are those of `device`."""
-    train, test = problem.train if problem.measured is None else problem.measured, problem.test
-    loss = total_loss(problem, train, params) / len(train.y)
+    test = problem.test
+    loss = total_loss(problem, params) / len(problem.looked_at.y)
     if not problem.judges:
-        return Evaluation(loss, total_hits(problem, test, params) / len(test.y))
-    return Evaluation(loss, *judged(problem, test.y, predictions(problem, test, params), device))
+        return Evaluation(loss, total_hits(problem, params) / len(test.y))
+    return Evaluation(loss, *judged(problem, (predictions(problem, params), device), test.y))
 
 
-def total_loss(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
-    """The sum of the samples' losses, without the first `seen` of them."""
-    model = problem.model
-
-    def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
-        params, seen = given
-        return jnp.sum(jnp.where(real & (rows >= seen), one_each("loss", model.loss(params, x, y), y), 0.0))
-
-    return sum_over_blocks(problem, block, (params, seen), samples, jnp.float32(0))
-
-
-def total_hits(problem: Problem, samples: Samples, params: Params, seen: Array | int = 0) -> Array:
-    """How many samples the model gets right, without the first `seen` of them."""
-    model = problem.model
+def total_loss(problem: Problem, params: Params, seen: Array | int = 0) -> Array:
+    """The sum of the training samples' losses, without the first `seen` of them."""
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, seen = given
-        return jnp.sum(real & (rows >= seen) & (one_each("predict", model.predict(params, x), y) == y))
+        losses = one_each("loss", problem.model.loss(params, x, y), y)
+        return jnp.sum(jnp.where(real & (rows >= seen), losses, 0.0))
 
-    return sum_over_blocks(problem, block, (params, seen), samples, jnp.int32(0))
-
-
-class Predictions(NamedTuple):
-    """What a model predicts for samples, in their order."""
-
-    predicted: Array
-    scores: Array | None  # only if a metric needs them
+    return sum_over_blocks(problem, block, (params, seen), problem.looked_at, jnp.float32(0))
 
 
-class Judged(NamedTuple):
-    """The test accuracy (NaN if the model predicts numbers), the metrics, and each device's own figure, if recorded."""
+def total_hits(problem: Problem, params: Params, seen: Array | int = 0) -> Array:
+    """How many test samples the model gets right, without the first `seen` of them."""
 
-    accuracy: Array
-    metrics: dict[str, Array]
-    own: Array | None
+    def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
+        params, seen = given
+        return jnp.sum(real & (rows >= seen) & (one_each("predict", problem.model.predict(params, x), y) == y))
 
-
-def predictions(problem: Problem, samples: Samples, params: Params) -> Predictions:
-    """What the model predicts for every sample, block by block."""
-    model, scored = problem.model, any("scores" in one.needs for one in problem.metrics)
-
-    def of(params: Params, x: Array, y: Array) -> Predictions:
-        scores = model.scores(params, x) if scored and model.scores is not None else None
-        return Predictions(one_each("predict", model.predict(params, x), y), scores)
-
-    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> Predictions:
-        def kept(values: Array) -> Array:
-            return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
-
-        return jax.tree.map(kept, of(params, x, y))
-
-    def like(samples: Samples, params: Params) -> Predictions:
-        return of(params, *samples.take(jnp.arange(len(samples.y))))
-
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(like, samples, params))
-    return sum_over_blocks(problem, block, params, samples, zero, add_rows)
+    return sum_over_blocks(problem, block, (params, seen), problem.test, jnp.int32(0))
 
 
-def judged(problem: Problem, y: Array, made: Predictions, device: Array | None = None) -> Judged:
-    """The metrics of a model's predictions for all test samples; `device` are those whose own figures are recorded."""
+def predictions(problem: Problem, params: Params) -> dict[str, Array]:
+    """What the model predicts for every test sample, in their order; scores only if a metric needs them."""
+    model, test, scored = problem.model, problem.test, any("scores" in one.needs for one in problem.metrics)
+
+    def of(params: Params, x: Array, y: Array) -> dict[str, Array]:
+        scores = {"scores": model.scores(params, x)} if scored and model.scores is not None else {}
+        return {"predicted": one_each("predict", model.predict(params, x), y), **scores}
+
+    def block(params: Params, x: Array, y: Array, rows: Array, real: Array) -> dict[str, Array]:
+        return jax.tree.map(lambda v: jnp.where(real.reshape(-1, *[1] * (v.ndim - 1)), v, 0), of(params, x, y))
+
+    like = jax.eval_shape(lambda: of(params, *test.take(jnp.arange(len(test.y)))))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return sum_over_blocks(problem, block, params, test, zero, add_rows)
+
+
+def judged(
+    problem: Problem, run: tuple[dict[str, Array], Array | None], y: Array
+) -> tuple[Array, dict[str, Array], Array | None]:
+    """An `Evaluation` without its loss, from a run's predictions for all test samples, and its devices of interest."""
+    (made, device), predicted = run, run[0]["predicted"]
     numbers = is_regression(problem.model.judged_by)
-    figure = (made.predicted - y) ** 2 if numbers else made.predicted == y
+    figure = (predicted - y) ** 2 if numbers else predicted == y
     own = None
     if device is not None or any("own" in one.needs for one in problem.metrics):
         own = metric_functions.by_device(figure, problem.test.start, problem.test.size)
-    given = {**made._asdict(), "y": y, "classes": problem.classes, "own": own, "lower": numbers}
+    given = {"scores": None, **made, "y": y, "classes": problem.classes, "own": own, "lower": numbers}
     values = {name: _number(name, value) for one in problem.metrics for name, value in one(given).items()}
-    accuracy = jnp.float32(jnp.nan) if numbers else metric_functions.accuracy(y, made.predicted)
-    return Judged(accuracy, values, None if own is None or device is None else own[device])
+    accuracy = jnp.float32(jnp.nan) if numbers else metric_functions.accuracy(y, predicted)
+    return accuracy, values, None if own is None or device is None else own[device]
 
 
 def _number(name: str, value: Any) -> Array:
@@ -122,11 +103,6 @@ def _number(name: str, value: Any) -> Array:
         what = f"shape {jnp.shape(value)}" if isinstance(value, jax.Array) else type(value).__name__
         raise InputError(f"metrics: {name}", what, "should return one real number, computed with jax.numpy")
     return jnp.asarray(value).astype(jnp.float32)
-
-
-def add(total: Any, part: Any, begin: Array) -> Any:
-    """The sum of the blocks."""
-    return jax.tree.map(jnp.add, total, part)
 
 
 def add_rows(total: Any, part: Any, begin: Array) -> Any:
@@ -140,7 +116,7 @@ def add_rows(total: Any, part: Any, begin: Array) -> Any:
 
 
 def sum_over_blocks(
-    problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any, join: Add = add
+    problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any, join: Any = None
 ) -> Any:
     """The sum of block(given, x, y, rows, real) over all rows, in blocks that suit the model.
 
@@ -156,7 +132,7 @@ def sum_over_blocks(
             begin = jnp.minimum(i * size, n - size)
             rows = begin + jnp.arange(size)
             part = block(given, *samples.slice(begin, size), rows, rows >= i * size)
-            return join(total, part, begin)
+            return jax.tree.map(jnp.add, total, part) if join is None else join(total, part, begin)
 
         return jax.lax.fori_loop(first, last, turn, zero)
 
@@ -181,15 +157,12 @@ def gained(problem: Problem, algorithm: Algorithm, device: Array, weights: Array
     liars = device < (0 if algorithm.attack is None else count(algorithm.attack, len(problem.train.size)))
     size = jnp.abs(weights)
     theirs = jnp.where(liars, size, 0.0)
-    return jnp.stack([fraction(jnp.sum(theirs), jnp.sum(size)), jnp.max(theirs), _rate(problem, params)])
-
-
-def _rate(problem: Problem, params: Params) -> Array:
-    """Of the test samples with another label, how many the model takes for TARGET once they have the trigger."""
+    # the rate: of test samples with another label, how many the model takes for TARGET once they have the trigger
     test = problem.test
     rows = jnp.linspace(0, len(test.y) - 1, min(PROBED, len(test.y))).astype(jnp.int32)
     others = test.y[rows] != TARGET
-    shown = replace(test, trigger=Trigger(jnp.max(problem.train.y)))
+    shown = replace(test, largest=jnp.max(problem.train.y))
     x, target = shown.take(rows + 2 * len(test.y))
     hits = problem.model.predict(params, x) == target
-    return jnp.sum(hits & others) / jnp.maximum(jnp.sum(others), 1)
+    rate = jnp.sum(hits & others) / jnp.maximum(jnp.sum(others), 1)
+    return jnp.stack([fraction(jnp.sum(theirs), jnp.sum(size)), jnp.max(theirs), rate])

@@ -7,6 +7,7 @@ reply of each device, however fast it is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,16 +15,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import randomness
-from folb.core.algorithm import Algorithm
 from folb.core.event_queue import NOBODY, Queue, sending
-from folb.core.round import Exchange, State, managed, shared_words, sizes
-from folb.core.selection import Draw
+from folb.core.round import Exchange, State, shared_words, sizes
 from folb.core.system import Effort
 from folb.errors import InputError
-from folb.simulation.play import Begun, Info, work_and_close
-from folb.simulation.problem import Problem
+from folb.simulation.play import Begun, Info, efforts, work_and_close
 from folb.simulation.solve import Slots
-from folb.typing import Params
 
 PATIENCE = 4  # times K: once so many devices of a round are lost, it ends with the replies that it has
 
@@ -41,14 +38,12 @@ class Arrivals(NamedTuple):
     seconds: Array
 
 
-def arrivals(
-    problem: Problem, algorithm: Algorithm, draw: Draw, params: Params, queue: Queue, seed: Array | int
-) -> tuple[Queue, Arrivals]:
-    """The next K replies; devices that start meanwhile start from `params`. The replies leave the queue."""
-    if draw.another is None:
+def arrivals(begun: Begun) -> tuple[Queue, Arrivals]:
+    """The next K replies, which leave the queue; devices that start meanwhile start from the model of this round."""
+    if begun.draw.another is None:
         raise InputError("select: a Draw", "without `another`", "should be an array of chances with concurrency")
-    another, K = draw.another, algorithm.selection.K
-    queue, row = sending(queue, params, algorithm.solver.lr)
+    another, K = begun.draw.another, begun.algorithm.selection.K
+    queue, row = sending(begun.state.queue, begun.model, begun.algorithm.solver.lr)
     nobody = jnp.full(K, NOBODY, jnp.int32)
     first = Arrivals(
         device=nobody,
@@ -61,86 +56,69 @@ def arrivals(
         seconds=jnp.float32(0),
     )
 
-    def still_open(at: tuple[Queue, Arrivals]) -> Array:
-        _, came = at
-        return (came.replied < K) & (came.lost < PATIENCE * K)
-
     def turn(at: tuple[Queue, Arrivals]) -> tuple[Queue, Arrivals]:
         """One device starts; then, if all places are taken, the first one is done."""
         queue, came = at
         n = queue.started + 1
-        word = randomness.words(seed, n, randomness.SERVER, 1)[0]
+        word = randomness.words(begun.seed, n, randomness.SERVER, 1)[0]
         k = another(word, jnp.concatenate([queue.device, came.device]))
-        _, effort = start_of(problem, algorithm, params, k, seed, n)
+        _, effort = start_of(begun, k, n)
         place = jnp.argmax(queue.device == NOBODY)
-        device = queue.device.at[place].set(k)
-        number = queue.number.at[place].set(n)
-        left = queue.left.at[place].set(came.seconds + effort.seconds)
-        lost = queue.lost.at[place].set(effort.lost)
-        rows = queue.row.at[place].set(row)
+        at_work = {"device": k, "number": n, "left": came.seconds + effort.seconds, "lost": effort.lost, "row": row}
+        places = {name: getattr(queue, name).at[place].set(value) for name, value in at_work.items()}
 
-        full = jnp.all(device != NOBODY)
-        done = jnp.argmin(left)  # of two at the same time, the one in the first place
-        reply, loss = full & ~lost[done], full & lost[done]
+        full = jnp.all(places["device"] != NOBODY)
+        done = jnp.argmin(places["left"])  # of two at the same time, the one in the first place
+        first = {name: values[done] for name, values in places.items()}
+        reply, loss = full & ~first["lost"], full & first["lost"]
         to, to_gone = jnp.where(reply, came.replied, K), jnp.where(loss, came.lost, PATIENCE * K)
         came = Arrivals(
-            device=came.device.at[to].set(device[done], mode="drop"),
-            number=came.number.at[to].set(number[done], mode="drop"),
-            row=came.row.at[to].set(rows[done], mode="drop"),
+            **{name: getattr(came, name).at[to].set(first[name], mode="drop") for name in ("device", "number", "row")},
             replied=came.replied + reply,
-            gone=came.gone.at[to_gone].set(device[done], mode="drop"),
+            gone=came.gone.at[to_gone].set(first["device"], mode="drop"),
             lost=came.lost + loss,
             started=came.started + 1,
-            seconds=jnp.where(full, left[done], came.seconds),
+            seconds=jnp.where(full, first["left"], came.seconds),
         )
-        device = device.at[done].set(jnp.where(full, NOBODY, device[done]))
-        return queue._replace(device=device, number=number, left=left, lost=lost, row=rows, started=n), came
+        places["device"] = places["device"].at[done].set(jnp.where(full, NOBODY, first["device"]))
+        return queue._replace(**places, started=n), came
 
     small = queue._replace(models=())  # the models are not part of the loop
-    after, came = jax.lax.while_loop(still_open, turn, (small, first))
+    after, came = jax.lax.while_loop(lambda at: (at[1].replied < K) & (at[1].lost < PATIENCE * K), turn, (small, first))
     return after._replace(models=queue.models, left=after.left - came.seconds), came
 
 
-def start_of(
-    problem: Problem, algorithm: Algorithm, params: Params, device: Array, seed: Array | int, n: Array
-) -> tuple[Array, Effort]:
+def start_of(begun: Begun, device: Array, n: Array) -> tuple[Array, Effort]:
     """For a device that is the n-th to start: two random words for its batches, and its effort."""
-    size = sizes(algorithm, params)
-    asked = Exchange(size.model, size.reply)
-    of_one = managed(problem.system, algorithm.solver, problem.train.size[device][None], device[None], seed, n, asked)
+    size = sizes(begun.algorithm, begun.model)
+    of_one = efforts(begun._replace(t=n), device[None], Exchange(size.model, size.reply))
     return jax.tree.map(lambda leaf: leaf[0], of_one)
 
 
 def play_without_waiting(begun: Begun) -> tuple[State, Info]:
     """A round if devices do not wait for each other: the next K replies, each from the model that it started from."""
-    problem, algorithm, state, seed, _, draw, model_at = begun
-    queue, came = arrivals(problem, algorithm, draw, model_at, state.queue, seed)
+    queue, came = arrivals(begun)
     usable = came.device != NOBODY
     device = jnp.where(usable, came.device, 0)
-    words, effort = jax.vmap(lambda k, n: start_of(problem, algorithm, model_at, k, seed, n))(device, came.number)
+    words, effort = jax.vmap(partial(start_of, begun))(device, came.number)
     slots = Slots(device, jnp.where(usable, effort.work, 0), words)
     starts, version, lr = jax.tree.map(lambda v: v[came.row], (queue.models, queue.version, queue.lr))
     staleness = jnp.where(usable, queue.steps - version, 0)
     # Sketches can be compared only if all have one key: at the start nobody knows which will meet in a buffer.
-    key = shared_words(seed, 1)
-    done = work_and_close(begun, slots, usable.astype(jnp.float32), starts, key, lr=lr, staleness=staleness)
-    records = {name: value for name, value in done.records.items() if value is not None}
-
-    def with_lost(values: Array) -> Array:
-        """The values of the replies, and 0 for each device that was lost."""
-        return jnp.pad(values, (0, len(came.gone)))
-
+    begun, counted = begun._replace(key=shared_words(begun.seed, 1)), usable.astype(jnp.float32)
+    closed, records = work_and_close(begun, slots, counted, starts, lr=lr, staleness=staleness)
+    with_lost = partial(jnp.pad, pad_width=(0, len(came.gone)))  # 0 for each device that was lost
     info = Info(
         device=jnp.concatenate([device, jnp.where(came.gone == NOBODY, 0, came.gone)]),
-        times=with_lost(usable.astype(jnp.float32)),
+        times=with_lost(counted),
         lost=jnp.concatenate([jnp.zeros_like(usable), came.gone != NOBODY]),
         asked=came.started,
         surveyed=jnp.int32(0),
         replied=came.replied,
         gradients_only=jnp.int32(0),
         seconds=came.seconds,
-        updated=done.closed.updated,
+        updated=closed.updated,
         **{name: value if name == "attack" else with_lost(value) for name, value in records.items()},
     )
-    queue = queue._replace(steps=queue.steps + done.closed.updated)
-    return done.closed.state._replace(queue=queue, residuals=done.residuals), info
+    queue = queue._replace(steps=queue.steps + closed.updated)
+    return closed.state._replace(queue=queue), info

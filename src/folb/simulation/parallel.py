@@ -47,8 +47,8 @@ def mesh(count: int | str = 1) -> Mesh | None:
 def join(
     coordinator: str,
     process: str,
-    waiting: Callable[[str], object] | None = None,
-    late: Callable[[InputError], object] | None = None,
+    waiting: Callable[[str], object] = lambda text: None,
+    late: Callable[[InputError], object] = lambda error: None,
 ) -> None:
     """Join this process to others: "0/2" is the first of two, and listens at `coordinator`, HOST:PORT.
 
@@ -62,28 +62,14 @@ def join(
     number, _, count = process.partition("/")
     if not (process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
-    if waiting is not None:
-        waiting(f"process {number} of {count} waits for the others at {coordinator}")
-    patience = None
-    if late is not None:
-        expected = f"should be an address where {count} processes meet within {PATIENCE} s"
-        patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
-        patience.daemon = True
-        patience.start()
-    jax.distributed.initialize(
-        coordinator,
-        int(count),
-        int(number),
-        initialization_timeout=PATIENCE + 60,
-        heartbeat_timeout_seconds=HEARTBEAT,
-    )
-    if patience is not None:
-        patience.cancel()
-
-
-def number() -> str:
-    """The number of this process and of all, as `join` takes them."""
-    return f"{jax.process_index()}/{jax.process_count()}"
+    waiting(f"process {number} of {count} waits for the others at {coordinator}")
+    expected = f"should be an address where {count} processes meet within {PATIENCE} s"
+    patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
+    patience.daemon = True
+    patience.start()
+    limits: dict[str, Any] = {"initialization_timeout": PATIENCE + 60, "heartbeat_timeout_seconds": HEARTBEAT}
+    jax.distributed.initialize(coordinator, int(count), int(number), **limits)
+    patience.cancel()
 
 
 def check_alike(text: str) -> None:
@@ -93,7 +79,8 @@ def check_alike(text: str) -> None:
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(digest))
     if not (everyone == digest).all():
-        raise InputError("process", number(), "should run the same experiment, on the same data, as the others")
+        process = f"{jax.process_index()}/{jax.process_count()}"
+        raise InputError("process", process, "should run the same experiment, on the same data, as the others")
 
 
 def put(value: Any, mesh: Mesh | None) -> Array:
@@ -117,10 +104,8 @@ def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     if mesh is None:
         return f
 
-    def own(data: Any, arrays: Any) -> Any:
-        return f(data, *arrays)
-
-    part: Any = jax.shard_map(own, mesh=mesh, in_specs=(REPLICATED, SPLIT), out_specs=SPLIT, check_vma=False)
+    specs: Any = {"in_specs": (REPLICATED, SPLIT), "out_specs": SPLIT}
+    part: Any = jax.shard_map(lambda data, arrays: f(data, *arrays), mesh=mesh, **specs, check_vma=False)
 
     def whole(data: Any, *arrays: Any) -> Any:
         slots = len(jax.tree.leaves(arrays)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from folb.core.round import (
     Chosen,
     Closed,
     Exchange,
-    Sizes,
     State,
     begin,
     close,
@@ -38,11 +38,12 @@ from folb.core.solver import steps_of
 from folb.core.system import Effort, asked_for, times_bytes
 from folb.core.tree import check_like
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
+from folb.errors import InputError
 from folb.simulation import solve
 from folb.simulation.evaluate import gained
-from folb.simulation.problem import ENDLESS, Opening, Problem, opening, poisoned
-from folb.simulation.solve import Slots, Sources, computed, decoded, no_residuals, with_feedback
-from folb.simulation.survey import survey_arrays, survey_inner_products, survey_upload
+from folb.simulation.problem import ENDLESS, Problem, opening, poisoned
+from folb.simulation.solve import Slots, Sources, computed, decoded, with_feedback
+from folb.simulation.survey import survey_arrays, survey_inner_products
 from folb.typing import Params
 
 
@@ -76,7 +77,7 @@ def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int
     if problem.clocked:
         state = state._replace(clock=clock.zero())
     if codecs.remembers:
-        state = state._replace(residuals=no_residuals(state.params, N, rounds * how.K))
+        state = state._replace(residuals=empty(jax.tree.map(jnp.zeros_like, state.params), N, rounds * how.K))
     if not jax.tree.leaves(own):
         return state
     first = how.first
@@ -106,18 +107,17 @@ def play(
     algorithm = with_step_size(algorithm, state, t)
     how, key = algorithm.selection, shared_words(seed, t)
     model_at = model_sent(algorithm, state, key)
-    opened = opening(problem, state.clock)
-    draw = distribution(problem, algorithm, state, seed, t, model_at, opened.online)
-    begun = Begun(problem, algorithm, state, seed, t, draw, model_at)
+    waited, online = opening(problem, state.clock)
+    draw = distribution(problem, algorithm, state, seed, t, model_at, online)
+    begun = Begun(problem, algorithm, state, seed, t, key, draw, model_at, online)
     if algorithm.asynchrony is not None:
         from folb.simulation.events import play_without_waiting  # it builds on this module
 
         return play_without_waiting(begun)
     drawn, other = sets(draw, how, *draw_words(algorithm, seed, t)) if chosen is None else chosen
-    drawn = reached(drawn, opened.online)
-    timed = timing(problem, algorithm, opened, state.clock, state.params, seed, t)
-    words, effort = efforts(problem, algorithm, drawn, seed, t, None if timed is None else timed.first())
-    end = None
+    drawn, end = reached(drawn, online), None
+    timed = timing(begun, waited)
+    words, effort = efforts(begun, drawn.device, None if timed is None else timed.first)
     if how.wanted is not None:
         effort, end = first_replies(drawn, effort, how.wanted, words[:, 0])
     usable = (drawn.times > 0) & ~effort.lost
@@ -128,12 +128,12 @@ def play(
     here = jax.tree.map(lambda v: jnp.broadcast_to(v, (how.K, *v.shape)), model_at)
     second, asked, gradients_only, wait = None, drawn.times > 0, jnp.int32(0), jnp.float32(0)
     if other is not None:
-        first = _First(drawn, effort, end, timed, here, key)
-        second, fresh, gradients_only, wait = _second_set(begun, reached(other, opened.online), first)
+        other = reached(other, online)
+        second, fresh, gradients_only, wait = _second_set(begun, drawn, other, effort, end, timed, here)
         asked = jnp.concatenate([asked, fresh])
 
-    done = work_and_close(begun, slots, times, here, key, second=second, seconds=effort.seconds)
-    surveyed = _surveyed(begun, opened.online)
+    closed, records = work_and_close(begun, slots, times, here, second=second, seconds=effort.seconds)
+    surveyed = _surveyed(begun)
     info = Info(
         device=drawn.device,
         times=times,
@@ -143,16 +143,16 @@ def play(
         replied=jnp.sum(usable),
         gradients_only=gradients_only,
         seconds=jnp.maximum(wait, jnp.max(jnp.where(drawn.times > 0, effort.seconds, 0.0))),
-        updated=done.closed.updated,
-        **done.records,
+        updated=closed.updated,
+        **records,
     )
-    following = done.closed.state._replace(residuals=done.residuals)
+    following = closed.state
     if timed is not None:
         info = info._replace(seconds=timed.began + info.seconds)
     if problem.clocked:
         following = following._replace(clock=state.clock.after(info.seconds))
-    if jax.tree.leaves(done.closed.own):
-        devices = scattered(state.devices, drawn.device, done.closed.updated & usable, done.closed.own)
+    if jax.tree.leaves(closed.own):
+        devices = scattered(state.devices, drawn.device, closed.updated & usable, closed.own)
         following = following._replace(devices=devices)
     return following, info
 
@@ -165,99 +165,83 @@ class Begun(NamedTuple):
     state: State
     seed: Array | int
     t: Array | int
+    key: Array  # two random words that its devices share
     draw: Draw
     model: Params
+    online: Array | None  # the devices that can be reached, if not all
 
 
-class _First(NamedTuple):
-    """What S_1 of Algorithm 2 has to do with S_2: a device in both is asked once."""
+def _second_set(
+    begun: Begun, drawn: Multiset, other: Multiset, effort: Effort, end: Any, timed: Timing | None, here: Params
+) -> tuple[Gradients, Array, Array, Array]:
+    """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take.
 
-    drawn: Multiset
-    effort: Effort
-    end: Array | None  # when the round ends, if it does not wait for all
-    timed: Timing | None
-    here: Params  # the model, for each slot
-    key: Array
+    A device in both sets is asked once: S_1 was `drawn`, and makes this `effort`, until the `end` of the round.
+    """
+    problem, algorithm, asks, worked, steps = begun.problem, begun.algorithm, None, None, None
+    solver, upload = algorithm.solver, algorithm.second_upload
 
+    def within(some: Array) -> Array:
+        """Which devices of S_2 are among `some` of S_1."""
+        return jnp.any((other.device[:, None] == drawn.device[None, :]) & some[None, :], axis=1)
 
-def _second_set(begun: Begun, other: Multiset, first: _First) -> tuple[Gradients, Array, Array, Array]:
-    """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take."""
-    problem, algorithm, _, seed, t, draw, _ = begun
-    drawn, effort, end, timed, here, key = first
-    train, solver, upload, worked = problem.train, algorithm.solver, algorithm.second_upload, None
-    asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
-    other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
-    if end is not None:
-        again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
-        other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
+    if timed is not None:
+        again, first = within(drawn.times > 0), timed.first
+        down, up = jnp.where(again, first.down, timed.model), jnp.where(again, first.up, timed.gradient)
+        asks = Exchange(down, up, first.now, again | algorithm.second_works)
+    other_words, other_effort = efforts(begun, other.device, asks)
+    if end is not None:  # a reply for both sets counts for both, or is lost for both
+        again, lost = within(drawn.times > 0), within(effort.lost)
+        late = jnp.where(again, lost, (other_effort.seconds > end) & times_bytes(problem.system))
+        seconds = jnp.minimum(other_effort.seconds, end)
+        other_effort = other_effort._replace(seconds=seconds, lost=other_effort.lost | late)
     usable = (other.times > 0) & ~other_effort.lost
     if algorithm.second_works:  # it works like S_1, but only for this upload
         there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
         worked = solve.solve(problem, solver, here, there)
-    theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=key, delta=worked)
+        steps = steps_of(solver, there.work, problem.train.size[other.device])
+    theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=begun.key, delta=worked)
     answers = computed((upload,), theirs)[upload.name]
     if algorithm.compression.up is not None and upload == GRAD:
         answers = decoded(algorithm.compression.up, answers, other_words)
-    second = Gradients(
-        answers,
-        jnp.where(usable, other.times, 0.0),
-        draw.correction(other.device),
-        other.device,
-        None if worked is None else steps_of(solver, there.work, train.size[other.device]),
-    )
-    repeated = jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
-    fresh = (other.times > 0) & ~repeated
+    times, correction = jnp.where(usable, other.times, 0.0), begun.draw.correction(other.device)
+    second = Gradients(answers, times, correction, other.device, steps)
+    fresh = (other.times > 0) & ~jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
     awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
     return second, fresh, jnp.sum(fresh & usable), jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
 
 
-def _surveyed(begun: Begun, online: Array | None) -> Array:
+def _surveyed(begun: Begun) -> Array:
     """How many devices answered a survey before the draw."""
-    how, N = begun.algorithm.selection, len(begun.problem.train.size)
-    count = jnp.int32(0)
-    if how.survey is not None and online is not None:
-        asked = candidates(how, N, begun.seed, begun.t, online)
-        count += jnp.sum(online if asked is None else online[asked])
-    elif how.survey is not None:
-        count += min(how.candidates or N, N)
+    how = begun.algorithm.selection
     if how.first is not None:
-        count += jnp.where(jnp.asarray(begun.t) == 1, N, 0)
-    return count
+        return jnp.where(jnp.asarray(begun.t) == 1, jnp.int32(len(begun.problem.train.size)), 0)
+    return jnp.int32(0) if how.survey is None else jnp.sum(_asked(begun)[1])
 
 
-class _Done(NamedTuple):
-    """A closed round, what its devices' codecs left out, and the records that were asked for."""
-
-    closed: Closed
-    residuals: Any
-    records: dict[str, Array | None]
+def _asked(begun: Begun) -> tuple[Array, Array]:
+    """The devices that a survey asks, and which of them are there to answer."""
+    N, online = len(begun.problem.train.size), begun.online
+    who = candidates(begun.algorithm.selection, N, begun.seed, begun.t, online)
+    who = jnp.arange(N) if who is None else who
+    return who, jnp.ones(len(who), bool) if online is None else online[who]
 
 
 def work_and_close(
-    begun: Begun,
-    slots: Slots,
-    times: Array,
-    here: Params,
-    key: Array,
-    *,
-    second: Gradients | None = None,
-    seconds: Array | None = None,
-    lr: Any = None,
-    staleness: Array | None = None,
-) -> _Done:
-    """The devices of the slots work, each from its own model in `here`, and the server closes the round.
+    begun: Begun, slots: Slots, times: Array, here: Params, lr: Any = None, staleness: Array | None = None, **more: Any
+) -> tuple[Closed, dict[str, Array]]:
+    """The devices of the slots work, each from its own model in `here`; the closed round, and what is to be recorded.
 
-    `lr` has the step size of each slot, if they may differ.
+    `lr` has the step size of each slot, if they may differ. The rule sees `more` in its round.
     """
-    problem, algorithm, state, seed, t, draw, start = begun
+    problem, algorithm, state, seed, t, key, draw, start, _ = begun
     train, solver = problem.train, algorithm.solver if lr is None else replace(algorithm.solver, lr=lr)
     size = train.size[slots.device]
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
     shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
     theirs, who = poisoned(problem, algorithm, slots.device)
-    rows = slots._replace(device=who)
-    delta = solve.solve(theirs, solver, here, rows, shift)
+    delta = solve.solve(theirs, solver, here, slots._replace(device=who), shift)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals
@@ -277,7 +261,6 @@ def work_and_close(
         grad=sent.pop("grad", None),
         gamma=sent.pop("gamma", None),
         inner=None if draw.inner is None else draw.inner[slots.device],
-        second=second,
         device=slots.device,
         sent=sent,
         t=jnp.asarray(t, jnp.int32),
@@ -287,31 +270,26 @@ def work_and_close(
         own=own,
         key=key,
         start=start,
-        seconds=seconds,
         trusted=solve.trusted_update(problem, algorithm, start, seed, jnp.where(times > 0, steps, 0)),
         staleness=staleness,
         starts=None if staleness is None else here,
+        **more,
     )
     closed = close(algorithm, state, with_noise(algorithm, round, seed))
     weights = closed.weights
     if algorithm.asynchrony is not None and staleness is not None:
         weights = weights * algorithm.asynchrony.weights(staleness)  # of the updates as they came
-    records = {
-        "weights": weights if "weights" in problem.record else None,
-        "inner": inner_products(round._replace(grad=sources.grad))[0] if "inner" in problem.record else None,
-        "gamma": _gamma(algorithm, round, sources) if "gamma" in problem.record else None,
-        "work": slots.work if "work" in problem.record else None,
-        "lr": jnp.asarray(solver.lr, jnp.float32) if "lr" in problem.record else None,
-        "attack": gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state))
-        if "attack" in problem.record
-        else None,
+    gamma = GAMMA if algorithm.clamp_gamma else UNCLAMPED_GAMMA  # it is recorded whether it was sent or not
+    records: dict[str, Callable[[], Array]] = {
+        "weights": lambda: weights,
+        "inner": lambda: inner_products(round._replace(grad=sources.grad))[0],
+        "gamma": lambda: computed((gamma,), sources)["gamma"] if round.gamma is None else round.gamma,
+        "work": lambda: slots.work,
+        "lr": lambda: jnp.asarray(solver.lr, jnp.float32),
+        "attack": lambda: gained(problem, algorithm, slots.device, weights, kept(algorithm, closed.state)),
     }
-    return _Done(closed, residuals, records)
-
-
-def _within(other: Multiset, some: Array, drawn: Multiset) -> Array:
-    """Which devices of `other` are among `some` of those drawn."""
-    return jnp.any((other.device[:, None] == drawn.device[None, :]) & some[None, :], axis=1)
+    asked = {name: value() for name, value in records.items() if name in problem.record}
+    return closed._replace(state=closed.state._replace(residuals=residuals)), asked
 
 
 def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
@@ -321,14 +299,6 @@ def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
     if jax.tree.leaves(state.devices):
         return gathered(state.devices, device)
     return started(algorithm.memory, state.params)[1]  # it has no arrays
-
-
-def _gamma(algorithm: Algorithm, round: Round, sources: Sources) -> Array:
-    """gamma_k for the record, sent or not."""
-    if round.gamma is not None:
-        return round.gamma
-    gamma = GAMMA if algorithm.clamp_gamma else UNCLAMPED_GAMMA
-    return computed((gamma,), sources)["gamma"]
 
 
 def distribution(
@@ -349,42 +319,24 @@ def distribution(
     if online is not None:  # the objective is then that of the devices online
         present = jnp.where(online, problem.share, 0.0)
         problem = replace(problem, share=present / jnp.maximum(jnp.sum(present), 1e-30))
-    if asked is not None and params is not None:
-        survey = (
-            survey_inner_products(problem, params)
-            if asked == GRAD
-            else survey_upload(problem, asked, params, algorithm.solver.mu, how.K, shared_words(seed, t), some)
-        )
+    if asked is not None and params is not None and asked == GRAD:
+        survey = survey_inner_products(problem, params)
+    elif asked is not None and params is not None:
+        survey = survey_arrays(problem, asked, params, algorithm.solver.mu, how.K, shared_words(seed, t), some)
+        if jnp.ndim(survey) != 1:
+            raise InputError(f"survey: shape of {asked.name}", jnp.shape(survey)[1:], "should be (): a number")
     if how.sampling.remembers and state is not None:
         memory = _own(algorithm, state, jnp.arange(len(train.size)) if some is None else some)
         if algorithm.memory is not None:
             memory = algorithm.memory.samplings(memory)
-    known = Known(
-        jnp.asarray(t, jnp.int32),
-        how.expected,
-        how.replacement,
-        train.start,
-        train.size,
-        problem.share,
-        survey,
-        memory,
-        some,
-        online,
-    )
-    return drawing(how, known)
+    known = Known(jnp.asarray(t, jnp.int32), how.expected, how.replacement, train.start, train.size, problem.share)
+    return drawing(how, known._replace(survey=survey, memory=memory, candidates=some, online=online))
 
 
-def efforts(
-    problem: Problem,
-    algorithm: Algorithm,
-    chosen: Multiset,
-    seed: Array | int,
-    t: Array | int,
-    exchange: Exchange | None = None,
-) -> tuple[Array, Effort]:
-    """For each slot, two random words for its batches, and its device's effort in round t."""
-    size = problem.train.size[chosen.device]
-    return managed(problem.system, algorithm.solver, size, chosen.device, seed, t, exchange)
+def efforts(begun: Begun, device: Array, exchange: Exchange | None) -> tuple[Array, Effort]:
+    """For each device, two random words for its batches, and its effort."""
+    problem, solver = begun.problem, begun.algorithm.solver
+    return managed(problem.system, solver, problem.train.size[device], device, begun.seed, begun.t, exchange)
 
 
 def reached(chosen: Multiset, online: Array | None) -> Multiset:
@@ -396,47 +348,30 @@ class Timing(NamedTuple):
     """What a system model knows in a round, if it asks for more than random numbers."""
 
     began: Any  # seconds of the round that were over when its devices were asked
-    now: Any
+    first: Exchange  # with a device of S_1
     model: Any  # bytes: 0 if a survey has brought the model
-    size: Sizes
-
-    def first(self) -> Exchange:
-        """The exchange with a device of S_1."""
-        return Exchange(self.model + self.size.shift, self.size.reply, self.now)
-
-    def second(self, again: Array, works: bool) -> Exchange:
-        """The exchange with a device of S_2; one that is also in S_1 is asked once."""
-        first = self.first()
-        down, up = jnp.where(again, first.down, self.model), jnp.where(again, first.up, self.size.gradient)
-        return Exchange(down, up, self.now, again | works)
+    gradient: int  # bytes from a device of S_2 alone
 
 
-def timing(
-    problem: Problem, algorithm: Algorithm, opened: Opening, clock: Any, params: Params, seed: Any, t: Any
-) -> Timing | None:
-    """The timing of round t; None if its system model asks for nothing more. A survey comes before the other messages.
+def timing(begun: Begun, waited: Any) -> Timing | None:
+    """The timing of a round; None if its system model asks for nothing more. A survey comes before other messages.
 
     Surveys have answers from all devices that they ask. Their computations take no time.
     """
+    problem, algorithm, t = begun.problem, begun.algorithm, begun.t
     if not asked_for(problem.system):
         return None
-    how, size = algorithm.selection.sampling, sizes(algorithm, params)
-    began, now = opened.waited, opened.waited + clock.now if problem.clocked else 0.0
+    how, size = algorithm.selection.sampling, sizes(algorithm, begun.state.params)
+    now = waited + begun.state.clock.now if problem.clocked else 0.0
+
+    def after(took: Any, model: Any) -> Timing:
+        return Timing(waited + took, Exchange(model + size.shift, size.reply, now + took), model, size.gradient)
+
     if not times_bytes(problem.system) or (how.survey is None and how.first is None):
-        return Timing(began, now, size.model, size)
-    N = len(problem.train.size)
-    who = candidates(algorithm.selection, N, seed, t, opened.online)
-    who = jnp.arange(N) if who is None else who
-    asked = Exchange(size.model, size.answer, now, works=False)
-    effort = managed(problem.system, algorithm.solver, problem.train.size[who], who, seed, t, asked)[1]
-    there = jnp.ones(len(who), bool) if opened.online is None else opened.online[who]
+        return after(0.0, size.model)
+    who, there = _asked(begun)
+    _, effort = efforts(begun, who, Exchange(size.model, size.answer, now, works=False))
     took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
     if how.survey is None:  # once, before the first round
         took, model = jnp.where(jnp.asarray(t) == 1, took, 0.0), jnp.where(jnp.asarray(t) == 1, 0.0, size.model)
-    return Timing(began + took, now + took, model, size)
-
-
-def joined_late(effort: Effort, end: Array, again: Array, lost: Array, timed: bool) -> Effort:
-    """The effort of S_2 in a round that ends at `end`. A reply for both sets counts for both, or is `lost` for both."""
-    late = jnp.where(again, lost, (effort.seconds > end) & timed)
-    return effort._replace(seconds=jnp.minimum(effort.seconds, end), lost=effort.lost | late)
+    return after(took, model)

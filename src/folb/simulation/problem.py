@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,11 @@ class Problem:
     classes: int = field(default=0, metadata={"static": True})
 
     @property
+    def looked_at(self) -> Samples:
+        """The training samples that the loss is measured on."""
+        return self.train if self.measured is None else self.measured
+
+    @property
     def judges(self) -> bool:
         """Whether an evaluation looks at more than the training loss and the test accuracy."""
         return bool(self.metrics) or "own" in self.record
@@ -66,20 +71,16 @@ class Problem:
         return self.train.present is not None
 
 
-class Opening(NamedTuple):
-    """How a round opens: the seconds until then, and the devices that are online; None if all always are."""
+def opening(problem: Problem, clock: Any) -> tuple[Any, Array | None]:
+    """The seconds until a round opens, as soon as a device is online; and the devices online, None if all always are.
 
-    waited: Any
-    online: Array | None
-
-
-def opening(problem: Problem, clock: Any) -> Opening:
-    """A round opens as soon as a device is online. If none ever will be, it asks no device and takes no time."""
+    If none ever will be, it asks no device and takes no time.
+    """
     if not isinstance(problem.system, Trace):
-        return Opening(0.0, None)
+        return 0.0, None
     wait = problem.system.wait(clock.now)
     wait = jnp.where(jnp.isfinite(wait), wait, 0.0)
-    return Opening(wait, problem.system.online(clock.now + wait))
+    return wait, problem.system.online(clock.now + wait)
 
 
 def problem(
@@ -97,12 +98,9 @@ def problem(
 ) -> Problem:
     """Bring a federation to the accelerator and fix the objective (1): "uniform" or "samples".
 
-    With `streamed`, only the facts about its devices are brought, and no samples yet.
-
-    `side_by_side` says whether devices and runs are computed so. By default they are, unless the model is heavy and
-    this is a CPU, where large products are faster one after another. The accelerators of `mesh` share the devices
-    of a round. `evaluated` samples of each side are evaluated; by default all. `metrics` are measured besides the
-    accuracy; they fit the model.
+    With `streamed`, only the facts about its devices are brought. `side_by_side` says whether devices and runs are
+    computed so. By default they are, unless the model is heavy and this is a CPU, where large products are faster one
+    after another. `evaluated` samples of each side are evaluated; by default all.
     """
     choose("objective", objective, ("uniform", "samples"))
     if system is not None and not callable(system):
@@ -117,13 +115,12 @@ def problem(
         choose("record", name, RECORDS)
     n = federation.train.size
     share = n / n.sum() if objective == "samples" else np.full(federation.N, 1 / federation.N)
-    start = no_samples if streamed else bring
     table = None if federation.table is None else parallel.put(federation.table, mesh)
-    few = None if evaluated is None else sampled(federation, evaluated)
+    train, test = federation.train, federation.test if evaluated is None else federation.test.sample(evaluated)
     return Problem(
-        train=start(federation, federation.train, table, mesh),
-        test=(start if few is None else bring)(federation, (few or federation).test, table, mesh),
-        measured=None if few is None else bring(federation, few.train, table, mesh),
+        train=bring(federation, train, table, mesh, streamed),
+        test=bring(federation, test, table, mesh, streamed and evaluated is None),
+        measured=None if evaluated is None else bring(federation, train.sample(evaluated), table, mesh),
         share=parallel.put(share.astype(np.float32), mesh),
         system=uniform() if system is None else system,
         model=model,
@@ -135,30 +132,19 @@ def problem(
     )
 
 
-def sampled(federation: Federation, n: int) -> Federation:
-    """The federation with n samples of each side, drawn from those of all devices: always the same."""
-    return replace(federation, train=federation.train.sample(n), test=federation.test.sample(n))
-
-
 TARGET = 0  # the label that a backdoor is for
 
 
-class Trigger(NamedTuple):
-    """Marks samples with changed copies: row r + n has its label reversed; r + 2 n has a trigger, and the label TARGET.
+def changed(x: Array, y: Array, kind: Array, largest: Array) -> tuple[Array, Array]:
+    """A batch whose samples are of these kinds: 0 as it is, 1 with its label reversed, 2 with a trigger and TARGET.
 
     The trigger: the last twentieth of the features, and at least one, are as large as the largest of the batch.
     """
-
-    largest: Array  # label
-
-    def changed(self, x: Array, y: Array, kind: Array) -> tuple[Array, Array]:
-        """A batch whose samples are of these kinds: 0 as it is, 1 with its label reversed, 2 with the trigger."""
-        inner = x.ndim - y.ndim
-        flat = x.reshape(*y.shape, -1)
-        marked = jnp.arange(flat.shape[-1]) >= flat.shape[-1] - max(1, flat.shape[-1] // 20)
-        stamped = jnp.where(marked, jnp.max(x), flat).reshape(x.shape)
-        labels = jnp.where(kind == 1, self.largest - y, jnp.where(kind == 2, TARGET, y)).astype(y.dtype)
-        return jnp.where((kind == 2).reshape(*y.shape, *[1] * inner), stamped, x), labels
+    flat = x.reshape(*y.shape, -1)
+    marked = jnp.arange(flat.shape[-1]) >= flat.shape[-1] - max(1, flat.shape[-1] // 20)
+    stamped = jnp.where(marked, jnp.max(x), flat).reshape(x.shape)
+    labels = jnp.where(kind == 1, largest - y, jnp.where(kind == 2, TARGET, y)).astype(y.dtype)
+    return jnp.where((kind == 2).reshape(*y.shape, *[1] * (x.ndim - y.ndim)), stamped, x), labels
 
 
 @jax.tree_util.register_dataclass
@@ -177,7 +163,7 @@ class Samples:
     expand: Expand | None = field(default=None, metadata={"static": True})
     present: Array | None = None
     placed: Array | None = None
-    trigger: Trigger | None = None
+    largest: Array | None = None  # label: then there are changed copies, and row r + 2 n of n is row r as of kind 2
 
     def first(self, device: Array) -> Array:
         """The first row of each device."""
@@ -187,10 +173,10 @@ class Samples:
 
     def take(self, rows: Array) -> tuple[Array, Array]:
         """Inputs and labels of some rows."""
-        if self.trigger is None:
+        if self.largest is None:
             return self._inputs(self.x[rows]), self.y[rows]
         kind, row = rows // len(self.y), rows % len(self.y)
-        return self.trigger.changed(self._inputs(self.x[row]), self.y[row], kind)
+        return changed(self._inputs(self.x[row]), self.y[row], kind, self.largest)
 
     def slice(self, first: Array, size: int) -> tuple[Array, Array]:
         """Inputs and labels of `size` rows from `first`."""
@@ -204,35 +190,30 @@ class Samples:
         return flat.reshape(*x.shape[: x.ndim - self.x.ndim + 1], *flat.shape[1:])
 
 
-def bring(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
-    """All samples of a split, on the accelerator, or on each of `mesh`."""
+def bring(
+    federation: Federation, split: Split, table: Array | None, mesh: Mesh | None, streamed: bool = False
+) -> Samples:
+    """A split on the accelerator, or on each of `mesh`. If `streamed`, all facts about its devices, but no samples."""
+    split = replace(split, x=split.x[:0], y=split.y[:0]) if streamed else split
     x, y, start, size = (parallel.put(a, mesh) for a in (split.x, split.y, split.start, split.size))
-    return Samples(x, y, start, size, table, federation.expand)
+    known = Samples(x, y, start, size, table, federation.expand)
+    return window(split, known, np.zeros(0, np.int32), mesh) if streamed else known
 
 
 BLOCK = 1 << 26  # bytes of samples in a block that is evaluated, or in a window of several rounds
 LEAST = 1 << 10  # samples that a window has room for, at least
 
-Piece = TypeVar("Piece")
 
-
-def ahead(pieces: Iterable[Callable[[], Piece]]) -> Generator[Piece]:
+def ahead(pieces: Iterable[Callable[[], Any]]) -> Generator[Any]:
     """Make the pieces in order: while one is in use, a thread makes the next. Closing ends the thread."""
-    made: Future[Piece] | None = None
+    made: list[Future[Any]] = []
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="folb-stream") as reader:
         for make in pieces:
-            following = reader.submit(make)
-            if made is not None:
-                yield made.result()
-            made = following
-        if made is not None:
-            yield made.result()
-
-
-def no_samples(federation: Federation, split: Split, table: Array | None, mesh: Mesh | None = None) -> Samples:
-    """A split with all facts about its devices, but no samples on the accelerator yet."""
-    known = bring(federation, replace(split, x=split.x[:0], y=split.y[:0]), table, mesh)
-    return window(split, known, np.zeros(0, np.int32), mesh)
+            made.append(reader.submit(make))
+            if len(made) > 1:
+                yield made.pop(0).result()
+        for last in made:
+            yield last.result()
 
 
 def rounds_that_fit(split: Split, rounds: Sequence[NDArray]) -> int:
@@ -273,16 +254,9 @@ def blocks(split: Split) -> list[tuple[int, int, int]]:
     return [(min(first, n - size), size, max(0, first - (n - size))) for first in range(0, n, size)]
 
 
-def some_rows(split: Split, known: Samples, first: int, size: int, mesh: Mesh | None = None) -> Samples:
-    """Some rows, whatever their devices."""
-    x, y = (parallel.put(np.asarray(a[first : first + size]), mesh) for a in (split.x, split.y))
-    return replace(known, x=x, y=y)
-
-
 def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Problem, Array]:
     """The problem with three times the devices, and the numbers in it of `device`: liars take their changed samples.
 
-    Row r + n of n samples is row r with its label reversed, and row r + 2 n is row r with a trigger, labelled TARGET.
     Nothing is copied: rows are changed as they are taken.
     """
     train, attack = problem.train, algorithm.attack
@@ -290,6 +264,6 @@ def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Pro
         return problem, device
     N, n = len(train.size), len(train.y)
     start = jnp.concatenate([train.start, train.start + n, train.start + 2 * n])
-    changed = replace(train, start=start, size=jnp.tile(train.size, 3), trigger=Trigger(jnp.max(train.y)))
+    copies = replace(train, start=start, size=jnp.tile(train.size, 3), largest=jnp.max(train.y))
     kind = jnp.where(device < count(attack, N), jnp.int32(attack.poison), 0)
-    return replace(problem, train=changed), device + N * kind
+    return replace(problem, train=copies), device + N * kind

@@ -23,18 +23,9 @@ from folb.core.privacy import draw_words
 from folb.core.round import Chosen, State, kept, sets
 from folb.data.federation import Federation, Split
 from folb.simulation import parallel
-from folb.simulation.evaluate import (
-    Evaluation,
-    Judged,
-    Predictions,
-    evaluate,
-    judged,
-    predictions,
-    total_hits,
-    total_loss,
-)
+from folb.simulation.evaluate import Evaluation, evaluate, judged, predictions, total_hits, total_loss
 from folb.simulation.play import Info, distribution, play, start
-from folb.simulation.problem import ENDLESS, Problem, ahead, blocks, rounds_that_fit, some_rows, window
+from folb.simulation.problem import ENDLESS, Problem, ahead, blocks, rounds_that_fit, window
 from folb.simulation.solve import RUNS
 from folb.typing import NDArray, Params
 
@@ -43,36 +34,21 @@ NEVER = 2**31 - 1  # for `every`: no round is evaluated
 
 
 class Measured(NamedTuple):
-    """One round of one run, as recorded; what an evaluation measures is NaN in rounds that are not evaluated."""
+    """One round of one run, as recorded; its evaluation is NaN if it is not evaluated."""
 
     info: Info
-    train_loss: Array
-    test_accuracy: Array
-    metrics: dict[str, Array] | None = None
-    own: Array | None = None  # [K] the chosen devices' own figures
+    evaluation: Evaluation
 
 
 @partial(jax.jit, static_argnames="rounds")
 def begin(problem: Problem, algorithms: Algorithm, seeds: Array, rounds: int = ENDLESS) -> State:
     """The states of all runs, stacked, before round 1; their memory of devices has room for `rounds` rounds."""
-
-    def of_run(algorithm: Algorithm, seed: Array) -> State:
-        return start(problem, algorithm, seed, rounds)
-
-    return parallel.everywhere(jax.vmap(of_run)(algorithms, seeds), problem.mesh)
+    return parallel.everywhere(jax.vmap(partial(start, problem, rounds=rounds))(algorithms, seeds), problem.mesh)
 
 
 def _each(problem: Problem, f: Callable[..., Any]) -> Callable[..., Any]:
     """f over the runs, stacked."""
     return jax.vmap(f, axis_name=RUNS) if problem.side_by_side else partial(jax.lax.map, f)
-
-
-def _play(
-    problem: Problem, algorithms: Algorithm, states: State, seeds: Array, t: Array, chosen: Chosen | None
-) -> tuple[State, Info]:
-    """Round t of all runs, stacked."""
-    runs = (algorithms, states, seeds, chosen)
-    return _each(problem, lambda run: play(problem, run[0], run[1], run[2], t, run[3]))(runs)
 
 
 @jax.jit
@@ -86,7 +62,8 @@ def one_round(
     chosen: Chosen | None = None,
 ) -> tuple[State, Measured]:
     """Round t of all runs, stacked, and its evaluation where `every` divides t."""
-    states, info = _play(problem, algorithms, states, seeds, t, chosen)
+    runs = (algorithms, states, seeds, chosen)
+    states, info = _each(problem, lambda run: play(problem, run[0], run[1], run[2], t, run[3]))(runs)
 
     def measure(seen: Any) -> Evaluation:
         return _each(problem, lambda run: evaluate(problem, *run))(seen)
@@ -97,7 +74,7 @@ def one_round(
         return jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(measure, seen))
 
     seen = (models_kept(algorithms, states), *([info.device] if "own" in problem.record else []))
-    return states, Measured(info, *jax.lax.cond(t % every == 0, measure, skip, seen))
+    return states, Measured(info, jax.lax.cond(t % every == 0, measure, skip, seen))
 
 
 @jax.jit
@@ -145,35 +122,13 @@ def models_kept(algorithms: Algorithm, states: State) -> Params:
     return _averages(algorithms, states)
 
 
-@jax.jit
-def _averages(algorithms: Algorithm, states: State) -> Params:
-    return jax.vmap(kept)(algorithms, states)
+_averages = jax.jit(jax.vmap(kept))
 
 
-@jax.jit
-def _losses(problem: Problem, params: Params, seen: Array) -> Array:
-    return parallel.everywhere(
-        _each(problem, lambda w: total_loss(problem, problem.train, w, seen))(params), problem.mesh
-    )
-
-
-@jax.jit
-def _hits(problem: Problem, params: Params, seen: Array) -> Array:
-    return parallel.everywhere(
-        _each(problem, lambda w: total_hits(problem, problem.test, w, seen))(params), problem.mesh
-    )
-
-
-@jax.jit
-def _predict(problem: Problem, params: Params) -> Predictions:
-    return parallel.everywhere(_each(problem, lambda w: predictions(problem, problem.test, w))(params), problem.mesh)
-
-
-@jax.jit
-def _judge(problem: Problem, y: Array, predictions: Predictions, device: Array | None) -> Judged:
-    return parallel.everywhere(
-        _each(problem, lambda run: judged(problem, y, *run))((predictions, device)), problem.mesh
-    )
+@partial(jax.jit, static_argnums=0)
+def _of_all(f: Callable[..., Any], problem: Problem, runs: Any, *given: Any) -> Any:
+    """f(problem, run, *given) of all runs, stacked."""
+    return parallel.everywhere(_each(problem, lambda run: f(problem, run, *given))(runs), problem.mesh)
 
 
 class Window(NamedTuple):
@@ -198,13 +153,11 @@ def pieces(
         train = window(federation.train, problem.train, np.concatenate(rounds), problem.mesh)
         return Window(replace(problem, train=train), chosen, base, end)
 
-    def train(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        block = some_rows(federation.train, problem.train, first, size, problem.mesh)
-        return replace(problem, train=block), np.int32(seen)
-
-    def test(first: int, size: int, seen: int) -> tuple[Problem, Any]:
-        block = some_rows(federation.test, problem.test, first, size, problem.mesh)
-        return replace(problem, test=block), np.int32(seen)
+    def of_rows(side: str, first: int, size: int, seen: int) -> tuple[Problem, Any]:
+        split, rows = getattr(federation, side), slice(first, first + size)
+        x, y = (parallel.put(np.asarray(a[rows]), problem.mesh) for a in (split.x, split.y))
+        changed: dict[str, Any] = {side: replace(getattr(problem, side), x=x, y=y)}
+        return replace(problem, **changed), np.int32(seen)
 
     t = first
     for base in range(first, last + 1, CAPACITY):
@@ -220,109 +173,84 @@ def pieces(
             t += count
             yield partial(of_rounds, chosen, base, sets[:count], t)
             if t == evaluated + 1 and problem.measured is None:
-                yield from (partial(train, *block) for block in blocks(federation.train))
-                yield from (partial(test, *block) for block in blocks(federation.test))
+                for side in ("train", "test"):
+                    yield from (partial(of_rows, side, *block) for block in blocks(getattr(federation, side)))
 
 
-def _advance_streamed(
-    coming: Iterator[Any],
-    piece: Window | None,
-    federation: Federation,
-    algorithms: Algorithm,
-    states: State,
-    seeds: Any,
-    t0: int,
-    t1: int,
-    every: int,
-) -> tuple[State, Measured, Window | None]:
-    """Rounds t0 .. t1 - 1, window by window; the last window may reach further.
+def _evaluated(
+    problem: Problem, coming: Iterator[Any], federation: Federation, params: Params, device: Array | None
+) -> Evaluation:
+    """The evaluation of all runs on all samples, whose blocks come next."""
 
-    It waits for the result of a window only after the next window has started, so that the accelerator has work; and
-    not later, so that few windows are in memory at once.
-    """
-    parts: list[Measured] = []
-    t = t0
-    while t < t1:
-        if piece is None or t == piece.end:
-            piece = next(coming)
-        n = min(piece.end, t1) - t
-        chosen = jax.tree.map(lambda leaf, i=t - piece.base: np.roll(leaf, -i, axis=0), piece.chosen)
-        inside = piece.problem.measured is not None  # a small sample: it is on the accelerator
-        span = (np.int32(t), np.int32(t + n), np.int32(every if inside else NEVER))
-        states, record = advance(piece.problem, algorithms, states, seeds, *span, chosen)
-        if parts:
-            parts[-1] = jax.tree.map(np.asarray, parts[-1])
-        parts.append(jax.tree.map(lambda leaf, n=n: leaf[:n], record))
-        t += n
-        if (t - 1) % every == 0 and not inside:
-            models = models_kept(algorithms, states)
-            loss = _mean(_losses, coming, federation.train, models)
-            if piece.problem.judges:
-                device = parts[-1].info.device[-1] if "own" in piece.problem.record else None
-                evaluation = Evaluation(loss, *_judged_streamed(piece.problem, coming, federation.test, models, device))
-            else:
-                evaluation = Evaluation(loss, _mean(_hits, coming, federation.test, models))
-            parts[-1] = _evaluated(parts[-1], evaluation)
-    return states, joined([jax.tree.map(np.asarray, part) for part in parts]), piece
+    def mean(total: Callable[..., Array], side: Split) -> Any:
+        parts: list[Any] = []
+        for _ in blocks(side):
+            block, seen = next(coming)
+            parts.append(_of_all(total, block, params, seen))
+            if len(parts) > 1:
+                parts[-2] = np.asarray(parts[-2])
+        return (np.sum(parts, axis=0, dtype=np.float64) / len(side.y)).astype(np.float32)
 
-
-def _evaluated(part: Measured, evaluation: Evaluation) -> Measured:
-    """A record with the evaluation of its last round."""
-
-    def at_the_end(values: Any, last: Any) -> Any:
-        return np.concatenate([np.asarray(values)[:-1], np.asarray(last)[None]])
-
-    return Measured(part.info, *jax.tree.map(at_the_end, Evaluation(*part[1:]), evaluation))
-
-
-def _judged_streamed(
-    problem: Problem, coming: Iterator[Any], side: Split, params: Params, device: Array | None
-) -> Judged:
-    """The metrics of all runs on all samples of a side; its blocks come next."""
-    parts: list[Predictions] = []
+    loss, side = mean(total_loss, federation.train), federation.test
+    if not problem.judges:
+        return Evaluation(loss, mean(total_hits, side))
+    made = []
     for _ in blocks(side):
-        own, seen = next(coming)
-        rows = _predict(own, params)
-        parts.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], rows))
-    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-    return _judge(problem, parallel.put(np.asarray(side.y), problem.mesh), whole, device)
-
-
-def _mean(total: Callable[..., Array], coming: Iterator[Any], side: Split, params: Params) -> Any:
-    """For each run, the mean over all samples of a side; its blocks come next."""
-    parts: list[Any] = []
-    for _ in blocks(side):
-        problem, seen = next(coming)
-        parts.append(total(problem, params, seen))
-        if len(parts) > 1:
-            parts[-2] = np.asarray(parts[-2])
-    return (np.sum(parts, axis=0, dtype=np.float64) / len(side.y)).astype(np.float32)
-
-
-Advance = Callable[[State, int, int], tuple[State, Measured]]
+        block, seen = next(coming)
+        rows = _of_all(predictions, block, params)
+        made.append(jax.tree.map(lambda leaf, first=int(seen): np.asarray(leaf)[:, first:], rows))
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *made)
+    y = parallel.put(np.asarray(side.y), problem.mesh)
+    return Evaluation(loss, *_of_all(judged, problem, (whole, device), y))
 
 
 @contextmanager
 def advancing(
     problem: Problem, federation: Federation, algorithms: Algorithm, seeds: Any, every: int, first: int, last: int
-) -> Iterator[Advance]:
+) -> Iterator[Callable[[State, int, int], tuple[State, Measured]]]:
     """A function of (states, t0, t1) that plays rounds t0 .. t1 - 1; the first call begins with round `first`."""
     if not problem.streamed:
         yield lambda states, t0, t1: advance(
             problem, algorithms, states, seeds, np.int32(t0), np.int32(t1), np.int32(every)
         )
         return
-    piece = None
-    with closing(ahead(pieces(problem, federation, algorithms, seeds, every, first, last))) as coming:
+    piece: Window | None = None
+    inside = problem.measured is not None  # a small sample is evaluated: it is on the accelerator
+    coming = ahead(pieces(problem, federation, algorithms, seeds, every, first, last))
 
-        def go(states: State, t0: int, t1: int) -> tuple[State, Measured]:
-            nonlocal piece
-            states, record, piece = _advance_streamed(
-                coming, piece, federation, algorithms, states, seeds, t0, t1, every
-            )
-            return states, record
+    def at_the_end(values: Any, last: Any) -> Any:
+        return np.concatenate([np.asarray(values)[:-1], np.asarray(last)[None]])
 
-        yield go
+    def windows(states: State, t0: int, t1: int) -> tuple[State, Measured]:
+        """Window by window; the last window may reach further.
+
+        It waits for the result of a window only after the next window has started, so that the accelerator has work;
+        and not later, so that few windows are in memory at once.
+        """
+        nonlocal piece
+        parts: list[Measured] = []
+        t = t0
+        while t < t1:
+            if piece is None or t == piece.end:
+                piece = next(coming)
+            n = min(piece.end, t1) - t
+            chosen = jax.tree.map(lambda leaf, i=t - piece.base: np.roll(leaf, -i, axis=0), piece.chosen)
+            span = (np.int32(t), np.int32(t + n), np.int32(every if inside else NEVER))
+            states, record = advance(piece.problem, algorithms, states, seeds, *span, chosen)
+            if parts:
+                parts[-1] = jax.tree.map(np.asarray, parts[-1])
+            part = jax.tree.map(lambda leaf, n=n: leaf[:n], record)
+            t += n
+            if (t - 1) % every == 0 and not inside:
+                device = part.info.device[-1] if "own" in problem.record else None
+                models = models_kept(algorithms, states)
+                last = _evaluated(piece.problem, coming, federation, models, device)
+                part = Measured(part.info, jax.tree.map(at_the_end, part.evaluation, last))
+            parts.append(part)
+        return states, joined([jax.tree.map(np.asarray, part) for part in parts])
+
+    with closing(coming):
+        yield windows
 
 
 def joined(parts: list[Measured]) -> Measured:

@@ -19,13 +19,12 @@ from folb.core.guard import check_around
 from folb.core.robust import check_enough, different_devices
 from folb.core.round import over_rounds
 from folb.core.selection import TIMES
-from folb.core.solver import Solver
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure, of_task
 from folb.models import Model
 from folb.models.model import operations, params_like
-from folb.simulation.problem import ENDLESS, sampled
+from folb.simulation.problem import ENDLESS
 from folb.store.environment import memory
 
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
@@ -64,7 +63,31 @@ def settled(
         raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
-    check(federation, model, algorithms, rounds, seeds, evaluate_every, streamed)
+    if not algorithms:
+        raise InputError("algorithms", [], "should be at least one")
+    for algorithm in algorithms:
+        if not isinstance(algorithm, Algorithm):
+            raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
+    if not isinstance(model, Model):
+        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
+    check_whole("rounds", rounds, 1, ENDLESS)
+    check_whole("evaluate_every", evaluate_every, 1, ENDLESS)
+    if evaluate_every > rounds:
+        raise InputError("evaluate_every", evaluate_every, f"should be between 1 and rounds = {rounds}")
+    if not len(seeds):
+        raise InputError("seeds", list(seeds), "should be at least one")
+    for seed in seeds:
+        check_whole("seeds", seed, 0, 2**32 - 1)
+    for algorithm in algorithms:
+        _check_algorithm(algorithm, federation, streamed)
+    if len(federation.test.y) == 0:
+        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+    _check_judged(model, federation)
+    for algorithm in algorithms:
+        if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
+            raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
+    if model.codes is not None and federation.expand is None:
+        _check_codes(federation, model.codes)
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
@@ -74,17 +97,8 @@ def settled(
             expected = f"should be at most {most}, the rounds that the epsilon of {algorithm.name} allows"
             raise InputError("evaluate_every", evaluate_every, expected)
     _check_labels(federation, model)
-    return Settled(
-        federation,
-        model,
-        algorithms,
-        seeds,
-        allowed,
-        evaluate_every,
-        how_many(evaluate, federation, model),
-        measured(metrics, model, federation),
-        streamed,
-    )
+    evaluated, besides = how_many(evaluate, federation, model), measured(metrics, model, federation)
+    return Settled(federation, model, algorithms, seeds, allowed, evaluate_every, evaluated, besides, streamed)
 
 
 def streams(federation: Federation, stream: bool | None) -> bool:
@@ -94,59 +108,30 @@ def streams(federation: Federation, stream: bool | None) -> bool:
     return federation.nbytes > memory() // 2 if stream is None else bool(stream)
 
 
-def check(
-    federation: Federation,
-    model: Model,
-    algorithms: list[Algorithm],
-    rounds: int,
-    seeds: Sequence[int],
-    every: int,
-    streamed: bool = False,
-) -> None:
-    """Raise an `InputError` if this cannot be simulated."""
-    if not algorithms:
-        raise InputError("algorithms", [], "should be at least one")
-    for algorithm in algorithms:
-        if not isinstance(algorithm, Algorithm):
-            raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
-    if not isinstance(model, Model):
-        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
-    check_whole("rounds", rounds, 1, ENDLESS)
-    check_whole("evaluate_every", every, 1, ENDLESS)
-    if every > rounds:
-        raise InputError("evaluate_every", every, f"should be between 1 and rounds = {rounds}")
-    if not len(seeds):
-        raise InputError("seeds", list(seeds), "should be at least one")
-    for seed in seeds:
-        check_whole("seeds", seed, 0, 2**32 - 1)
-    for algorithm in algorithms:
-        K = algorithm.selection.expected
-        if algorithm.asynchrony is not None:
-            _check_concurrency(algorithm.asynchrony.concurrency, K, federation.N, streamed)
-        elif algorithm.selection.distinct and K > federation.N:
-            expected = f"should be at most the {federation.N} devices: a round draws each device at most once"
-            raise InputError("select.K" if algorithm.selection.wanted is None else TIMES, K, expected)
-        if algorithm.guard is not None:
-            check_around(algorithm)
-        if algorithm.robust is not None and algorithm.asynchrony is None:
-            different = int if algorithm.selection.distinct else partial(different_devices, federation.N)
-            check_enough(algorithm.robust, algorithm.selection.enough, different)
-        if streamed and not algorithm.selection.ahead:
-            reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
-            expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
-            raise InputError("algorithms", algorithm.name, expected)
-        if streamed and (algorithm.attack is not None or algorithm.own_samples):
-            expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
-            raise InputError("algorithms", algorithm.name, expected)
-        _check_batch(algorithm.solver, int(federation.train.size.max()))
-    if len(federation.test.y) == 0:
-        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
-    check_judged(model, federation)
-    for algorithm in algorithms:
-        if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
-            raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
-    if model.codes is not None and federation.expand is None:
-        _check_codes(federation, model.codes)
+def _check_algorithm(algorithm: Algorithm, federation: Federation, streamed: bool) -> None:
+    how, solver, N = algorithm.selection, algorithm.solver, federation.N
+    if algorithm.asynchrony is not None:
+        _check_concurrency(algorithm.asynchrony.concurrency, how.expected, N, streamed)
+    elif how.distinct and how.expected > N:
+        expected = f"should be at most the {N} devices: a round draws each device at most once"
+        raise InputError("select.K" if how.wanted is None else TIMES, how.expected, expected)
+    if algorithm.guard is not None:
+        check_around(algorithm)
+    if algorithm.robust is not None and algorithm.asynchrony is None:
+        check_enough(algorithm.robust, how.enough, int if how.distinct else partial(different_devices, N))
+    if streamed and not how.ahead:
+        reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
+        expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
+        raise InputError("algorithms", algorithm.name, expected)
+    if streamed and (algorithm.attack is not None or algorithm.own_samples):
+        expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
+        raise InputError("algorithms", algorithm.name, expected)
+    # a batch of unit "step" may span many passes through a device's samples, and takes memory for each sample
+    largest = int(federation.train.size.max())
+    most = max(largest, SMALL_BATCH)
+    if solver.unit == "step" and solver.batch > most:
+        why = f"the largest device has {largest} samples, and local.unit is step"
+        raise InputError("local.batch", solver.batch, f"should be at most {most}: {why}")
 
 
 def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
@@ -176,14 +161,6 @@ def _check_labels(federation: Federation, model: Model) -> None:
         raise InputError("model: classes", classes, expected)
 
 
-def _check_batch(solver: Solver, largest: int) -> None:
-    """A batch of unit "step" may span many passes through a device's samples, and takes memory for each sample."""
-    most = max(largest, SMALL_BATCH)
-    if solver.unit == "step" and solver.batch > most:
-        why = f"the largest device has {largest} samples, and local.unit is step"
-        raise InputError("local.batch", solver.batch, f"should be at most {most}: {why}")
-
-
 def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
     """The same algorithm without room for samples that no device has: a batch never spans two epochs."""
     solver, largest = algorithm.solver, int(federation.train.size.max())
@@ -206,15 +183,15 @@ def measured(asked: Sequence[Any], model: Model, federation: Federation) -> tupl
 
     The accuracy of a classifier is measured anyway, and need not be asked for.
     """
-    asked = measures.chosen(asked)
-    wanted = dict.fromkeys(one for one in (measure(model.judged_by), *asked) if one.name != ACCURACY)
+    judge = measure(model.judged_by)
+    wanted = dict.fromkeys(one for one in (judge, *measures.chosen(asked)) if one.name != ACCURACY)
     for one in wanted:
         _check_fits(one, model, federation)
     return tuple(wanted)
 
 
-def check_judged(model: Model, federation: Federation) -> None:
-    """Raise an `InputError` unless the metric that judges the model fits it, and the model fits the labels."""
+def _check_judged(model: Model, federation: Federation) -> None:
+    """The metric that judges the model should fit it, and the model the labels."""
     by = model.judged_by
     if not (isinstance(by, str) and TOP.fullmatch(by)):
         choose("model: judged_by", by, KNOWN)
@@ -222,10 +199,8 @@ def check_judged(model: Model, federation: Federation) -> None:
         expected = "predicts numbers, but the labels are classes: a classifier would fit, such as logistic; if they are"
         raise InputError("model: judged_by", by, f"{expected} numbers to predict, set regression=true")
     if federation.regression and not is_regression(by):
-        expected = (
-            "tells classes apart, but the labels are numbers: --model linear would fit, or a Model with judged_by='mse'"
-        )
-        raise InputError("model: judged_by", by, expected)
+        expected = "tells classes apart, but the labels are numbers: --model linear would fit"
+        raise InputError("model: judged_by", by, f"{expected}, or a Model with judged_by='mse'")
 
 
 def _check_fits(metric: Metric, model: Model, federation: Federation) -> None:
@@ -252,14 +227,14 @@ LONG = 2e10  # operations of an evaluation that takes about half a second on two
 NORMAL = 1.96  # 95 % of a normal distribution are within so many standard deviations
 
 Evaluate = int | Literal["all"] | None
-EXPECTED = "should be all, a number of samples from 1 on, or none to decide by the model's cost"
 
 
 def check_evaluate(evaluate: Any) -> None:
     """Raise an `InputError` unless it is "all", a number of samples, or None."""
     number = isinstance(evaluate, Integral) and not isinstance(evaluate, bool) and int(evaluate) >= 1
     if not (number or evaluate is None or (isinstance(evaluate, str) and evaluate == "all")):
-        raise InputError("evaluate", evaluate, EXPECTED)
+        expected = "should be all, a number of samples from 1 on, or none to decide by the model's cost"
+        raise InputError("evaluate", evaluate, expected)
 
 
 def usual(federation: Federation, model: Model) -> int | None:
@@ -319,17 +294,15 @@ def _error(n: int, of: int) -> float:
 
 def _of_devices(federation: Federation, n: int, regression: bool) -> str:
     """How many of its samples a device is judged on, and how exact that is."""
-    size, all_of_it = sampled(federation, n).test.size, federation.test.size
+    size, all_of_it = federation.test.sample(n).size, federation.test.size
     judged = size > 0
     if not judged.any():
         return "no device has a sample among them"
     typical = np.flatnonzero(judged)[np.argsort(size[judged], kind="stable")[judged.sum() // 2]]
     few, whole = int(size[typical]), int(all_of_it[typical])
-    words = (
-        f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged, a typical one on {few:,} of {whole:,} samples"
-    )
+    devices = f"{judged.sum():,} of {(all_of_it > 0).sum():,} devices judged"
+    words = f"{devices}, a typical one on {few:,} of {whole:,} samples"
     if regression:
         return words
-    return (
-        f"{words}: its own accuracy within ±{100 * min(1.0, _error(few, whole)):.0f} points, so the variance is larger"
-    )
+    points = 100 * min(1.0, _error(few, whole))
+    return f"{words}: its own accuracy within ±{points:.0f} points, so the variance is larger"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from folb.core import privacy
 from folb.core.algorithm import Algorithm
 from folb.core.round import managed
 from folb.core.solver import unit_cost
-from folb.core.system import System, uniform
+from folb.core.system import System
 from folb.core.trace import Trace
 from folb.core.upload import Upload
 from folb.data.federation import Federation
@@ -45,6 +45,11 @@ from folb.typing import NDArray
 log = logging.getLogger(__name__)
 Observe = Callable[[int, int, Run], None]
 T = TypeVar("T")
+
+FORWARD = 1 / 3  # a loss, or a prediction, in gradients
+PASSES = {"grad": 1.0, "after": 1.0, "loss": FORWARD}  # through a device's samples, by what an upload needs
+LONG = 2e12  # operations of a round that takes about half a minute on two cores
+ASKED = 1000  # devices that are asked how much work they manage
 
 
 def simulate(
@@ -105,7 +110,7 @@ def simulate(
         total = sum(job.rounds for batch in ready.batches for job in batch)
         lines = Lines(total, to_stderr, costs=ready.costs)
         if look := ready.first_look():
-            to_stderr(str(look))
+            to_stderr(look)
         observers.append(run_by_run(lambda i, first, part: lines.advance(len(part.seconds), i)))
     return ready.run(observers, checkpoints)
 
@@ -131,8 +136,8 @@ class Simulation:
     together: int = 1  # programs that play at the same time
     costs: Sequence[float] = (1.0,)  # what a round of each run costs, compared with the others
 
-    def first_look(self) -> FirstLook | None:
-        """A first look at the first run, before its first round.
+    def first_look(self) -> str | None:
+        """What the evaluation of the first run's first model says, and how long a round will take, by its time.
 
         None if there is soon something to see anyway, or if the look itself would take long. With several accelerators
         there is none: only the first of several processes would look.
@@ -140,21 +145,21 @@ class Simulation:
         problem, job = self.problem, self.batches[0][0]
         if not problem.model.heavy or problem.side_by_side or problem.streamed or problem.mesh is not None:
             return None
-        train = problem.train if problem.measured is None else problem.measured
-        looked_at = FORWARD * (len(train.y) + len(problem.test.y))
+        looked_at = FORWARD * (len(problem.looked_at.y) + len(problem.test.y))
         each = operations(problem.model, jax.ShapeDtypeStruct(self.federation.shape, self.federation.kind)) / FORWARD
         if not each * looked_at < LONG <= each * self.costs[job.place]:
             return None
 
-        def look(problem: Problem, algorithm: Algorithm, seed: Any) -> Any:
-            return evaluate(problem, start(problem, algorithm, seed).params)
-
+        look = jax.jit(lambda problem, algorithm, seed: evaluate(problem, start(problem, algorithm, seed).params))
         given = (problem, job.algorithm, np.uint32(job.seed))
-        compiled = jax.jit(look).lower(*given).compile()
+        compiled = look.lower(*given).compile()
         began = time.perf_counter()
         evaluation = jax.block_until_ready(compiled(*given))
         seconds = (time.perf_counter() - began) / looked_at * self.costs[job.place]
-        return FirstLook(job.algorithm.name, float(evaluation.train_loss), float(evaluation.test_accuracy), seconds)
+        loss, right = float(evaluation.train_loss), float(evaluation.test_accuracy)
+        accuracy = "" if math.isnan(right) else f"test accuracy {100 * right:.1f} %, "  # NaN if it predicts numbers
+        takes = f"a round of {job.algorithm.name} takes about {clock(seconds)}"
+        return f"before round 1: {accuracy}training loss {loss:.3g}; {takes}"
 
     def run(
         self,
@@ -183,15 +188,8 @@ class Simulation:
                 for following in self.batches[number + self.together : number + self.together + 1]:
                     ahead.submit(compile_ahead, self.problem, following, self.every)
 
-            return run_stacked(
-                self.problem,
-                self.federation,
-                self.batches[number],
-                self.every,
-                tell if observers else None,
-                keep,
-                prepare_next,
-            )
+            given = (self.problem, self.federation, self.batches[number], self.every)
+            return run_stacked(*given, tell if observers else None, keep, prepare_next)
 
         try:
             batches_played = played(play, len(self.batches), self.together, observers)
@@ -201,54 +199,39 @@ class Simulation:
         return [runs[place] for place in sorted(runs)]
 
 
-def simulation(
-    whole: Settled,
-    *,
-    system: System | None = None,
-    objective: str = "uniform",
-    record: Sequence[str] = (),
-    side_by_side: bool | None = None,
-    accelerators: int | str = 1,
-) -> Simulation:
-    """Everything that `simulate` does before its first round. It finds all other mistakes in the input."""
-    federation, model, algorithms, seeds = whole.federation, whole.model, whole.algorithms, whole.seeds
+def simulation(whole: Settled, *, accelerators: int | str = 1, **chosen: Any) -> Simulation:
+    """All that `simulate` does before its first round. It finds all other mistakes. `problem` explains `chosen`."""
+    federation, algorithms, seeds = whole.federation, whole.algorithms, whole.seeds
     K = max((one.selection.enough for one in algorithms if not one.selection.distinct), default=0)
     if K > federation.N:
         warning = "K = %d draws with replacement from %d devices: a round counts each %.3g times on average"
         log.warning(warning, K, federation.N, K / federation.N)
     shared = problem(
         federation,
-        model,
-        system=system,
-        objective=objective,
-        record=record,
-        side_by_side=side_by_side,
+        whole.model,
         mesh=parallel.mesh(accelerators),
         streamed=whole.streamed,
         evaluated=whole.evaluated,
         metrics=whole.metrics,
+        **chosen,
     )
-    if isinstance(shared.system, Trace):
-        for algorithm in algorithms:
-            if algorithm.selection.first is not None:
-                expected = "should be an algorithm that does not ask all devices at once: not all are online"
-                raise InputError("algorithms", algorithm.name, expected)
-            if algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
-                expected = "should be poisson with privacy, if not all devices are online"
-                raise InputError("select", "uniform", expected)
-    if shared.clocked:
-        for algorithm in algorithms:
-            if algorithm.asynchrony is not None:
-                expected = "should be a system model without a clock, such as network: these devices start one by one"
-                raise InputError("system", f"with {algorithm.name}", expected)
+    traced = isinstance(shared.system, Trace)
+    for algorithm in algorithms:
+        if traced and algorithm.selection.first is not None:
+            expected = "should be an algorithm that does not ask all devices at once: not all are online"
+            raise InputError("algorithms", algorithm.name, expected)
+        if traced and algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
+            expected = "should be poisson with privacy, if not all devices are online"
+            raise InputError("select", "uniform", expected)
+        if shared.clocked and algorithm.asynchrony is not None:
+            expected = "should be a system model without a clock, such as network: these devices start one by one"
+            raise InputError("system", f"with {algorithm.name}", expected)
     groups: dict[Any, list[Job]] = {}
-    for algorithm, rounds in zip(algorithms, whole.rounds, strict=True):
-        for seed in seeds:
-            place = sum(map(len, groups.values()))
-            alike = (jax.tree.structure(algorithm), rounds)
-            groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
-    each = [round_cost(whole, system, algorithm) for algorithm in algorithms]
-    costs = [cost for cost in each for _ in seeds]
+    pairs = itertools.product(zip(algorithms, whole.rounds, strict=True), seeds)
+    for place, ((algorithm, rounds), seed) in enumerate(pairs):
+        alike = (jax.tree.structure(algorithm), rounds)
+        groups.setdefault(alike, []).append(Job(place, privacy.with_key(algorithm, _key), seed, rounds))
+    costs = [cost for one in algorithms for cost in [round_cost(whole, shared.system, one)] * len(seeds)]
     fits = [(jobs, fitting(shared, jobs[0].algorithm, memory(), jobs[0].rounds)) for jobs in groups.values()]
     batches = [batch for jobs, fit in fits for batch in batched(jobs, fit)]
     if not shared.side_by_side:  # runs take turns anyway: the cheap ones first, so that there are soon rounds to see
@@ -257,7 +240,10 @@ def simulation(
         batches = [[job] for job in alone]
     for batch in batches:
         check_shapes(shared, batch)
-    together = _together(shared, len(batches), filled=sum(len(jobs) / fit for jobs, fit in fits))
+    # a light model's operations are too small for more than one core; all else has enough work with one program
+    light = shared.side_by_side and not shared.streamed and shared.mesh is None and jax.default_backend() == "cpu"
+    filled = sum(len(jobs) / fit for jobs, fit in fits)  # of the memory for runs
+    together = min(len(batches), cores()) if light and filled <= 1 else 1
     batches.sort(key=len, reverse=True)  # the largest batch begins first; checkpoints are named by this order
     return Simulation(shared, federation, batches, whole.every, together, costs)
 
@@ -265,17 +251,6 @@ def simulation(
 def _key() -> NDArray:
     """Two words that no file keeps. All processes play the same run, so they have the same."""
     return parallel.shared(np.frombuffer(os.urandom(8), np.uint32))
-
-
-def _together(problem: Problem, programs: int, filled: float) -> int:
-    """How many programs play at the same time, if all of them take `filled` of the memory for runs.
-
-    A light model's operations are too small for more than one core. Heavy models, GPUs and streamed samples have enough
-    work with one program.
-    """
-    if jax.default_backend() != "cpu" or not problem.side_by_side or problem.streamed or problem.mesh is not None:
-        return 1
-    return min(programs, cores()) if filled <= 1 else 1
 
 
 class Stopped(BaseException):
@@ -315,19 +290,12 @@ def played(play: Callable[[int, Observer], T], programs: int, together: int, obs
             wait(futures)
         finally:
             stop.set()  # Ctrl-C ends the wait
-    failed = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
-        raise error
+    for future in sorted(futures, key=lambda future: isinstance(future.exception(), Stopped)):
+        future.result()  # raises what went wrong, before it is raised that others were stopped
     return [future.result() for future in futures]
 
 
-FORWARD = 1 / 3  # a loss, or a prediction, in gradients
-PASSES = {"grad": 1.0, "after": 1.0, "loss": FORWARD}  # through a device's samples, by what an upload needs
-LONG = 2e12  # operations of a round that takes about half a minute on two cores
-ASKED = 1000  # devices that are asked how much work they manage
-
-
-def round_cost(whole: Settled, system: System | None, algorithm: Algorithm) -> float:
+def round_cost(whole: Settled, system: System, algorithm: Algorithm) -> float:
     """About how many gradients of single samples a round computes, with its share of the evaluations.
 
     Rounds of light models all cost the same: there it is not the samples that take the time.
@@ -338,7 +306,7 @@ def round_cost(whole: Settled, system: System | None, algorithm: Algorithm) -> f
     solver, size = algorithm.solver, federation.train.size
     devices = jnp.arange(min(len(size), ASKED))
     own = jnp.asarray(size[: len(devices)])
-    _, effort = jax.jit(managed)(uniform() if system is None else system, solver, own, devices, 0, 1)
+    _, effort = jax.jit(managed)(system, solver, own, devices, 0, 1)
     each = np.asarray(effort.work * unit_cost(solver, own), float).mean() * solver.batch
     each += size.mean() * _passes(algorithm.uploads)
     survey = algorithm.selection.survey
@@ -350,18 +318,3 @@ def round_cost(whole: Settled, system: System | None, algorithm: Algorithm) -> f
 def _passes(uploads: Iterable[Upload]) -> float:
     """How often the gradients of a device's samples are computed for these uploads."""
     return sum(PASSES.get(need, 0.0) for need in {need for upload in uploads for need in upload.needs})
-
-
-class FirstLook(NamedTuple):
-    """The evaluation of a run's first model, and an estimate from the time that it took."""
-
-    algorithm: str
-    train_loss: float
-    test_accuracy: float  # NaN if the model predicts numbers
-    seconds: float  # of one of its rounds
-
-    def __str__(self) -> str:
-        """In words."""
-        accuracy = "" if math.isnan(self.test_accuracy) else f"test accuracy {100 * self.test_accuracy:.1f} %, "
-        measured = f"{accuracy}training loss {self.train_loss:.3g}"
-        return f"before round 1: {measured}; a round of {self.algorithm} takes about {clock(self.seconds)}"

@@ -7,6 +7,7 @@ computed so; one after another is faster for a large network on a CPU. The accel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -18,8 +19,7 @@ from jax.sharding import Mesh
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Codec
-from folb.core.local_step import LocalStep
-from folb.core.memory import Rows, empty, gathered, scattered
+from folb.core.memory import Rows, gathered, scattered
 from folb.core.polar import median
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
@@ -40,7 +40,7 @@ class Settings(NamedTuple):
 
     lr: Any
     mu: Any
-    step: LocalStep
+    step: Any  # a LocalStep
     shift: Params | None
 
 
@@ -87,15 +87,16 @@ def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: P
     `shift`, stacked, adds <shift_k, w> to h_k. The solver's `lr` is a number, or one for each slot.
     """
     K = len(slots.device)
-    lr = jnp.broadcast_to(solver.lr, (K,))
+    settings = Settings(jnp.broadcast_to(solver.lr, (K,)), solver.mu, solver.step, shift)
     if solver.unit == "gradient":
-        return _gradient_descent(problem, solver, here, lr, slots, shift)
+        return _gradient_descent(problem, solver, here, settings, slots)
     mu, step = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
         """Slots with about the same number of steps run side by side: no slot waits long for another."""
         count = len(slots.device)
-        groups = -(-count // group_size(solver, count, problem.side_by_side))
+        # epochs differ like the devices' sizes: by orders of magnitude
+        groups = -(-count // together(problem, count, 16 if solver.unit == "epoch" else 1))
         size = -(-count // groups)  # as equal as possible
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
@@ -106,17 +107,15 @@ def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: P
         delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
 
-    return over_slots(in_groups, here, problem.mesh)(problem.train, here, Settings(lr, mu, step, shift), slots)
+    each = settings._replace(mu=mu, step=step)
+    return over_slots(in_groups, here, problem.mesh)(problem.train, here, each, slots)
 
 
-def group_size(solver: Solver, slots: int, side_by_side: bool) -> int:
-    """How many slots are computed side by side, at most."""
-    if not side_by_side:
+def together(problem: Problem, slots: int, groups: int = 1) -> int:
+    """How many slots, or blocks of full gradients, are computed side by side; on a CPU in at least so many groups."""
+    if not problem.side_by_side:
         return 1
-    if jax.default_backend() != "cpu":
-        return slots
-    # epochs differ like the devices' sizes: by orders of magnitude
-    return min(LANES, max(1, slots // 16) if solver.unit == "epoch" else slots)
+    return min(LANES, max(1, slots // groups)) if jax.default_backend() == "cpu" else slots
 
 
 def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
@@ -195,9 +194,7 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
     return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
 
 
-def _gradient_descent(
-    problem: Problem, solver: Solver, here: Params, lr: Array, slots: Slots, shift: Params | None
-) -> Params:
+def _gradient_descent(problem: Problem, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
     """Full-gradient steps on h_k, all slots side by side."""
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
@@ -205,13 +202,7 @@ def _gradient_descent(
         w = jax.tree.map(jnp.add, delta, here)
         g = gradients(problem, w, slots.device, slots.work > s)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
-
-        def moved(
-            at: tuple[Params, Any], g: Params, active: Array, lr: Array, shift: Params | None
-        ) -> tuple[Params, Any]:
-            return _moved(at, g, active, Settings(lr, solver.mu, solver.step, shift))
-
-        return jax.vmap(moved)(at, g, slots.work > s, lr, shift)
+        return jax.vmap(_moved, in_axes=(0, 0, 0, Settings(0, None, None, 0)))(at, g, slots.work > s, settings)
 
     first = (jax.tree.map(jnp.zeros_like, here), jax.vmap(solver.step.init)(here))
     return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
@@ -219,42 +210,27 @@ def _gradient_descent(
 
 def gradients(problem: Problem, stack: Params, device: Array, wanted: Array) -> Params:
     """grad F_k at each slot's own parameters: the mean over all samples of the slot's device."""
-    zeros = partial(jax.tree.map, jnp.zeros_like)
-    return _means(problem, jax.grad(_weighted_loss(problem.model)), zeros, stack, device, wanted)
+    return _means(problem, jax.grad, stack, stack, device, wanted)
 
 
 def losses(problem: Problem, stack: Params, device: Array, wanted: Array) -> Array:
     """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
-
-    def zeros(stack: Params) -> Array:
-        return jnp.zeros(len(jax.tree.leaves(stack)[0]))
-
-    return _means(problem, _weighted_loss(problem.model), zeros, stack, device, wanted)
+    return _means(problem, lambda loss: loss, jnp.zeros(len(device)), stack, device, wanted)
 
 
-def _weighted_loss(model: Model) -> Callable[..., Array]:
-    return lambda w, x, y, weight: jnp.sum(weight * model.loss(w, x, y))
-
-
-def _means(
-    problem: Problem,
-    block_sum: Callable[..., Any],
-    zeros: Callable[[Params], Any],
-    stack: Params,
-    device: Array,
-    wanted: Array,
-) -> Any:
-    """block_sum(w, x, y, weight) over all samples of each slot's device, each with weight 1 / n_k.
-
-    zeros(stack) are the sums over no samples.
+def _means(problem: Problem, of: Callable[..., Any], like: Params, stack: Params, device: Array, wanted: Array) -> Any:
+    """of(loss) over all samples of each slot's device, each with weight 1 / n_k; what it returns, stacked, is `like`.
 
     Devices differ in size by orders of magnitude. So the samples are cut into blocks, and the blocks of all slots queue
     for the lanes: the cost depends on the number of samples, not on K times the largest device.
     """
 
+    def loss(w: Params, x: Array, y: Array, weight: Array) -> Array:
+        return jnp.sum(weight * problem.model.loss(w, x, y))
+
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
         slots, block = len(device), problem.model.at_once(BLOCK)
-        lanes = 1 if not problem.side_by_side else min(slots, LANES) if jax.default_backend() == "cpu" else slots
+        lanes = together(problem, slots)
         start, size = data.first(device), jnp.where(wanted, data.size[device], 0)
         blocks = -(-size // block)
         last = jnp.cumsum(blocks)
@@ -267,17 +243,16 @@ def _means(
             weight = (row < size[k][:, None]) / jnp.maximum(size[k], 1)[:, None]
             rows = start[k][:, None] + jnp.minimum(row, size[k][:, None] - 1)
             w = jax.tree.map(lambda v: v[k], stack)
-            part = _each(block_sum, lanes)(w, *data.take(rows), weight)
+            part = _each(of(loss), lanes)(w, *data.take(rows), weight)
             return jax.tree.map(lambda t, d: t.at[k].add(d), total, part)
 
-        return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, zeros(stack))
+        nothing = jax.tree.map(lambda v: jnp.zeros((slots, *v.shape[1:]), v.dtype), like)
+        return jax.lax.fori_loop(0, -(-last[-1] // lanes), turn, nothing)
 
-    return over_slots(queue, zeros(stack), problem.mesh)(problem.train, stack, device, wanted)
+    return over_slots(queue, like, problem.mesh)(problem.train, stack, device, wanted)
 
 
-def trusted_update(
-    problem: Problem, algorithm: Algorithm, params: Params, seed: Array | int, steps: Array
-) -> Params | None:
+def trusted_update(problem: Problem, algorithm: Algorithm, params: Params, seed: Any, steps: Array) -> Params | None:
     """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`.
 
     None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
@@ -295,26 +270,17 @@ def trusted_update(
     return tree.sub(jax.lax.fori_loop(0, median(steps, steps > 0).astype(jnp.int32), step, params), params)
 
 
+@dataclass
 class Sources:
-    """What uploads are computed from, stacked over the slots `device`; some of them are `wanted`.
+    """What uploads are computed from, stacked over the slots `device`, if `wanted`; traced when it is first used."""
 
-    `params` is the model that each of them was sent.
-    A value is traced when it is first used. The compiler drops unused values.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        params: Params,
-        device: Array,
-        wanted: Array,
-        *,
-        mu: Any,
-        key: Array,
-        delta: Params | None = None,
-    ) -> None:
-        self.problem, self.params, self.device, self.wanted = problem, params, device, wanted
-        self.mu, self.key, self.delta = mu, key, delta
+    problem: Problem
+    params: Params  # the model that each of them was sent
+    device: Array
+    wanted: Array
+    mu: Any
+    key: Array
+    delta: Params | None = None
 
     @cached_property
     def grad(self) -> Params:
@@ -324,8 +290,7 @@ class Sources:
     @cached_property
     def after(self) -> Params:
         """grad F_k(w_k)."""
-        there = jax.tree.map(jnp.add, self.params, self.delta)
-        return gradients(self.problem, there, self.device, self.wanted)
+        return gradients(self.problem, jax.tree.map(jnp.add, self.params, self.delta), self.device, self.wanted)
 
     @cached_property
     def loss(self) -> Array:
@@ -342,23 +307,13 @@ def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
     for upload in uploads:
         known = {name: getattr(sources, name) for name in upload.needs}
         axes = {name: None if name in ALIKE else 0 for name in known}
-        size = len(sources.device)
-        values[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=size)(known)
+        values[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=len(sources.device))(known)
     return values
-
-
-def no_residuals(params: Params, N: int, most: int) -> Rows:
-    """Nothing left out yet, for N devices of which at most `most` will be met."""
-    return empty(jax.tree.map(jnp.zeros_like, params), N, most)
 
 
 def decoded(codec: Codec, stack: Params, words: Array, whole: bool = False) -> Params:
     """A stack of trees as the server decodes them; `words` are two random words for each."""
-
-    def both(a: Params, words: Array) -> Params:
-        return codec.decoded(codec.encoded(a, words), words, a, whole)
-
-    return jax.vmap(both)(stack, words)
+    return jax.vmap(lambda a, words: codec.decoded(codec.encoded(a, words), words, a, whole))(stack, words)
 
 
 def with_feedback(

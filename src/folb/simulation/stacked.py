@@ -25,21 +25,13 @@ from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured
+from folb.models.model import params_like
 from folb.results.run import Run
 from folb.simulation import parallel, solve
 from folb.simulation.evaluate import evaluation_block, predictions
 from folb.simulation.play import Info, start
 from folb.simulation.problem import ENDLESS, Problem
-from folb.simulation.program import (
-    CAPACITY,
-    Measured,
-    advance,
-    advancing,
-    begin,
-    joined,
-    models_kept,
-    one_round,
-)
+from folb.simulation.program import CAPACITY, Measured, advance, advancing, begin, joined, models_kept, one_round
 from folb.store import run_arrays
 from folb.store.round_lines import LONGEST_ROUND
 from folb.typing import NDArray, Params
@@ -62,45 +54,32 @@ class Job(NamedTuple):
 
 
 def check_shapes(problem: Problem, jobs: list[Job]) -> None:
-    """Raise an `InputError` if a round of these runs would. The round is traced, not run.
-
-    A rule that returns a wrong shape is found before any other algorithm is run.
-    """
-    stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    model, survey = _one_model(states), jobs[0].algorithm.selection.survey
+    """Trace a round, so that a rule that returns a wrong shape is found before any other algorithm is run."""
+    stacked, states, seeds = _begun(problem, jobs, jax.eval_shape)
+    survey = jobs[0].algorithm.selection.survey
     for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
-        upload_shape(upload, model)
+        upload_shape(upload, params_like(problem.model))
     jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
-
-
-def _one_model(states: State) -> Params:
-    """What the model of one of the stacked runs is like."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states.params)
-
-
-def _remembered(jobs: list[Job]) -> int:
-    """The rounds that a memory of devices needs room for; without a memory, their number does not matter."""
-    first = jobs[0].algorithm
-    return jobs[0].rounds if first.memory is not None or first.compression.remembers else ENDLESS
 
 
 def compile_ahead(problem: Problem, jobs: list[Job], every: int) -> None:
     """Compile the program of these runs, so that jax has it when they start; nothing is allocated for them yet."""
     if problem.streamed or problem.mesh is not None:
         return
-    stacked, seeds = _stacked(jobs)
-    states = jax.eval_shape(partial(begin, rounds=_remembered(jobs)), problem, stacked, seeds)
-    span = (np.int32(1), np.int32(2), np.int32(every))
+    given = _begun(problem, jobs, jax.eval_shape)
     with LOWERING:
-        lowered = advance.lower(problem, stacked, states, seeds, *span)
+        lowered = advance.lower(problem, *given, np.int32(1), np.int32(2), np.int32(every))
     lowered.compile()
 
 
-def _stacked(jobs: list[Job]) -> tuple[Algorithm, Any]:
-    """The algorithms of runs that differ only in numbers, stacked as one, and their seeds."""
+def _begun(problem: Problem, jobs: list[Job], call: Callable[..., State]) -> tuple[Algorithm, State, NDArray]:
+    """Runs that differ only in numbers: their algorithms stacked as one, their states, by call(begin, …), and seeds."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(job.algorithm for job in jobs))
-    return stacked, np.asarray([job.seed for job in jobs], np.uint32)
+    remembers = stacked.memory is not None or stacked.compression.remembers
+    # without a memory of devices that needs room, the number of rounds does not matter
+    first = partial(begin, rounds=jobs[0].rounds if remembers else ENDLESS)
+    seeds = np.asarray([job.seed for job in jobs], np.uint32)
+    return stacked, call(first, problem, stacked, seeds), seeds
 
 
 def batched(jobs: list[Job], fit: int) -> list[list[Job]]:
@@ -130,20 +109,11 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
         chosen = K * (2 if algorithm.selection.second else 1)
         needed += 6 * chosen * int(np.ceil(np.mean(train.size))) * (nbytes((train.x, train.y)) // len(train.y))
     if problem.judges:
-        needed += nbytes(jax.eval_shape(partial(predictions, problem, problem.test), state.params))
+        needed += nbytes(jax.eval_shape(partial(predictions, problem), state.params))
     if problem.side_by_side:
         held = jax.eval_shape(backward, state.params, jax.ShapeDtypeStruct((samples,), jnp.int32))
         needed += 8 * K * nbytes(state.params) + 2 * nbytes(held)
     return max(1, memory // 2 // needed)
-
-
-def _chunk_seconds(states: State) -> float:
-    """How long a chunk should take. It begins with a copy of the memory of devices: with more of it, it is longer.
-
-    The earlier memory is kept until the chunk is finished, so that an interruption loses no round.
-    """
-    copied = sum(leaf.nbytes for leaf in jax.tree.leaves((states.devices, states.residuals))) / COPIED
-    return min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
 
 
 class _Stack:
@@ -151,25 +121,48 @@ class _Stack:
 
     def __init__(self, problem: Problem, federation: Federation, jobs: list[Job], every: int) -> None:
         self.problem, self.federation, self.jobs, self.every = problem, federation, jobs, every
-        self.algorithms, self.seeds = _stacked(jobs)
-        states = begin(problem, self.algorithms, self.seeds, rounds=_remembered(jobs))
+        self.algorithms, states, self.seeds = _begun(problem, jobs, lambda f, *given: f(*given))
         # as in `advance`: traced once
         self.inputs = (problem, self.algorithms, states, self.seeds, np.int32(1), np.int32(every), None)
         shapes = jax.eval_shape(one_round, *self.inputs)[1]
         nothing = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
         self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
-        model, N, names = _one_model(states), federation.N, measured(problem.metrics)
-        self.about = [
-            _About(job.algorithm.name, dict(job.algorithm.settings), sizes(job.algorithm, model), N, names)
-            for job in jobs
-        ]
+        # looked up once: each upload is traced for the sizes of messages
+        known, self.metrics = [job.algorithm for job in jobs], measured(problem.metrics)
+        self.sizes = [sizes(one, params_like(problem.model)) for one in known]
+        self.about: list[Any] = [{"algorithm": one.name, "parameters": dict(one.settings)} for one in known]
 
     def runs(self, first: int, record: Measured) -> dict[int, Run]:
-        """The rounds of `record`, from round `first` on, as runs, each by its place."""
-        return {
-            job.place: _run(self.problem, job, self.about[r], record, r, first, self.every)
-            for r, job in enumerate(self.jobs)
-        }
+        """The rounds of `record`, from round `first` on, as runs without models, each by its place."""
+        rounds = np.arange(first, first + len(record.info.asked))
+        return {job.place: self._run(r, rounds, record) for r, job in enumerate(self.jobs)}
+
+    def _run(self, r: int, rounds: NDArray, record: Measured) -> Run:
+        job, evaluated = self.jobs[r], rounds % self.every == 0
+        own: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
+        info, values = own.info, jax.tree.map(lambda leaf: leaf[evaluated], own.evaluation)
+        up, down = traffic(self.sizes[r], info)
+        more = {name: own.evaluation.own if name == "own" else getattr(info, name) for name in self.problem.record}
+        if job.algorithm.privacy is not None:
+            more["epsilon"] = np.array([privacy.spent(job.algorithm, self.federation.N, int(t)) for t in rounds])
+        return Run(
+            **self.about[r],
+            seed=int(job.seed),
+            evaluated_rounds=rounds[evaluated],
+            test_accuracy=values.test_accuracy,
+            train_loss=values.train_loss,
+            bytes_up=up,
+            bytes_down=down,
+            seconds=info.seconds,
+            devices=info.device,
+            times=info.times.astype(np.int32),
+            lost=info.lost,
+            updated=info.updated,
+            records=more,
+            metrics={name: values.metrics[name] for name in self.metrics},
+            shown={one.name: one for one in self.problem.metrics if one.own},
+            judged_by=self.problem.model.judged_by,
+        )
 
     @cached_property
     def mark(self) -> str:
@@ -178,31 +171,12 @@ class _Stack:
         known = (self.problem.share, self.problem.system, privacy.without_key(self.algorithms), *self.inputs[2:])
         return run_arrays.fingerprint(self.federation.digest + str(jax.make_jaxpr(one_round)(*self.inputs)), known)
 
-    def resume(self, path: Path, number: int) -> None:
-        """Go on from the latest checkpoint of this simulation, if there is one."""
-        if not run_arrays.checkpoints(path, number):
-            return
-        _, states, (nothing,) = self.at
-        saved = run_arrays.load_checkpoint(path, number, self.mark, (states, nothing))
-        if saved is not None and saved[0] <= self.jobs[0].rounds + 1:
-            t, (states, record) = saved
-            self.at = (t, states, [record])
-
     def keep(self, path: Path, number: int) -> float:
         """Save a checkpoint; the seconds that it took."""
         began = time.perf_counter()
         t, states, chunks = self.at
         run_arrays.save_checkpoint(path, number, self.mark, t, (states, joined(chunks)))
         return time.perf_counter() - began
-
-    def finished(self) -> dict[int, Run]:
-        """All runs, with their models."""
-        _, states, chunks = self.at
-        params = jax.tree.map(np.asarray, models_kept(self.algorithms, states))
-        runs = self.runs(1, joined(chunks))
-        for r, job in enumerate(self.jobs):
-            runs[job.place] = replace(runs[job.place], params=jax.tree.map(lambda leaf, r=r: leaf[r], params))
-        return runs
 
 
 def run_stacked(
@@ -214,17 +188,21 @@ def run_stacked(
     kept: tuple[Path, int] | None,
     while_playing: Callable[[], None],
 ) -> dict[int, Run]:
-    """Play runs whose algorithms differ only in numbers, as one program; return each by its place.
-
-    while_playing() is called once, when the first rounds are played.
-    """
+    """Play runs that differ only in numbers; each by its place. while_playing() is called after the first rounds."""
     stack, rounds = _Stack(problem, federation, jobs, every), jobs[0].rounds
-    if kept is not None:
-        stack.resume(*kept)
+    if kept is not None and run_arrays.checkpoints(*kept):
+        _, states, (nothing,) = stack.at
+        saved = run_arrays.load_checkpoint(*kept, stack.mark, (states, nothing))
+        if saved is not None and saved[0] <= rounds + 1:
+            t, (states, record) = saved
+            stack.at = (t, states, [record])
     if stack.at[0] > 1 and observe is not None:
         observe(1, stack.runs(1, stack.at[2][0]))
     stack.at = parallel.shared(stack.at)
-    saved, spent, length = time.perf_counter(), 0.0, 1
+    # a chunk begins with a copy of the memory of devices, so that an interruption loses no round: more takes longer
+    copied = nbytes((stack.at[1].devices, stack.at[1].residuals)) / COPIED
+    aim = min(LONGEST_CHUNK, max(CHUNK_SECONDS, copied))
+    last, spent, length = time.perf_counter(), 0.0, 1
     try:
         with advancing(problem, federation, stack.algorithms, stack.seeds, every, stack.at[0], rounds) as play_on:
             while stack.at[0] <= rounds:
@@ -235,7 +213,10 @@ def run_stacked(
                 if kept is not None:
                     _ = stack.mark  # here, because these rounds are played meanwhile
                 part = jax.tree.map(lambda leaf, n=length: np.asarray(leaf)[:n], record)
-                _check_seconds(part.info.seconds)
+                seconds = part.info.seconds  # a user's own system model may return anything
+                if len(wrong := seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]):
+                    expected = f"should be from 0 to {LONGEST_ROUND:g}"
+                    raise InputError("system: seconds of a round", float(wrong[0]), expected)
                 stack.at = (t + length, states, [*chunks, part])  # one assignment: nothing can come in between
                 if observe is not None:
                     observe(t, stack.runs(t, part))
@@ -243,61 +224,17 @@ def run_stacked(
                     while_playing()
                 now = time.perf_counter()
                 # grow slowly: the first chunk's time is mostly compilation
-                length = parallel.shared(max(1, min(4 * length, int(_chunk_seconds(states) * length / (now - begun)))))
-                if kept is not None and now - saved > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
-                    spent, saved = stack.keep(*kept), now
+                length = parallel.shared(max(1, min(4 * length, int(aim * length / (now - begun)))))
+                if kept is not None and now - last > max(run_arrays.SECONDS, spent / run_arrays.SHARE):
+                    spent, last = stack.keep(*kept), now
     finally:
         if kept is not None:
             stack.keep(*kept)
-    return stack.finished()
-
-
-def _check_seconds(seconds: NDArray) -> None:
-    """A user's own system model may return anything."""
-    wrong = seconds[~((seconds >= 0) & (seconds <= LONGEST_ROUND))]
-    if len(wrong):
-        raise InputError("system: seconds of a round", float(wrong[0]), f"should be from 0 to {LONGEST_ROUND:g}")
-
-
-class _About(NamedTuple):
-    """What all parts of a run have in common. It is looked up once: each upload is traced for its shape."""
-
-    algorithm: str
-    parameters: dict[str, Any]
-    size: Sizes  # of its messages
-    N: int
-    metrics: tuple[str, ...]
-
-
-def _run(problem: Problem, job: Job, about: _About, record: Measured, r: int, first: int, every: int) -> Run:
-    """Run r of a stacked record that begins with round `first`, without its model."""
-    own = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
-    info = own.info
-    up, down = traffic(about.size, info)
-    rounds = np.arange(first, first + len(info.asked))
-    evaluated = rounds % every == 0
-    more = {name: own.own if name == "own" else getattr(info, name) for name in problem.record}
-    if job.algorithm.privacy is not None:
-        more["epsilon"] = np.array([privacy.spent(job.algorithm, about.N, int(t)) for t in rounds])
-    return Run(
-        algorithm=about.algorithm,
-        parameters=about.parameters,
-        seed=int(job.seed),
-        evaluated_rounds=rounds[evaluated],
-        test_accuracy=own.test_accuracy[evaluated],
-        train_loss=own.train_loss[evaluated],
-        bytes_up=up,
-        bytes_down=down,
-        seconds=info.seconds,
-        devices=info.device,
-        times=info.times.astype(np.int32),
-        lost=info.lost,
-        updated=info.updated,
-        records=more,
-        metrics={name: own.metrics[name][evaluated] for name in about.metrics},
-        shown={one.name: one for one in problem.metrics if one.own},
-        judged_by=problem.model.judged_by,
-    )
+    _, states, chunks = stack.at
+    models = jax.tree.map(np.asarray, models_kept(stack.algorithms, states))
+    params = (jax.tree.map(lambda leaf, r=r: leaf[r], models) for r in range(len(jobs)))
+    runs = stack.runs(1, joined(chunks)).items()
+    return {place: replace(run, params=model) for (place, run), model in zip(runs, params, strict=True)}
 
 
 def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
@@ -307,9 +244,8 @@ def traffic(size: Sizes, info: Info) -> tuple[Any, Any]:
     its memory. Up: what each distinct device sends in time: its update and the algorithm's uploads; from S_2 of
     Algorithm 2 only what stands for the gradient; and the answers to a survey.
     """
-    asked, replied, gradients_only, surveyed = (
-        np.asarray(count, np.int64) for count in (info.asked, info.replied, info.gradients_only, info.surveyed)
-    )
+    counts = (info.asked, info.replied, info.gradients_only, info.surveyed)
+    asked, replied, gradients_only, surveyed = (np.asarray(count, np.int64) for count in counts)
     working = replied + np.sum(info.lost, axis=-1, dtype=np.int64)
     up = replied * size.reply + gradients_only * size.gradient + surveyed * size.answer
     return up, asked * size.model + working * size.shift

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.upload import NORM, Upload
-from folb.errors import InputError
 from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
 from folb.simulation.solve import Sources, computed
@@ -45,17 +44,7 @@ def owners(problem: Problem) -> tuple[Array, Array]:
 
 def survey_norms(problem: Problem, params: Params, group: int) -> Array:
     """||grad F_k|| for all N devices."""
-    return survey_upload(problem, NORM, params, 0.0, group, jnp.zeros(2, jnp.uint32))
-
-
-def survey_upload(
-    problem: Problem, upload: Upload, params: Params, mu: Any, group: int, key: Array, who: Array | None = None
-) -> Array:
-    """An upload of all N devices, or of the devices `who`: one number each."""
-    answers = survey_arrays(problem, upload, params, mu, group, key, who)
-    if jnp.ndim(answers) != 1:
-        raise InputError(f"survey: shape of {upload.name}", jnp.shape(answers)[1:], "should be (): a number")
-    return answers
+    return survey_arrays(problem, NORM, params, 0.0, group, jnp.zeros(2, jnp.uint32))
 
 
 def survey_arrays(
