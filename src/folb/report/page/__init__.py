@@ -16,17 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 # each uses what comes before it
-SCRIPTS = (
-    "elements.js",
-    "address.js",
-    "downloads.js",
-    "runs.js",
-    "results.js",
-    "curves.js",
-    "device.js",
-    "devices.js",
-    "page.js",
-)
+SCRIPTS = ("elements", "address", "downloads", "runs", "results", "curves", "device", "devices", "page")
 
 
 def render(view: dict[str, Any], live: bool = False) -> str:
@@ -35,7 +25,7 @@ def render(view: dict[str, Any], live: bool = False) -> str:
         "policy": policy(live),
         # a directory's name may hold bytes that are not text
         "title": escape(str(view["title"]).encode("utf-8", "replace").decode()),
-        "style": _style(),
+        "style": _read("page.css"),
         "script": _script(),
         "view": _embedded(view),
     }
@@ -45,7 +35,7 @@ def render(view: dict[str, Any], live: bool = False) -> str:
 
 def policy(live: bool) -> str:
     """The content-security policy: this script, this style, pictures it made itself, and for a live page its server."""
-    rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_style())}"]
+    rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_read('page.css'))}"]
     rules.append("img-src blob:")  # to make a png of an svg
     return "; ".join([*rules, *(["connect-src 'self'"] if live else []), "base-uri 'none'", "form-action 'none'"])
 
@@ -56,12 +46,8 @@ def _embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _style() -> str:
-    return _read("page.css")
-
-
 def _script() -> str:
-    return "\n".join(map(_read, SCRIPTS))
+    return "\n".join(_read(f"{name}.js") for name in SCRIPTS)
 
 
 def _sha256(text: str) -> str:
