@@ -13,29 +13,15 @@ DASHES = ((), (7, 3), (2.5, 2.5), (9, 3, 2.5, 3), (4, 2))
 STROKE = 1.8  # the width of a line on the page, which its dashes are made for
 SHADES = (("#ffffff", 0.0), ("#1b1f24", 0.45), ("#ffffff", 0.35))  # what is mixed in: nothing, ink, paper
 
-# by name: a colour and a dash; those that are often in one picture have different colours
-ALGORITHMS = {
-    "folb": (0, 0),
-    "fedprox": (1, 1),
-    "fedavg": (2, 2),
-    "accord": (3, 0),
-    "scaffold": (4, 3),
-    "fednova": (5, 4),
-    "feddyn": (6, 1),
-    "fedacg": (5, 2),
-    "fedbuff": (3, 4),
-    "fedasync": (4, 1),
-    "fedvarp": (1, 3),
-    "fedcm": (2, 4),
-    "mimelite": (0, 3),
-    "ghbm": (6, 3),
-    "adabest": (3, 2),
-    "folb_two_set": (6, 2),
-    "folb_hetero": (4, 4),
-    "folb_never_flip": (3, 3),
-    "fednu_direct": (3, 1),
-    "fednu_norm": (6, 4),
-}
+# a line for each dash: names and colours; algorithms that are often in one picture have different colours
+BY_DASH = (
+    {"folb": 0, "accord": 3},
+    {"fedprox": 1, "feddyn": 6, "fedasync": 4, "fednu_direct": 3},
+    {"fedavg": 2, "fedacg": 5, "adabest": 3, "folb_two_set": 6},
+    {"scaffold": 4, "fedvarp": 1, "mimelite": 0, "ghbm": 6, "folb_never_flip": 3},
+    {"fednova": 5, "fedbuff": 3, "fedcm": 2, "folb_hetero": 4, "fednu_norm": 6},
+)
+ALGORITHMS = {name: (colour, dash) for dash, own in enumerate(BY_DASH) for name, colour in own.items()}
 OTHERS = range(3, len(COLOURS))  # the colours of the user's own algorithms: not those of FOLB, FedProx and FedAvg
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 # each uses what comes before it
 SCRIPTS = ("elements", "address", "downloads", "runs", "results", "curves", "device", "devices", "page")
+INTERPRETED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})  # by HTML, also within JSON
 
 
 def render(view: dict[str, Any], live: bool = False) -> str:
@@ -27,7 +28,7 @@ def render(view: dict[str, Any], live: bool = False) -> str:
         "title": escape(str(view["title"]).encode("utf-8", "replace").decode()),
         "style": _read("page.css"),
         "script": _script(),
-        "view": _embedded(view),
+        "view": json.dumps(view, allow_nan=False, separators=(",", ":")).translate(INTERPRETED),
     }
     # in one pass, so that inserted text is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
@@ -38,12 +39,6 @@ def policy(live: bool) -> str:
     rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_read('page.css'))}"]
     rules.append("img-src blob:")  # to make a png of an svg
     return "; ".join([*rules, *(["connect-src 'self'"] if live else []), "base-uri 'none'", "form-action 'none'"])
-
-
-def _embedded(value: Any) -> str:
-    """JSON in plain ASCII, without characters that HTML would interpret."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _script() -> str:
