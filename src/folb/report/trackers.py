@@ -1,9 +1,8 @@
 """Trackers: log each round for TensorBoard, MLflow or Weights & Biases. Each needs the extra of the same name.
 
 Everything goes into `tracking` in the run directory, and nothing over the network, unless the tool's own environment
-variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A resumed run logs all its
-rounds again from the first into a new record, so no round is missing or logged twice. On a server this
-is a new run, and the unfinished one stays.
+variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A resumed run logs all rounds
+again into a new record, so no round is missing or logged twice. On a server the unfinished record stays.
 """
 
 from __future__ import annotations

@@ -98,7 +98,6 @@ def after(counts: Sequence[int]) -> str:
 
 def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Metric]) -> list[str]:
     known = judged(group)
-    finals = [run.final for run in group]
     diverged = sum(run.diverged for run in group)
     sent = [run.bytes_to(target) for run in group]
     return [
@@ -108,7 +107,8 @@ def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Metri
         ranged([run.held_from(target) for run in group]),
         arrival([None if total is None else total / 1e6 for total in sent], ".2f"),
         arrival([run.seconds_to(target) for run in group], ".0f"),
-        _averaged(known, finals) + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
+        _averaged(known, [run.final for run in group])
+        + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
         known.text(mean(run.best for run in group)),
         *(_last(other, group) for other in others),
         "–" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
@@ -214,10 +214,8 @@ def median_round(reached: Sequence[float | None]) -> float:
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that JSON can hold, and the texts of others: a user's own algorithm may have any settings."""
-    return {
-        key: value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
-        for key, value in values.items()
-    }
+    known = (int, float, str, list, tuple, type(None))
+    return {key: value if isinstance(value, known) else str(value) for key, value in values.items()}
 
 
 def short(value: float, digits: int = 5) -> float | None:

@@ -56,10 +56,9 @@ def about_runs(
     users = facts(metrics)
     known = [(algorithm.name, algorithm.settings) for algorithm in algorithms]
     return [
-        {"algorithm": label, "name": name, "seed": seed, "parameters": parameters, "judged_by": judged_by}
+        {"algorithm": label, "name": name, "seed": seed, "parameters": summary.plain(settings), "judged_by": judged_by}
         | ({"metrics": users} if users else {})
         for label, (name, settings) in zip(summary.labels(known), known, strict=True)
-        for parameters in [summary.plain(settings)]
         for seed in seeds
     ]
 

@@ -130,9 +130,8 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     """The lines of one run, without its model."""
     evaluated = [line for line in lines if is_evaluated(line)]
     measured = [line.get("metrics", {}) for line in evaluated]
-    judged_by = about["judged_by"]
-    users = as_shown(about.get("metrics", ()))
-    given = [name for own in measured for name in own if name in users or is_measure(name)]
+    judged_by, users = about["judged_by"], as_shown(about.get("metrics", ()))
+    given = (name for name in chain(*measured) if name in users or is_measure(name))
     names = dict.fromkeys([*([judged_by] if judged_by != ACCURACY else []), *given])
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
