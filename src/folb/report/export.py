@@ -18,27 +18,19 @@ COLUMNS = {
     "algorithm": "string",
     "seed": "int64",
     "round": "int32",
-    "test_accuracy": "float32",
-    "train_loss": "float32",
-    "bytes_up": "int64",
-    "bytes_down": "int64",
+    **dict.fromkeys(("test_accuracy", "train_loss"), "float32"),
+    **dict.fromkeys(("bytes_up", "bytes_down"), "int64"),
     "seconds": "float32",
     "updated": "bool_",
-    "lost": "int32",
-    "rounds_to_target": "int32",  # these two belong to the whole run, and are the same in each of its rounds
-    "held_from": "int32",
+    # the last two belong to the whole run, and are the same in each of its rounds
+    **dict.fromkeys(("lost", "rounds_to_target", "held_from"), "int32"),
 }
 SPENT = {"epsilon": "float64"}  # only of private runs
 OF_DEVICES = {
-    "devices": "int32",
-    "times": "int32",
-    "weights": "float32",
-    "gamma": "float32",
-    "own": "float32",
-    "lost_devices": "int32",
-    "rejected_devices": "int32",
+    **dict.fromkeys(("devices", "times"), "int32"),
+    **dict.fromkeys(("weights", "gamma", "own"), "float32"),
+    **dict.fromkeys(("lost_devices", "rejected_devices"), "int32"),
 }
-OF_METRICS = "float32"  # the type of each metric; it has a column of its name if it was measured
 
 
 def to_csv(stored: RunDirectory) -> bytes:
@@ -59,13 +51,11 @@ def to_parquet(stored: RunDirectory) -> bytes:
     except ModuleNotFoundError as error:
         raise InputError("format", "parquet", "needs pyarrow: pip install 'folb[parquet]'") from error
     names, rows = _rounds(stored)
-    types = {name: getattr(arrow, kind)() for name, kind in (COLUMNS | SPENT).items()} | {"note": arrow.string()}
+    types = {name: getattr(arrow, kind)() for name, kind in (COLUMNS | SPENT | {"note": "string"}).items()}
     types |= {name: arrow.list_(getattr(arrow, kind)()) for name, kind in OF_DEVICES.items()}
-    metric = getattr(arrow, OF_METRICS)()
-    schema = arrow.schema([(name, types.get(name, metric)) for name in names])
+    schema = arrow.schema([(name, types.get(name, arrow.float32())) for name in names])  # the others are metrics
     content = io.BytesIO()
-    table = arrow.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
-    parquet.write_table(table, content)
+    parquet.write_table(arrow.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema), content)
     return content.getvalue()
 
 
@@ -76,32 +66,27 @@ def _rounds(stored: RunDirectory) -> tuple[list[str], Iterator[list[Any]]]:
     recorded = [name for name in (*SPENT, *OF_DEVICES) if any(name in line for line in lines)]
     metrics = dict.fromkeys(name for line in lines for name in line.get("metrics", {}))
     names = [*COLUMNS, *metrics, *recorded, *(["note"] if note else [])]
-    runs = stored.environment["runs"]
-    known = [{"algorithm": run["algorithm"], "seed": run["seed"], "note": note} for run in runs]
-    for about, run in zip(known, stored.runs(), strict=True):
+    known = []
+    for about, run in zip(stored.environment["runs"], stored.runs(), strict=True):
         arrivals = {"rounds_to_target": run.rounds_to(target), "held_from": run.held_from(target)}
-        about |= {name: t for name, t in arrivals.items() if t is not None}  # a target that is never reached: empty
-    return names, (
-        [_value(line.get("metrics", {}) | line | known[line["run"]], name) for name in names] for line in lines
-    )
+        reached = {name: t for name, t in arrivals.items() if t is not None}  # a target that is never reached: empty
+        known.append({"algorithm": about["algorithm"], "seed": about["seed"], "note": note} | reached)
+    whole = (line.get("metrics", {}) | line | known[line["run"]] for line in lines)
+    return names, ([_value(line[name]) if name in line else None for name in names] for line in whole)
 
 
-def _value(line: dict[str, Any], name: str) -> Any:
-    if name not in line:
-        return None
-    if isinstance(line[name], list):
-        return [math.nan if value is None else value for value in line[name]]
-    return math.nan if line[name] is None else line[name]
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_value, value))
+    return math.nan if value is None else value
 
 
 def to_latex(stored: RunDirectory) -> bytes:
     r"""The table of `folb show`, for \usepackage{booktabs}."""
-    target = float(stored.experiment["target"])
-    begun = stored.begun()
-    if not begun:
+    experiment, note = stored.experiment, stored.environment["note"]
+    if not (begun := stored.begun()):
         raise InputError("run", stored.name, "has no evaluated round yet")
-    headings, rows = summary.table(begun, target, stored.clock, stored.experiment["rounds"])
-    note = stored.environment["note"]
+    headings, rows = summary.table(begun, experiment["target"], stored.clock, experiment["rounds"])
     lines = [
         r"% \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
@@ -120,19 +105,15 @@ def _row(cells: list[str]) -> str:
     return " & ".join(map(escaped, cells)) + r" \\"
 
 
-SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "<": "$<$",
-    ">": "$>$",
-} | {character: f"\\{character}" for character in "&%$#_{}"}
+SPECIAL = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+    | {character: f"\\{character}" for character in "&%$#_{}"}
+)
 
 
 def escaped(text: str) -> str:
-    """Text with latex's special characters escaped."""
-    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+    return " ".join(text.split()).translate(SPECIAL)
 
 
 FORMATS: dict[str, Callable[[RunDirectory], bytes]] = {"csv": to_csv, "parquet": to_parquet, "latex": to_latex}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,23 +47,14 @@ def curves(
     height = 2.9 + above + beneath
     figure, (left, right) = subplots(1, 2, figsize=(width, height), layout=None)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=beneath / height, top=1 - above / height, wspace=0.3)
-    lengths = {label: min(len(run.evaluated_rounds) for run in group) for label, group in groups.items()}
-    rounds = {label: group[0].evaluated_rounds[: lengths[label]] for label, group in groups.items()}
-
-    def drawn(axes: Any, values: Callable[[Run], Any], heading: str, log: bool = False) -> None:
-        bands = {
-            # some runs of a label may still be running
-            label: _curve(rounds[label], np.stack([values(run)[: lengths[label]] for run in group]))
-            for label, group in groups.items()
-        }
-        draw(axes, bands, own, heading, log)
-
     known = judged(runs)
-    drawn(left, lambda run: known.factor * run.judged, known.axis, log=not known.is_share)
-    drawn(right, lambda run: run.train_loss, "training loss", log=True)
+    bands = {label: _curve(group, [known.factor * run.judged for run in group]) for label, group in groups.items()}
+    draw(left, bands, own, known.axis, log=not known.is_share)
+    bands = {label: _curve(group, [run.train_loss for run in group]) for label, group in groups.items()}
+    draw(right, bands, own, "training loss", log=True)
     if target is not None:
         left.axhline(known.factor * target, color="0.6", linewidth=0.8, linestyle=":")
-    legend(figure, lines([left]), width, "lower center")
+    legend(figure, [left], width, "lower center")
     seeds = len({run.seed for run in runs})
     return finished(figure, f"{title} — median and range over {seeds} seeds" if seeds > 1 else title, note, form)
 
@@ -83,15 +74,8 @@ def attacks(runs: Sequence[Run], form: str = "png", *, title: str = "", note: st
         axes.imshow(table, aspect="auto", cmap="viridis", vmin=0, vmax=100)
         for (i, j), value in np.ndenumerate(table):
             if np.isfinite(value):
-                axes.text(
-                    j,
-                    i,
-                    f"{value:.0f}",
-                    ha="center",
-                    va="center",
-                    fontsize="x-small",
-                    color="black" if value > 60 else "white",
-                )
+                ink = "black" if value > 60 else "white"
+                axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize="x-small", color=ink)
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize="x-small")
         axes.set_yticks(range(len(rules)), rules, fontsize="x-small")
         axes.set_ylabel("rule", fontsize="small")
@@ -101,14 +85,12 @@ def attacks(runs: Sequence[Run], form: str = "png", *, title: str = "", note: st
 
 
 def portrait(federation: Federation, form: str = "png") -> bytes:
-    """How many samples each device has, and which labels: a column for each device, the largest first.
-
-    The bytes of a picture in that format. Devices beyond its pixels share columns.
-    """
+    """How many samples each device has, and which labels: a column for one device or several, the largest first."""
     labels = federation.labels()
     size = labels.sum(axis=1)
     edges = np.linspace(0, federation.N, min(federation.N, COLUMNS) + 1).astype(int)
-    shown = np.add.reduceat(labels[np.argsort(-size, kind="stable")], edges[:-1])
+    order = np.argsort(-size, kind="stable")
+    shown = np.add.reduceat(labels[order], edges[:-1])
     figure, (above, below) = subplots(2, 1, figsize=(11, 6), sharex=True, height_ratios=(2, 3))
     above.stairs(shown.sum(axis=1) / np.diff(edges), edges, fill=True, baseline=0.5, color=COLOURS[0])
     above.set_yscale("log")
@@ -116,32 +98,21 @@ def portrait(federation: Federation, form: str = "png") -> bytes:
     above.set_ylabel("samples")
     above.spines[["top", "right"]].set_visible(False)
     if federation.regression:
-        means = np.add.reduceat(_mean_labels(federation)[np.argsort(-size, kind="stable")], edges[:-1])
+        samples, y = federation.train.size, federation.train.y.astype(float)
+        sums = np.bincount(np.repeat(np.arange(federation.N), samples), weights=y[: samples.sum()])
+        means = np.add.reduceat((sums / samples)[order], edges[:-1])
         below.stairs(means / np.diff(edges), edges, baseline=None, color=COLOURS[0])
         below.set_ylabel("mean label")
     else:
         extent = (0, federation.N, -0.5, federation.classes - 0.5)
-        shares = below.imshow(
-            shown.T / shown.sum(axis=1),
-            aspect="auto",
-            interpolation="nearest",
-            cmap="Blues",
-            vmin=0,
-            origin="lower",
-            extent=extent,
-        )
+        as_they_are = {"aspect": "auto", "interpolation": "nearest", "origin": "lower", "extent": extent}
+        shares = below.imshow(shown.T / shown.sum(axis=1), cmap="Blues", vmin=0, **as_they_are)
         below.yaxis.get_major_locator().set_params(integer=True)
         below.set_ylabel("label")
         figure.colorbar(shares, ax=below, label="share of the device's samples")
     below.set_xlabel("device, from the largest to the smallest")
     title = f"{Path(federation.name).name}: {federation.N:,} devices, {size.sum():,} samples"
     return finished(figure, f"{title}, {size.mean():.1f} ± {size.std():.1f} each", federation.note, form)
-
-
-def _mean_labels(federation: Federation) -> Any:
-    """The mean training label of each device, if labels are numbers."""
-    size, y = federation.train.size, federation.train.y.astype(float)
-    return np.bincount(np.repeat(np.arange(federation.N), size), weights=y[: size.sum()]) / size
 
 
 def subplots(
@@ -155,7 +126,6 @@ def subplots(
 
 
 def finished(figure: Any, title: str, note: str, form: str) -> bytes:
-    """The picture's bytes, under its title."""
     figure.suptitle("\n".join([title, *_lines(figure.get_figwidth(), note)]), parse_math=False, fontsize="medium")
     content = io.BytesIO()
     with warnings.catch_warnings():
@@ -182,11 +152,13 @@ def small(picture: bytes) -> bytes:
     return content.getvalue()
 
 
-def _curve(rounds: Any, values: Any) -> Curve:
-    """The median and the range over seeds."""
+def _curve(runs: Sequence[Run], curves: Sequence[NDArray]) -> Curve:
+    """The median and the range over seeds, of the rounds that all have: some may still be running."""
+    length = min(map(len, curves))
     # in double precision: in single precision the mean of two large losses would overflow
-    finite = np.where(np.isfinite(values), values, np.nan).astype(float)
-    return Curve(rounds, finite.min(axis=0), np.median(finite, axis=0), finite.max(axis=0))
+    values = np.array([curve[:length] for curve in curves], float)
+    finite = np.where(np.isfinite(values), values, np.nan)
+    return Curve(runs[0].evaluated_rounds[:length], finite.min(axis=0), np.median(finite, axis=0), finite.max(axis=0))
 
 
 WINDOW = 5  # values in a running mean
@@ -223,14 +195,16 @@ def draw(
         line = looks[label].line
         if np.any(curve.low < curve.high):
             axes.fill_between(curve.rounds, curve.low, curve.high, color=line["color"], alpha=0.12, linewidth=0)
+        middle = curve.middle
         if tangled:
-            axes.plot(
-                curve.rounds, curve.middle, color=line["color"], alpha=0.3, linewidth=0.6, zorder=1.5
-            )  # behind all means
-        middle = running_mean(curve.middle) if tangled else curve.middle
+            pale = {"alpha": 0.3, "linewidth": 0.6, "zorder": 1.5}  # behind all means
+            axes.plot(curve.rounds, middle, color=line["color"], **pale)
+            middle = running_mean(middle)
         axes.plot(curve.rounds, middle, label=label, linewidth=thick, **line)
     if log and any(np.any(curve.middle > 0) for curve in curves.values()):  # false if all are NaN
-        _logarithmic(axes)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_plain)
+        axes.yaxis.set_minor_formatter(_plain)
     axes.set_xlabel("round")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"{heading}\n{SMOOTHED}" if tangled else heading)
@@ -239,18 +213,9 @@ def draw(
     axes.set_axisbelow(True)
 
 
-def _logarithmic(axes: Any) -> None:
-    """A logarithmic axis with plain numbers at 1, 2, 5, 10, ...
-
-    matplotlib would draw powers of ten with its parser of mathematics, which takes a while.
-    """
-
-    def plain(value: float, _: Any) -> str:
-        return f"{value:g}" if f"{value:e}"[0] in "125" else ""
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(plain)
+def _plain(value: float, _: Any) -> str:
+    """1, 2, 5, 10, ...: matplotlib's powers of ten would need its parser of mathematics, which takes a while."""
+    return f"{value:g}" if f"{value:e}"[0] in "125" else ""
 
 
 def running_mean(values: NDArray) -> NDArray:
@@ -280,20 +245,11 @@ def legend_rows(labels: Mapping[str, Any], width: float) -> tuple[int, int]:
     return rows, max(1, -(-len(labels) // rows))
 
 
-def legend(figure: Any, lines: Mapping[str, Any], width: float, place: str = "outside lower center") -> None:
-    """One legend for all panels, below them."""
-    _, columns = legend_rows(lines, width)
-    shown = figure.legend(
-        lines.values(), lines.keys(), frameon=False, fontsize="small", loc=place, ncols=columns, handlelength=3
-    )
+def legend(figure: Any, panels: Iterable[Any], width: float, place: str = "outside lower center") -> None:
+    """One legend for all panels, below them, with each label once."""
+    found = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+    lines = {label: line for line, label in found}
+    options = {"frameon": False, "fontsize": "small", "handlelength": 3}
+    shown = figure.legend(lines.values(), lines.keys(), loc=place, ncols=legend_rows(lines, width)[1], **options)
     for text in shown.get_texts():
         text.set_parse_math(False)
-
-
-def lines(panels: Any) -> dict[str, Any]:
-    """The labelled lines of panels, each label once."""
-    lines: dict[str, Any] = {}
-    for axes in panels:
-        for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            lines.setdefault(label, line)
-    return lines

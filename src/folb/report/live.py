@@ -20,7 +20,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from folb.report.payload import columns, described, measures, table
 from folb.results.run import Run
 from folb.store import directory
 from folb.store.directory import RunDirectory
-from folb.store.round_lines import as_run
+from folb.store.round_lines import as_runs
 
 PORT = 8470
 ADDRESS = "127.0.0.1"
@@ -46,7 +46,6 @@ def serve(name: str | None = None, port: int = PORT, *, announce: Callable[[str]
 
 
 def bound(name: str | None, port: int) -> Server:
-    """The server at a port of this machine; 0 takes any free port."""
     only = None if name is None else directory.find(name)
     try:
         return Server(only, port)
@@ -74,7 +73,6 @@ class Server(ThreadingHTTPServer):
         return {}
 
     def following(self, path: Path) -> Following:
-        """The reader of this directory's rounds."""
         return self.followed.setdefault(path, Following(path))
 
     def entries(self, runs: dict[str, Path]) -> list[dict[str, str]]:
@@ -96,7 +94,6 @@ class Handler(BaseHTTPRequestHandler):
     error_content_type, error_message_format = "text/plain; charset=utf-8", "%(code)d %(message)s\n"
 
     def do_GET(self) -> None:
-        """Answer."""
         # a page of another site could only reach this server under another name of the machine
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
@@ -106,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         name, runs = os.fsdecode(unquote_to_bytes(rest)), self.server.runs()
         home = "/" if self.server.only is None else ""
         if path == "/" and not home:
-            return self.redirect(_address("run", next(iter(runs))))
+            return self.answer("text/plain", "", HTTPStatus.FOUND, Location=_address("run", next(iter(runs))))
         if path == "/":
             return self.html({"title": "Runs", "list": self.server.entries(runs)})
         if path == "/list" and home:
@@ -114,38 +111,24 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "run" and name in runs:
             return self.html({"title": name, "live": _address("data", name), "home": home})
         if kind == "data" and name in runs:
-            return self.news(runs[name], {key: values[-1] for key, values in parse_qs(query).items()})
+            asked = dict(parse_qsl(query))
+            try:
+                news = self.server.following(runs[name]).news(asked.get("after", ""), asked.get("records", ""))
+            except InputError as error:  # the directory is damaged, being made or removed
+                return self.answer("text/plain; charset=utf-8", f"{error}\n", HTTPStatus.NOT_FOUND)
+            return self.answer("application/json", json.dumps(news, allow_nan=False))
         return self.send_error(HTTPStatus.NOT_FOUND)
 
-    def do_HEAD(self) -> None:
-        """Answer with the headers only."""
-        self.do_GET()
-
-    def news(self, path: Path, query: dict[str, str]) -> None:
-        """What the page has not seen yet, or what is wrong with a directory that is damaged, being made or removed."""
-        try:
-            content = self.server.following(path).news(query.get("after", ""), query.get("records", ""))
-        except InputError as error:
-            return self.answer("text/plain; charset=utf-8", f"{error}\n", HTTPStatus.NOT_FOUND)
-        return self.answer("application/json", json.dumps(content, allow_nan=False))
+    do_HEAD = do_GET  # noqa: N815
 
     def html(self, view: dict[str, Any]) -> None:
-        """A page."""
         self.answer("text/html; charset=utf-8", page.render(view, live=True))
 
-    def redirect(self, address: str) -> None:
-        """Send the browser to another address on this server."""
-        self.send_response(HTTPStatus.FOUND)
-        self.send_header("Location", address)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def answer(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK) -> None:
-        """Send the text, except to HEAD."""
+    def answer(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
         content = text.encode(errors="backslashreplace")  # a path may hold any bytes
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -168,25 +151,21 @@ def _address(kind: str, name: str) -> str:
 
 
 def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
-    entry = {"name": name, "href": _address("run", name), "title": "", "state": "cannot be read"}
-    entry |= {"progress": "", "differs": "", "started": "", "called": "", "tags": ""}
-    try:
+    entry = {"name": name, "href": _address("run", name), "state": "cannot be read"}
+    entry |= dict.fromkeys(("title", "progress", "differs", "started", "called", "tags"), "")
+    with contextlib.suppress(InputError):
         stored = directory.read(path)
         about = described(stored)
         if about["state"] == "running":  # the rounds of all other runs together may be too much to read
             entry["progress"] = following.progress(stored)
-        started = f"{stored.started[:16]} UTC"
-        called = {"called": stored.given_name, "tags": ", ".join(stored.tags)}
-        return entry | called | {key: about[key] for key in ("title", "state", "differs")} | {"started": started}
-    except InputError:
-        return entry
+        entry |= {key: about[key] for key in ("title", "state", "differs")}
+        started, tags = f"{stored.started[:16]} UTC", ", ".join(stored.tags)
+        entry |= {"started": started, "called": stored.given_name, "tags": tags}
+    return entry
 
 
 class Following:
-    """Reads the new rounds of a directory: the cost of a request does not grow with the run.
-
-    A request reads at most `PIECE` bytes of it, so that a long run is shown at once, and then piece by piece.
-    """
+    """Reads the new rounds of a directory, a long run piece by piece: a request does not cost more as the run grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -211,7 +190,7 @@ class Following:
             "fresh": offset is None,
             "more": bool(lines) and b"\n" in stored.recorded(end, PIECE),
             "about": about,
-            "columns": [own.document(i in wanted) for i, own in enumerate(columns(stored, lines, wanted))],
+            "columns": columns(stored, lines, wanted),
         }
 
     def progress(self, stored: RunDirectory) -> str:
@@ -222,25 +201,18 @@ class Following:
         return f"{done:,} of {len(self.runs) * stored.experiment['rounds']:,} rounds"
 
     def advance(self, stored: RunDirectory) -> None:
-        """Bring the table up to date."""
         about_runs = stored.environment["runs"]
         offset = _offset(stored, self.cursor) if len(self.runs) == len(about_runs) else None
-        more, end = stored.rounds(offset or 0, PIECE)
-        lines: list[list[dict[str, Any]]] = [[] for _ in about_runs]
-        for line in more:
-            lines[line["run"]].append({key: value for key, value in line.items() if not isinstance(value, list)})
-        if offset is None:
-            self.runs = [as_run(about, own) for about, own in zip(about_runs, lines, strict=True)]
-        elif more:
-            later = [as_run(about, own) for about, own in zip(about_runs, lines, strict=True)]
-            self.runs = [joined(run, part) for run, part in zip(self.runs, later, strict=True)]
-        if more or offset is None:
+        lines, end = stored.rounds(offset or 0, PIECE)
+        if lines or offset is None:
+            figures = ({key: value for key, value in line.items() if not isinstance(value, list)} for line in lines)
+            later = as_runs(about_runs, figures)
+            self.runs = later if offset is None else list(map(joined, self.runs, later))
             self.table = table(stored, self.runs)
         self.cursor = _cursor(stored, end)
 
 
 def joined(run: Run, later: Run) -> Run:
-    """A run and its later rounds."""
     arrays = [field.name for field in fields(Run) if isinstance(getattr(run, field.name), np.ndarray)]
     both: dict[str, Any] = {name: np.concatenate([getattr(run, name), getattr(later, name)]) for name in arrays}
     both["metrics"] = _joined([(one.metrics, len(one.evaluated_rounds)) for one in (run, later)])

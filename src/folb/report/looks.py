@@ -13,29 +13,15 @@ DASHES = ((), (7, 3), (2.5, 2.5), (9, 3, 2.5, 3), (4, 2))
 STROKE = 1.8  # the width of a line on the page, which its dashes are made for
 SHADES = (("#ffffff", 0.0), ("#1b1f24", 0.45), ("#ffffff", 0.35))  # what is mixed in: nothing, ink, paper
 
-# by name: a colour and a dash; those that are often in one picture have different colours
-ALGORITHMS = {
-    "folb": (0, 0),
-    "fedprox": (1, 1),
-    "fedavg": (2, 2),
-    "accord": (3, 0),
-    "scaffold": (4, 3),
-    "fednova": (5, 4),
-    "feddyn": (6, 1),
-    "fedacg": (5, 2),
-    "fedbuff": (3, 4),
-    "fedasync": (4, 1),
-    "fedvarp": (1, 3),
-    "fedcm": (2, 4),
-    "mimelite": (0, 3),
-    "ghbm": (6, 3),
-    "adabest": (3, 2),
-    "folb_two_set": (6, 2),
-    "folb_hetero": (4, 4),
-    "folb_never_flip": (3, 3),
-    "fednu_direct": (3, 1),
-    "fednu_norm": (6, 4),
-}
+# a line for each dash: names and colours; algorithms that are often in one picture have different colours
+BY_DASH = (
+    {"folb": 0, "accord": 3},
+    {"fedprox": 1, "feddyn": 6, "fedasync": 4, "fednu_direct": 3},
+    {"fedavg": 2, "fedacg": 5, "adabest": 3, "folb_two_set": 6},
+    {"scaffold": 4, "fedvarp": 1, "mimelite": 0, "ghbm": 6, "folb_never_flip": 3},
+    {"fednova": 5, "fedbuff": 3, "fedcm": 2, "folb_hetero": 4, "fednu_norm": 6},
+)
+ALGORITHMS = {name: (colour, dash) for dash, own in enumerate(BY_DASH) for name, colour in own.items()}
 OTHERS = range(3, len(COLOURS))  # the colours of the user's own algorithms: not those of FOLB, FedProx and FedAvg
 
 
@@ -53,12 +39,9 @@ class Look(NamedTuple):
 
     @property
     def ink(self) -> str:
-        """The colour on paper."""
         other, share = SHADES[self.shade]
-        return "#" + "".join(
-            f"{round((1 - share) * own + share * mixed):02x}"
-            for own, mixed in zip(_parts(COLOURS[self.colour]), _parts(other), strict=True)
-        )
+        parts = zip(bytes.fromhex(COLOURS[self.colour][1:]), bytes.fromhex(other[1:]), strict=True)
+        return "#" + bytes(round((1 - share) * own + share * mixed) for own, mixed in parts).hex()
 
     @property
     def line(self) -> dict[str, Any]:
@@ -72,22 +55,20 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
     A label is an algorithm's name and, after a space, the settings that distinguish it from others of that name.
     """
-    labels = list(dict.fromkeys(labels))
-    first = {_name(label): label for label in reversed(labels)}
+    names = {label: label.partition(" ")[0] for label in labels}
+    first = {name: label for label, name in reversed(names.items())}
     chosen: dict[str, Look] = {}
     # folb's own algorithms always keep their look; the first label of another one only gives way to these
-    for label in sorted(labels, key=lambda label: (first[_name(label)] != label, _name(label) not in ALGORITHMS)):
-        chosen[label] = _free(_own(_name(label)), set(chosen.values()))
-    return {label: chosen[label] for label in labels}
+    for label in sorted(names, key=lambda label: (first[names[label]] != label, names[label] not in ALGORITHMS)):
+        chosen[label] = _free(_own(names[label]), set(chosen.values()))
+    return {label: chosen[label] for label in names}
 
 
 def _free(own: Look, taken: set[Look]) -> Look:
     """The look itself, or the next in its colour that is not taken; itself if all are."""
-    turns = (
-        Look(own.colour, (own.dash + turn) % len(DASHES), turn % len(SHADES))
-        for turn in range(len(DASHES) * len(SHADES))
-    )
-    return next((look for look in turns if look not in taken), own)
+    turns = range(len(DASHES) * len(SHADES))
+    others = (Look(own.colour, (own.dash + turn) % len(DASHES), turn % len(SHADES)) for turn in turns)
+    return next((look for look in others if look not in taken), own)
 
 
 def _own(name: str) -> Look:
@@ -95,14 +76,6 @@ def _own(name: str) -> Look:
         return Look(*ALGORITHMS[name])
     number = crc32(name.encode("utf-8", "replace"))  # the same in every process
     return Look(OTHERS[number % len(OTHERS)], number // len(OTHERS) % len(DASHES))
-
-
-def _name(label: str) -> str:
-    return label.partition(" ")[0]
-
-
-def _parts(colour: str) -> tuple[int, ...]:
-    return tuple(bytes.fromhex(colour[1:]))
 
 
 MODELS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from folb.report.looks import looks
@@ -19,14 +19,9 @@ WHOLE = ("dataset", "model", "system", "objective")  # the choices that all algo
 def together(stored: Sequence[RunDirectory], runs: Sequence[Sequence[Run]]) -> dict[str, Any]:
     """The joined table at the first target, a label and a look for each run of each directory, and what is unequal."""
     labelled = labels(stored)
-    own = looks(label for names in labelled for label in names)
+    own = looks(chain(*labelled))
     target, clocks = stored[0].experiment["target"], {one.clock for one in stored}
-    begun = [
-        replace(run, algorithm=label, parameters={})
-        for own, names in zip(runs, labelled, strict=True)
-        for run, label in zip(own, names, strict=True)
-        if len(run.evaluated_rounds)
-    ]
+    begun = summary.begun(chain(*runs), chain(*labelled))
     clock = clocks.pop() if len(clocks) == 1 else "s, simulated or real"
     headings, rows = summary.table(begun, target, clock, max(one.experiment["rounds"] for one in stored))
     return {
@@ -42,7 +37,7 @@ def labels(stored: Sequence[RunDirectory]) -> list[list[str]]:
     """For each run of each directory, its algorithm and what distinguishes it from the others.
 
     These are settings of the algorithm, then choices of the whole experiment. If a run of another directory has the
-    same ones, the directory's name is added.
+    same ones, the directory's name is added, with a number if several have that name.
     """
     entries = [one.environment["runs"] for one in stored]
     flat = iter(summary.labels([(entry["name"], entry["parameters"]) for own in entries for entry in own]))
@@ -52,8 +47,11 @@ def labels(stored: Sequence[RunDirectory]) -> list[list[str]]:
             names[:] = [entry["algorithm"] for entry in own]
     for names, words in zip(labels, _apart(stored), strict=True):
         names[:] = [" ".join([name, *words]) for name in names]
-    shared = Counter(name for names in labels for name in set(names))
-    for names, handle in zip(labels, _handles(stored), strict=True):
+    shared = Counter(chain(*map(set, labels)))
+    directories = [one.name for one in stored]
+    for n, (names, handle) in enumerate(zip(labels, directories, strict=True)):
+        if directories.count(handle) > 1:
+            handle += f" {directories[:n].count(handle) + 1}"
         names[:] = [f"{name} ({handle})" if shared[name] > 1 else name for name in names]
     return labels
 
@@ -77,22 +75,12 @@ def _choices(experiment: Mapping[str, Any], own: set[str]) -> Iterable[tuple[str
             yield from ((key, summary.spelt(value)) for key, value in settings.items() if key not in own)
 
 
-def _handles(stored: Sequence[RunDirectory]) -> list[str]:
-    """The directories' names; those that share one are numbered."""
-    names, seen = [one.name for one in stored], Counter[str]()
-    handles = []
-    for name in names:
-        seen[name] += 1
-        handles.append(name if names.count(name) == 1 else f"{name} {seen[name]}")
-    return handles
-
-
 def _unequal(stored: Sequence[RunDirectory]) -> Iterable[str]:
     """What a reader of the joined table should know, a sentence each."""
     experiments = [one.experiment for one in stored]
-    datasets = _several(os.path.basename(one["dataset"]) or one["dataset"] for one in experiments)
+    datasets = dict.fromkeys(os.path.basename(one["dataset"]) or one["dataset"] for one in experiments)
     rounds = sorted({one["rounds"] for one in experiments})
-    targets = _several(one.measure.goal(one.experiment["target"]) for one in stored)
+    targets = list(dict.fromkeys(one.measure.goal(one.experiment["target"]) for one in stored))
     if len(datasets) > 1:
         yield f"The runs are of different data: {', '.join(datasets)}."
     if len(rounds) > 1:
@@ -101,7 +89,3 @@ def _unequal(stored: Sequence[RunDirectory]) -> Iterable[str]:
         yield f"The runs have the targets {', '.join(targets)}: here all are measured by one, at first {targets[0]}."
     if len({one.clock for one in stored}) > 1:
         yield "Seconds are simulated in some of them and real in others."
-
-
-def _several(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))

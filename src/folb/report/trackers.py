@@ -1,9 +1,8 @@
 """Trackers: log each round for TensorBoard, MLflow or Weights & Biases. Each needs the extra of the same name.
 
 Everything goes into `tracking` in the run directory, and nothing over the network, unless the tool's own environment
-variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A resumed run logs all its
-rounds again from the first into a new record, so no round is missing or logged twice. On a server this
-is a new run, and the unfinished one stays.
+variables say otherwise: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online uploads. A resumed run logs all rounds
+again into a new record, so no round is missing or logged twice. On a server the unfinished record stays.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from folb.errors import InputError, choose
 from folb.measures import is_regression
@@ -29,145 +26,119 @@ from folb.results.run import Run
 from folb.simulation.stacked import Observer
 from folb.store.directory import TRACKING
 
-
-class About(NamedTuple):
-    """A run to track: its name, the runs it was started with, and its parameters."""
-
-    name: str
-    group: str
-    parameters: Mapping[str, Any]
-
-
+Parameters = Mapping[str, Any]
 Rounds = Sequence[tuple[int, Mapping[str, float]]]  # each round's number and values
-Log = Callable[[Rounds], None]
+# what logs rounds, and what ends the record of a run: of a whole one, or of an interrupted one
+Tracked = tuple[Callable[[Rounds], object], Callable[[bool], object]]
 
 
-@contextlib.contextmanager
-def tensorboard(path: Path, about: About) -> Iterator[Log]:
+# each tracker gets where its files go, a run's name, that of the runs it was started with, and its parameters
+
+
+def tensorboard(path: Path, name: str, group: str, parameters: Parameters) -> Tracked:
     """Event files, which `tensorboard --logdir` reads: a directory for each run."""
     tool = import_module("tensorboardX")
-    with tool.SummaryWriter(str(path / re.sub("[^A-Za-z0-9_.=-]+", "-", about.name))) as writer:
-        writer.add_text("parameters", f"```\n{json.dumps(about.parameters, indent=1)}\n```")
+    writer = tool.SummaryWriter(str(path / re.sub("[^A-Za-z0-9_.=-]+", "-", name)))
+    writer.add_text("parameters", f"```\n{json.dumps(parameters, indent=1)}\n```")
 
-        def log(rounds: Rounds) -> None:
-            for t, values in rounds:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, t)
-            writer.flush()
+    def log(rounds: Rounds) -> None:
+        for t, values in rounds:
+            for key, value in values.items():
+                writer.add_scalar(key, value, t)
+        writer.flush()
 
-        yield log
+    return log, lambda _: writer.close()
 
 
-@contextlib.contextmanager
-def mlflow(path: Path, about: About) -> Iterator[Log]:
+def mlflow(path: Path, name: str, group: str, parameters: Parameters) -> Tracked:
     """MLflow's files, which `mlflow ui --backend-store-uri` reads: an experiment with its runs."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store without a server or a database
     tool, entities = import_module("mlflow"), import_module("mlflow.entities")
     client = tool.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or path.resolve().as_uri())
-    experiment = client.get_experiment_by_name(about.group)
-    where = experiment.experiment_id if experiment else client.create_experiment(about.group)
-    run = client.create_run(where, run_name=about.name).info.run_id
-    client.log_batch(run, params=[entities.Param(name, str(value)) for name, value in about.parameters.items()])
+    experiment = client.get_experiment_by_name(group)
+    where = experiment.experiment_id if experiment else client.create_experiment(group)
+    run = client.create_run(where, run_name=name).info.run_id
+    client.log_batch(run, params=[entities.Param(key, str(value)) for key, value in parameters.items()])
 
     def log(rounds: Rounds) -> None:
         now = int(1000 * time.time())
         for t, values in rounds:
-            client.log_batch(run, metrics=[entities.Metric(name, value, now, t) for name, value in values.items()])
+            client.log_batch(run, metrics=[entities.Metric(key, value, now, t) for key, value in values.items()])
 
-    status = "KILLED"
-    try:
-        yield log
-        status = "FINISHED"
-    finally:
-        client.set_terminated(run, status)
+    return log, lambda whole: client.set_terminated(run, "FINISHED" if whole else "KILLED")
 
 
-@contextlib.contextmanager
-def wandb(path: Path, about: About) -> Iterator[Log]:
+def wandb(path: Path, name: str, group: str, parameters: Parameters) -> Tracked:
     """The files of Weights & Biases, which `wandb sync` uploads: the runs of an experiment are a group."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_CACHE_DIR", str(path.resolve() / "cache"))
     tool = import_module("wandb")
     path.mkdir(parents=True, exist_ok=True)
+    # only the rounds, nothing about the machine
+    unused = dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True)
     run = tool.init(
         project=os.environ.get("WANDB_PROJECT") or "folb",
-        group=about.group,
-        name=about.name,
-        config=dict(about.parameters),
+        group=group,
+        name=name,
+        config=dict(parameters),
         dir=str(path),
         mode=os.environ.get("WANDB_MODE") or "offline",
         reinit="create_new",
-        # only the rounds, nothing about the machine
-        settings=tool.Settings(
-            silent=True,
-            console="off",
-            disable_git=True,
-            disable_code=True,
-            x_disable_stats=True,
-            x_disable_meta=True,
-            x_save_requirements=False,
-        ),
+        settings=tool.Settings(silent=True, console="off", x_save_requirements=False, **unused),
     )
 
     def log(rounds: Rounds) -> None:
         for t, values in rounds:
             run.log(dict(values), step=t)
 
-    code = 1
-    try:
-        yield log
-        code = 0
-    finally:
-        run.finish(exit_code=code)
+    return log, lambda whole: run.finish(exit_code=0 if whole else 1)
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Path, About], AbstractContextManager[Log]]]] = {
-    "tensorboard": ("tensorboardX", tensorboard),
-    "mlflow": ("mlflow", mlflow),
-    "wandb": ("wandb", wandb),
-}
+TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
 
 
 def check(name: str) -> None:
     """Raise an `InputError` unless it is a tracker with its package installed."""
-    if find_spec(TRACKERS[choose("track", name, TRACKERS)][0]) is None:
+    if find_spec({"tensorboard": "tensorboardX"}.get(choose("track", name, TRACKERS), name)) is None:
         raise InputError("track", name, f"needs a package that is not installed: pip install 'folb[{name}]'")
 
 
 @contextlib.contextmanager
 def tracking(name: str, path: Path, runs: Sequence[Mapping[str, Any]]) -> Iterator[Observer]:
     """An observer that logs the rounds of `runs` (from environment.json) in the run directory `path`."""
-    home, opened = path / TRACKING / name, TRACKERS[name][1]
-    logs: dict[int, Log] = {}
-    with ExitStack() as stack:
+    home = path / TRACKING / name
+    logs: dict[int, Callable[[Rounds], object]] = {}
+    with contextlib.ExitStack() as stack:
 
         def observe(first: int, parts: Mapping[int, Run]) -> None:
             if not logs:
                 shutil.rmtree(home, ignore_errors=True)
             for i, part in parts.items():
                 if i not in logs:
-                    run_name = f"{i} {runs[i]['algorithm']} seed {runs[i]['seed']}"
-                    about = About(run_name, path.resolve().name, _parameters(runs[i]))
-                    logs[i] = stack.enter_context(opened(home, about))
+                    own = runs[i]
+                    parameters = {"algorithm": own["name"], "seed": own["seed"], **own["parameters"]}
+                    own_name = f"{i} {own['algorithm']} seed {own['seed']}"
+                    logs[i], end = TRACKERS[name](home, own_name, path.resolve().name, parameters)
+                    stack.push(partial(_ended, end))
                 logs[i](_rounds(first, part))
 
         yield observe
 
 
-def _parameters(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {"algorithm": run["name"], "seed": run["seed"], **run["parameters"]}
+def _ended(end: Callable[[bool], object], error: type[BaseException] | None, *_: object) -> None:
+    end(error is None)
 
 
 def _rounds(first: int, part: Run) -> Rounds:
-    rounds: list[tuple[int, dict[str, float]]] = []
-    for n in range(len(part.seconds)):
-        values = {name: getattr(part, name)[n].item() for name in ("bytes_up", "bytes_down", "seconds")}
-        if "epsilon" in part.records:
-            values["epsilon"] = part.records["epsilon"][n].item()
-        for at in np.flatnonzero(part.evaluated_rounds == first + n):
-            accuracy = () if is_regression(part.judged_by) else ("test_accuracy",)
-            values |= {name: getattr(part, name)[at].item() for name in (*accuracy, "train_loss")}
-            values |= {name: own[at].item() for name, own in part.metrics.items()}
-        rounds.append((first + n, values))
+    always = {name: getattr(part, name) for name in ("bytes_up", "bytes_down", "seconds")}
+    always |= {name: own for name, own in part.records.items() if name == "epsilon"}
+    curves = () if is_regression(part.judged_by) else ("test_accuracy",)
+    evaluated = {name: getattr(part, name) for name in (*curves, "train_loss")} | part.metrics
+    rounds = [
+        (t, {name: own[n].item() for name, own in always.items()})
+        for n, t in enumerate(range(first, first + len(part.seconds)))
+    ]
+    for at, t in enumerate(part.evaluated_rounds.tolist()):
+        rounds[t - first][1].update({name: own[at].item() for name, own in evaluated.items()})
     return rounds

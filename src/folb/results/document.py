@@ -11,14 +11,7 @@ from folb.measures import ACCURACY, is_regression
 from folb.results.run import Run
 from folb.results.summary import finite, plain, short
 
-SOMETIMES = (
-    "evaluate",
-    "device_samples",
-    "metrics",
-    "box",
-    "points",
-    "box_seed",
-)  # keys that only some experiments have
+SOMETIMES = ("evaluate", "device_samples", "metrics", "box", "points", "box_seed")  # keys of only some experiments
 
 
 def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -36,25 +29,24 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
 
 
 def _run(run: Run, target: float) -> dict[str, Any]:
-    accuracy = {} if is_regression(run.judged_by) else {"test_accuracy": finite(run.test_accuracy.tolist())}
     metrics = {name: finite(values.tolist()) for name, values in run.metrics.items()}
-    judged = {} if run.judged_by == ACCURACY else {"judged_by": run.judged_by}
+    seconds, to_target = float(run.seconds.sum()), run.seconds_to(target)
     return {
         "algorithm": run.algorithm,
         "parameters": plain(run.parameters),
         "seed": run.seed,
         "evaluated_rounds": run.evaluated_rounds.tolist(),
-        **accuracy,
+        **({} if is_regression(run.judged_by) else {"test_accuracy": finite(run.test_accuracy.tolist())}),
         "train_loss": finite(run.train_loss.tolist()),
         **({"metrics": metrics} if metrics else {}),
-        **judged,
+        **({} if run.judged_by == ACCURACY else {"judged_by": run.judged_by}),
         "bytes_up": int(run.bytes_up.sum()),
         "bytes_down": int(run.bytes_down.sum()),
-        "seconds": _rounded(float(run.seconds.sum())),
+        "seconds": finite([round(seconds, 3)])[0],
         "rounds_to_target": run.rounds_to(target),
         "held_from": run.held_from(target),
         "bytes_to_target": run.bytes_to(target),
-        "seconds_to_target": _rounded(run.seconds_to(target)),
+        "seconds_to_target": None if to_target is None else finite([round(to_target, 3)])[0],
         "best": finite([run.best])[0],
         "final": finite([run.final])[0],
         "drops": run.drops,
@@ -71,10 +63,6 @@ def _spent(run: Run) -> dict[str, Any]:
     given = run.parameters.get("privacy.delta")
     budget = {"epsilon": short(run.epsilon, 6), "delta": DELTA if given is None else float(given)}
     return budget | ({"replay": False} if run.parameters.get("privacy.replay") is False else {})
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else finite([round(seconds, 3)])[0]
 
 
 def _digest(params: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,31 +38,21 @@ def outcomes(runs: Sequence[Run]) -> list[Outcome]:
         share = run.parameters["attack.share"]
         key = (label, str(run.parameters["attack"]), 0.2 if share is None else float(share))
         groups.setdefault(key, []).append(run)
-    return [_outcome(*key, group) for key, group in groups.items()]
-
-
-def _outcome(rule: str, attack: str, attackers: float, runs: Sequence[Run]) -> Outcome:
-    gained = [run.records["attack"] for run in runs]
-    return Outcome(
-        rule,
-        attack,
-        attackers,
-        accuracy=[run.final for run in runs],
-        share=float(np.mean([part[:, 0] for part in gained])),
-        worst=float(np.max([part[:, 1] for part in gained])),
-        backdoor=float(np.mean([part[-1, 2] for part in gained])),
-    )
+    gained = {key: [run.records["attack"] for run in group] for key, group in groups.items()}
+    return [
+        Outcome(
+            *key,
+            accuracy=[run.final for run in group],
+            share=float(np.mean([part[:, 0] for part in gained[key]])),
+            worst=float(np.max([part[:, 1] for part in gained[key]])),
+            backdoor=float(np.mean([part[-1, 2] for part in gained[key]])),
+        )
+        for key, group in groups.items()
+    ]
 
 
 def plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON can hold it."""
-    share, worst, backdoor = finite([outcome.share, outcome.worst, outcome.backdoor])
-    return {
-        "rule": outcome.rule,
-        "attack": outcome.attack,
-        "attackers": outcome.attackers,
-        "accuracy": finite(list(outcome.accuracy)),
-        "share": share,
-        "worst": worst,
-        "backdoor": backdoor,
-    }
+    shares = ("share", "worst", "backdoor")
+    values = dict(zip(shares, finite([getattr(outcome, name) for name in shares]), strict=True))
+    return asdict(outcome) | {"accuracy": finite(outcome.accuracy)} | values

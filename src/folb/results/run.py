@@ -63,18 +63,13 @@ class Run:
         return self.diverged and self.evaluated_rounds[0] == 1 and not np.isfinite(self.train_loss[0])
 
     def rounds_to(self, target: float) -> int | None:
-        """The first round that reaches `target`: its test accuracy is at least so high.
-
-        If lower is better, as for a mean squared error, it is at most so high. The methods below do the same.
-        """
+        """The first round whose test accuracy is at least `target`; if lower is better, whose error is at most that."""
         reached = np.flatnonzero(_reaches(self.judged, target, self.measure.lower))
         return int(self.evaluated_rounds[reached[0]]) if len(reached) else None
 
     def held_from(self, target: float) -> int | None:
-        """The first evaluated round from which the target is held: the mean test accuracy of that round and of the next
-        four evaluated rounds is at least `target`.
-
-        None if there is no such round; also if fewer than five rounds were evaluated.
+        """The first evaluated round from which the target is held: the mean over that round and the next four evaluated
+        ones reaches it. None if there is no such round.
         """
         return held_from(self.evaluated_rounds, self.judged, target, self.measure.lower)
 

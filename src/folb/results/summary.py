@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import mean, median, stdev
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +37,13 @@ def labels(algorithms: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def spelt(value: Any) -> str:
-    """A setting's value as labels show it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def begun(runs: Iterable[Run], labels: Iterable[str]) -> list[Run]:
+    """The runs that have an evaluated round, each with its label instead of its parameters, for a table."""
+    pairs = zip(runs, labels, strict=True)
+    return [replace(run, algorithm=label, parameters={}) for run, label in pairs if len(run.evaluated_rounds)]
 
 
 def table(
@@ -55,13 +61,13 @@ def table(
     headings += [f"final {known.short}", "best", *(other.short for other in others)]
     headings += [EPSILON, "MB up", "MB down", clock, drops, IDLE]
     rows = [_row(label, group, target, others) for label, group in labelled(runs).items()]
-    unequal = rounds is not None and any(len(run.seconds) < rounds for run in runs)
-    silent = {
-        name for i, name in enumerate(headings) if name in (drops, IDLE) and not any(float(row[i]) for row in rows)
+    said = {
+        AFTER: rounds is not None and any(len(run.seconds) < rounds for run in runs),
+        EPSILON: any(run.epsilon is not None for run in runs),
+        drops: any(float(row[-2]) for row in rows),
+        IDLE: any(float(row[-1]) for row in rows),
     }
-    silent |= set() if unequal else {AFTER}
-    silent |= set() if any(run.epsilon is not None for run in runs) else {EPSILON}
-    columns = [i for i, name in enumerate(headings) if name not in silent]
+    columns = [i for i, name in enumerate(headings) if said.get(name, True)]
     return [headings[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
@@ -70,31 +76,28 @@ SECRET = "draws and noise from the operating system, so the run cannot be replay
 
 
 def judged(runs: Sequence[Run]) -> Metric:
-    """What the runs are judged by; all of them by the same."""
     judges = dict.fromkeys(run.judged_by for run in runs)
     if len(judges) > 1:
         raise InputError("runs", list(judges), "should all be judged by the same metric: there is no table of both")
     return measure(next(iter(judges), ACCURACY))
 
 
-def metrics(runs: Sequence[Run]) -> list[Metric]:
-    """What else was measured in any of the runs."""
+def metrics(runs: Sequence[Run], asked: Sequence[str] = ()) -> list[Metric]:
+    """What else was asked for, or measured in any of the runs."""
     by = judged(runs).name
     always = [] if is_regression(by) else [ACCURACY]
-    names = dict.fromkeys(name for run in runs for name in (*always, *run.metrics))
+    names = dict.fromkeys([*always, *asked, *(name for run in runs for name in run.metrics)])
     users = {name: one for run in runs for name, one in run.shown.items()}
     return [users.get(name) or measure(name, by) for name in names if name != by]
 
 
 def after(counts: Sequence[int]) -> str:
-    """How many rounds the seeds have done, as text."""
     low, high = min(counts), max(counts)
     return f"{low:,} rounds" if low == high else f"{low:,} to {high:,} rounds"
 
 
 def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Metric]) -> list[str]:
     known = judged(group)
-    finals = [run.final for run in group]
     diverged = sum(run.diverged for run in group)
     sent = [run.bytes_to(target) for run in group]
     return [
@@ -104,7 +107,8 @@ def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Metri
         ranged([run.held_from(target) for run in group]),
         arrival([None if total is None else total / 1e6 for total in sent], ".2f"),
         arrival([run.seconds_to(target) for run in group], ".0f"),
-        _averaged(known, finals) + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
+        _averaged(known, [run.final for run in group])
+        + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
         known.text(mean(run.best for run in group)),
         *(_last(other, group) for other in others),
         "–" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
@@ -120,11 +124,11 @@ def _averaged(known: Metric, values: Sequence[float]) -> str:
     """The mean over the seeds, and how far they are spread."""
     own = known.factor * np.asarray(values, float)
     with np.errstate(invalid="ignore", over="ignore"):  # an error may be infinite
-        middle, deviation = np.mean(own), np.std(own, ddof=1) if len(own) > 1 else None
-    form = ".1f" if known.is_share else ".4g"
-    spread_form = ".1f" if known.is_share else ".0f" if 100 <= (deviation or 0) < 1e6 else ".2g"
-    spread_out = "" if deviation is None else f" ± {deviation:{spread_form}}"
-    return " ".join(filter(None, (f"{middle:{form}}{spread_out}", known.unit)))
+        middle, spread = np.mean(own), np.std(own, ddof=1) if len(own) > 1 else None
+    text = f"{middle:{'.1f' if known.is_share else '.4g'}}"
+    if spread is not None:
+        text += f" ± {spread:{'.1f' if known.is_share else '.0f' if 100 <= spread < 1e6 else '.2g'}}"
+    return f"{text} {known.unit}" if known.unit else text
 
 
 def _last(known: Metric, group: Sequence[Run]) -> str:
@@ -134,33 +138,26 @@ def _last(known: Metric, group: Sequence[Run]) -> str:
     return _averaged(known, values) if values else "–"
 
 
-def spread(shares: Sequence[float]) -> str:
-    """The standard deviation over the seeds, if there are several."""
-    return f" ± {100 * stdev(shares):.1f}" if len(shares) > 1 else ""
-
-
 def arrival(reached: Sequence[float | None], form: str = "g") -> str:
     """When the target is reached, as text: the median over the seeds, and how many never arrive."""
-    middle = median_round(reached)
-    text = "never" if math.isinf(middle) else f"{middle:{form}}"
-    missed = reached.count(None)
-    return f"{text} ({missed} of {len(reached)} never)" if missed and not math.isinf(middle) else text
+    middle, missed = median_round(reached), reached.count(None)
+    if math.isinf(middle):
+        return "never"
+    return f"{middle:{form}}" + (f" ({missed} of {len(reached)} never)" if missed else "")
 
 
 def ranged(reached: Sequence[float | None]) -> str:
     """When the target is reached, as text: the median over the seeds, and the range."""
     if len(set(reached)) == 1:
         return arrival(reached)
-    first, last = (f"{value:g}" for value in (min(filter(None, reached)), max(value or math.inf for value in reached)))
-    middle = f"{median_round(reached):g}".replace("inf", "never")
-    return f"{middle} ({first} to {last.replace('inf', 'never')})"
+    whole = [math.inf if value is None else value for value in reached]
+    return f"{median(whole):g} ({min(whole):g} to {max(whole):g})".replace("inf", "never")
 
 
 def told_apart(runs: Sequence[Run], target: float) -> str:
-    """The line that says which algorithms need the fewest rounds, and which others the seeds cannot tell from them.
+    """Which algorithms need the fewest rounds, and which others the seeds cannot tell from them; or why none is known.
 
-    If none reaches the target with most seeds, or every run does at once, it says so. Otherwise it is empty if there is
-    only one algorithm.
+    It is empty if there is only one algorithm, which reaches the target.
     """
     groups, known = labelled(runs), judged(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
@@ -196,22 +193,18 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
     opening = f"Fewest rounds to {known.goal(target)}: {', '.join(first)}{together}."
     if seeds < 2:
         return f"{opening} With one seed this says little: other seeds may say otherwise."
+    if len(first) == len(groups):
+        return opening
     # a run that never arrives counts as if it did after twice its rounds
     logs = {
         label: np.array([math.log(r or 2 * len(run.seconds)) for r, run in zip(counts[label], group, strict=True)])
         for label, group in groups.items()
     }
-    alike = [
-        label
-        for label in groups
-        if label not in first
-        and any(interval(logs[label][:seeds] - logs[best][:seeds], np.zeros(seeds)).low <= 0 for best in first)
-    ]
-    if len(first) == len(groups):
-        return opening
-    if not alike:
-        return f"{opening} With {seeds} seeds, the difference from all others is clear."
-    return f"{opening} With {seeds} seeds, the difference from {', '.join(alike)} is not clear."
+    others = [label for label in groups if label not in first]
+    pairs = ((label, logs[label][:seeds] - logs[best][:seeds]) for label in others for best in first)
+    alike = dict.fromkeys(label for label, later in pairs if interval(later, np.zeros(seeds)).low <= 0)
+    apart = f"from {', '.join(alike)} is not clear" if alike else "from all others is clear"
+    return f"{opening} With {seeds} seeds, the difference {apart}."
 
 
 def median_round(reached: Sequence[float | None]) -> float:
@@ -221,10 +214,8 @@ def median_round(reached: Sequence[float | None]) -> float:
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that JSON can hold, and the texts of others: a user's own algorithm may have any settings."""
-    return {
-        key: value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
-        for key, value in values.items()
-    }
+    known = (int, float, str, list, tuple, type(None))
+    return {key: value if isinstance(value, known) else str(value) for key, value in values.items()}
 
 
 def short(value: float, digits: int = 5) -> float | None:

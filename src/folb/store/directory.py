@@ -27,7 +27,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -36,25 +36,12 @@ from folb import atomic
 from folb.atomic import LOCK, claimed, holder, regular
 from folb.errors import InputError
 from folb.measures import ACCURACY, Metric, are_facts, is_measure, measure
+from folb.results import summary
 from folb.results.run import Run
 from folb.store import experiment_file
-from folb.store.experiment_file import (
-    COUNT,
-    NAME,
-    POSITIVE,
-    POSITIVE_NUMBER,
-    SEED,
-    SHARE,
-    TABLE,
-    TAGS,
-    TEXT,
-    TRUTH,
-    Kind,
-    check_fields,
-    many,
-)
+from folb.store.experiment_file import COUNT, NAME, POSITIVE, SEED, TABLE, TAGS, TEXT, TRUTH, Kind, many, unreadable
 from folb.store.round_lines import ROUNDS as ROUNDS
-from folb.store.round_lines import as_run, parsed
+from folb.store.round_lines import as_runs, parsed
 
 EXPERIMENT, ENVIRONMENT, RESULTS = "experiment.toml", "environment.json", "results.json"
 CURVES, CHECKPOINTS, WINNER, TRACKING = "curves.png", "checkpoints", "winner.toml", "tracking"
@@ -124,7 +111,6 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.resolve().name
 
     @property
@@ -134,7 +120,6 @@ class RunDirectory:
 
     @property
     def tags(self) -> list[str]:
-        """The user's tags."""
         return list(self.environment.get("tags", ()))
 
     @property
@@ -150,15 +135,13 @@ class RunDirectory:
 
     @property
     def experiment_text(self) -> str:
-        """The text of experiment.toml."""
         return experiment_file.read_text(self.path / EXPERIMENT)
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
         """The experiment: all keys of an experiment file."""
-        content = experiment_file.read(self.path / EXPERIMENT)
-        target = SHARE if self.measure.is_share else POSITIVE_NUMBER
-        experiment_file.check(content, f"{self.path / EXPERIMENT}: ", target)
+        content = experiment_file.read(file := self.path / EXPERIMENT)
+        experiment_file.check(content, f"{file}: ", self.measure)
         return content
 
     @property
@@ -178,12 +161,10 @@ class RunDirectory:
 
     @property
     def differs(self) -> str:
-        """Its settings that differ from the defaults."""
         return str(self.environment["differs"])
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes it."""
         return "the same flwr run, or folb deploy demo, again" if self.deployed else f"folb resume {self.handle}"
 
     @property
@@ -194,10 +175,7 @@ class RunDirectory:
         return "running" if holder(self.path) else "interrupted"
 
     def rounds(self, offset: int = 0, size: int = -1) -> tuple[list[dict[str, Any]], int]:
-        """The whole lines of rounds.jsonl from a byte offset on, and the offset after them.
-
-        With `size`, the lines within so many bytes; at least one, if there is one.
-        """
+        """The whole lines within `size` bytes from an offset on, but at least one, and the offset after them."""
         return self._rounds(offset, size) if offset or size >= 0 else self._all_rounds
 
     @cached_property
@@ -223,7 +201,7 @@ class RunDirectory:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise _unreadable(self.path / ROUNDS, error) from error
+            raise unreadable("run", self.path.name, self.path / ROUNDS, error) from error
 
     def runs(self) -> list[Run]:
         """The runs so far, without their models."""
@@ -231,10 +209,7 @@ class RunDirectory:
 
     @cached_property
     def _runs(self) -> list[Run]:
-        lines: list[list[dict[str, Any]]] = [[] for _ in self.environment["runs"]]
-        for line in self.rounds()[0]:
-            lines[line["run"]].append(line)
-        return [as_run(about, own) for about, own in zip(self.environment["runs"], lines, strict=True)]
+        return as_runs(self.environment["runs"], self.rounds()[0])
 
     def to_frame(self, kind: Literal["pandas", "polars"] | None = None) -> Any:
         """What the runs measured so far, as a data frame: `folb.to_frame` says which columns it has."""
@@ -243,63 +218,37 @@ class RunDirectory:
         return to_frame(self, kind=kind)
 
     def begun(self, runs: Sequence[Run] | None = None) -> list[Run]:
-        """The runs that have an evaluated round, for a table.
-
-        They have the labels of the whole experiment: labels made from these runs alone could differ.
-        """
-        return [
-            replace(run, algorithm=about["algorithm"], parameters={})
-            for about, run in zip(self.environment["runs"], self.runs() if runs is None else runs, strict=True)
-            if len(run.evaluated_rounds)
-        ]
+        """The runs that have an evaluated round, labelled as in the whole experiment: their own labels could differ."""
+        labels = [about["algorithm"] for about in self.environment["runs"]]
+        return summary.begun(self.runs() if runs is None else runs, labels)
 
 
 JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
 # the fields of environment.json, and those that only some runs have
-FIELDS = dict.fromkeys(
-    ("folb", "jax", "device", "command", "started", "note", "identity", "carrier", "differs"), TEXT
-) | {"devices": COUNT, "accelerators": POSITIVE, "stream": TRUTH, "keep_model": TRUTH}
-OTHER_FIELDS = {
-    "name": NAME,
-    "tags": TAGS,
-    "device_names": many(TEXT),
-    "class_names": many(TEXT),
-}
+FIELDS = dict.fromkeys(("folb", "jax", "device", "command", "started", "note", "identity", "carrier", "differs"), TEXT)
+FIELDS |= {"devices": COUNT, "accelerators": POSITIVE, "stream": TRUTH, "keep_model": TRUTH}
+OTHER_FIELDS = {"name": NAME, "tags": TAGS, "device_names": many(TEXT), "class_names": many(TEXT)}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED, "parameters": TABLE, "judged_by": JUDGED}
 OTHERS_OF_A_RUN = {"metrics": Kind(are_facts, "should be how users' own metrics are shown")}
 
 
 def read(path: Path) -> RunDirectory:
-    """The run directory at `path`."""
+    file = path / ENVIRONMENT
     try:
-        content = json.loads(regular(path / ENVIRONMENT).read_bytes())
+        content = json.loads(regular(file).read_bytes())
         json.dumps(content, ensure_ascii=False).encode()  # fails if a text cannot be printed
     except FileNotFoundError as error:
         if _is_set_aside(path):
             expected = f"is in {path / REPLACED}: its replacement was killed; folb resume {path} brings it back"
             raise InputError("run", path.name, expected) from error
-        raise InputError("run", path.name, f"is not a run: there is no {path / ENVIRONMENT}") from error
+        raise InputError("run", path.name, f"is not a run: there is no {file}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path / ENVIRONMENT, error) from error
-    if not isinstance(content, dict):
-        raise InputError(str(path / ENVIRONMENT), content, "should be a table, as folb wrote it")
-    where = f"{path / ENVIRONMENT}: "
-    check_fields(where, content, FIELDS, OTHER_FIELDS)
-    if not isinstance(content.get("runs"), list):
-        raise InputError(f"{where}runs", content.get("runs"), "should be a list")
-    for i, run in enumerate(content["runs"]):
-        if not isinstance(run, dict):
-            raise InputError(f"{where}runs[{i}]", run, "should be a table")
-        check_fields(f"{where}runs[{i}].", run, OF_A_RUN, OTHERS_OF_A_RUN)
+        raise unreadable("run", path.name, file, error) from error
+    experiment_file.check_with_runs(str(file), content, FIELDS, OTHER_FIELDS, OF_A_RUN, OTHERS_OF_A_RUN)
     return RunDirectory(path, content)
 
 
-def _unreadable(file: Path, error: Exception) -> InputError:
-    return InputError("run", file.parent.name, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
-
-
 def is_run(path: Path) -> bool:
-    """Whether folb made this directory."""
     with contextlib.suppress(InputError):
         return bool(read(path))
     return False
@@ -313,7 +262,7 @@ def leave(path: Path, results: Mapping[str, Any], picture: bytes) -> None:
 
 DIRECTORIES = (CHECKPOINTS, TRACKING)
 FILES = (RESULTS, ROUNDS, CURVES, MODEL, WINNER, EXPERIMENT, ENVIRONMENT)
-PARTS = (*DIRECTORIES, *(name for name in FILES if name != ENVIRONMENT))
+PARTS = (*DIRECTORIES, *FILES)  # the environment is the last
 
 
 def clear(path: Path) -> None:
@@ -340,12 +289,11 @@ def set_aside(path: Path) -> None:
         shutil.rmtree(path / REPLACED, ignore_errors=True)
         (path / REPLACED).mkdir()
         # the environment first: if this process is killed, a directory without one says that the run is set aside
-        _move(path, path / REPLACED, (ENVIRONMENT, *PARTS))
+        _move(path, path / REPLACED, PARTS[::-1])
     _clear(path)
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether there is a recorded round."""
     return (path / ROUNDS).is_file() and (path / ROUNDS).stat().st_size > 0
 
 
@@ -374,12 +322,12 @@ def restore(path: Path) -> None:
 def _is_set_aside(path: Path) -> bool:
     with contextlib.suppress(OSError):  # there is no such directory, or it is another user's
         there = {entry.name for entry in (path / REPLACED).iterdir()}
-        return ENVIRONMENT in there and there <= {ENVIRONMENT, *PARTS} and not (path / ENVIRONMENT).exists()
+        return ENVIRONMENT in there and there <= set(PARTS) and not (path / ENVIRONMENT).exists()
     return False
 
 
 def _bring_back(path: Path) -> None:
-    _move(path / REPLACED, path, (*PARTS, ENVIRONMENT))
+    _move(path / REPLACED, path, PARTS)
     with contextlib.suppress(OSError):  # something else is in it
         (path / REPLACED).rmdir()
 
@@ -391,14 +339,11 @@ def _move(path: Path, to: Path, names: Sequence[str]) -> None:
 
 
 def check_own(path: Path, again: bool) -> None:
-    """Raise an `InputError` if the directory is not a run, but has a file that looks like part of one.
-
-    With `again` a damaged run may be replaced, if the directory has nothing but parts of a run.
-    """
+    """Raise if the directory is not a run, but has what looks like part of one; `again` may replace nothing else."""
     if path.resolve() == home().resolve():
         raise InputError("out", str(path), "holds the run directories; choose a directory inside it")
     present = {entry.name for entry in path.iterdir()} - {LOCK}
-    names = {*DIRECTORIES, *FILES, REPLACED}
+    names = {*PARTS, REPLACED}
     if (alike := sorted(present & names)) and (not again or present - names):
         raise InputError("out", str(path), f"has {alike[0]}, but is not a run of folb; choose another directory")
 

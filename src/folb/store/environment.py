@@ -56,19 +56,17 @@ def about_runs(
     users = facts(metrics)
     known = [(algorithm.name, algorithm.settings) for algorithm in algorithms]
     return [
-        {"algorithm": label, "name": name, "seed": seed, "parameters": parameters, "judged_by": judged_by}
+        {"algorithm": label, "name": name, "seed": seed, "parameters": summary.plain(settings), "judged_by": judged_by}
         | ({"metrics": users} if users else {})
         for label, (name, settings) in zip(summary.labels(known), known, strict=True)
-        for parameters in [summary.plain(settings)]
         for seed in seeds
     ]
 
 
 def memory() -> int:
-    """The memory that the device may use, in bytes; for a CPU, the machine's.
+    """The memory that the device may use, in bytes, but in whole GiB; for a CPU, the machine's.
 
-    In whole GiB: the memory decides how many runs are stacked, and another stack is another program, whose results may
-    differ in the last digit. A page more or less should not matter.
+    It decides how many runs are stacked; another stack is another program, whose results may differ in the last digit.
     """
     stats = jax.local_devices()[0].memory_stats()
     available = stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -111,5 +109,4 @@ def give_name(path: Path, given: Mapping[str, Any]) -> None:
 
 
 def write_environment(path: Path, environment: Mapping[str, Any]) -> None:
-    """Write environment.json."""
     atomic.replace(path / ENVIRONMENT, (json.dumps(environment, indent=1) + "\n").encode())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from folb.atomic import regular
 from folb.errors import SINGLE, InputError
+from folb.measures import Metric
 
 
 class Kind(NamedTuple):
@@ -26,15 +26,12 @@ class Kind(NamedTuple):
 
 
 def whole(low: int, high: int) -> Kind:
-    """A whole number from `low` to `high`."""
     return Kind(
-        lambda value: type(value) is int and low <= value <= high,
-        f"should be a whole number from {low} to {high}",
+        lambda value: type(value) is int and low <= value <= high, f"should be a whole number from {low} to {high}"
     )
 
 
 def number(low: float, high: float) -> Kind:
-    """A number from `low` to `high`, and not NaN."""
     return Kind(
         lambda value: type(value) in (int, float) and low <= value <= high,
         f"should be a number from {low:g} to {high:g}",
@@ -47,25 +44,14 @@ def optional(kind: Kind) -> Kind:
 
 
 def many(kind: Kind) -> Kind:
-    """A list of them."""
     return Kind(
         lambda value: isinstance(value, list | tuple) and all(map(kind.holds, value)),
         f"should be a list, and each entry {kind.expected}",
     )
 
 
-def is_text(value: Any) -> bool:
-    """Whether it is a text that can be printed: JSON can hold halves of characters."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-TEXT = Kind(is_text, "should be a text")
+# one that can be printed: JSON can hold halves of characters
+TEXT = Kind(lambda value: isinstance(value, str) and not re.search("[\ud800-\udfff]", value), "should be a text")
 # what a user calls a run goes to terminals and pages as it is: no control characters, escapes or line breaks
 NAME = Kind(
     lambda value: isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable() and value == value.strip(),
@@ -82,43 +68,49 @@ TRUTH = Kind(lambda value: isinstance(value, bool), "should be true or false")
 COUNT = whole(0, 2**31 - 1)  # of devices or of rounds
 POSITIVE = whole(1, 2**31 - 1)
 EVALUATE = Kind(lambda value: value == "all" or POSITIVE.holds(value), f"{POSITIVE.expected}, or all")
-SHARE = Kind(lambda value: type(value) in (int, float) and 0 < value <= 1, "should be more than 0 and at most 1")
-POSITIVE_NUMBER = Kind(
-    lambda value: type(value) in (int, float) and 0 < value <= SINGLE, "should be more than 0, and finite"
-)
-SIZE = whole(0, sys.maxsize)  # in bytes
+SHARE = Kind(lambda value: number(0, 1).holds(value) and value > 0, "should be more than 0 and at most 1")
+POSITIVE_NUMBER = Kind(lambda value: number(0, SINGLE).holds(value) and value > 0, "should be more than 0, and finite")
 SEED = whole(0, 2**32 - 1)
 
 
-def check_fields(where: str, content: Mapping[str, Any], kinds: Mapping[str, Kind], given: Mapping[str, Kind]) -> None:
+RUNS = Kind(lambda value: isinstance(value, list), "should be a list")
+Kinds = Mapping[str, Kind]
+
+
+def check_fields(where: str, content: Mapping[str, Any], kinds: Kinds, given: Kinds) -> None:
     """Raise an `InputError` that names a wrong field. Fields of `kinds` must be there; fields of `given` may be."""
     for name, kind in {**kinds, **given}.items():
         if (name in kinds or name in content) and not kind.holds(content.get(name)):
             raise InputError(f"{where}{name}", content.get(name), kind.expected)
 
 
+def check_with_runs(
+    where: str, content: Any, kinds: Kinds, given: Kinds, of_a_run: Kinds, others_of_a_run: Kinds
+) -> None:
+    """The same for a JSON text that describes runs."""
+    if not isinstance(content, dict):
+        raise InputError(where, content, "should be a table with a list of runs, as folb wrote it")
+    check_fields(f"{where}: ", content, {**kinds, "runs": RUNS}, given)
+    for i, run in enumerate(content["runs"]):
+        if not isinstance(run, dict):
+            raise InputError(f"{where}: runs[{i}]", run, TABLE.expected)
+        check_fields(f"{where}: runs[{i}].", run, of_a_run, others_of_a_run)
+
+
 DEEPEST = 20
 REPEAT = "folb run this file to repeat the comparison"
 # the fields of every file that folb writes
-FIELDS = {
-    "dataset": TEXT,
-    "model": TEXT,
-    "system": TEXT,
-    "objective": TEXT,
-    "algorithms": many(TEXT),
-    "rounds": POSITIVE,
-    "seeds": many(SEED),
-    "target": SHARE,
-    "evaluate_every": POSITIVE,
-    "records": TRUTH,
-}
+FIELDS = dict.fromkeys(("dataset", "model", "system", "objective"), TEXT)
+FIELDS |= {"algorithms": many(TEXT), "rounds": POSITIVE, "seeds": many(SEED)}
+FIELDS |= {"evaluate_every": POSITIVE, "records": TRUTH}
+OTHER_FIELDS = {"evaluate": EVALUATE, "device_samples": POSITIVE, "metrics": many(TEXT), "set": TABLE}
+OTHER_FIELDS |= {"box": TABLE, "points": POSITIVE, "box_seed": SEED}
 
 
-def check(content: Mapping[str, Any], where: str = "", target: Kind = SHARE) -> None:
+def check(content: Mapping[str, Any], where: str, judged_by: Metric) -> None:
     """Raise an `InputError` that names the field, unless this is a complete experiment, as folb writes it."""
-    sizes = {"evaluate": EVALUATE, "device_samples": POSITIVE, "metrics": many(TEXT)}
-    given = sizes | {"set": TABLE, "box": TABLE, "points": POSITIVE, "box_seed": SEED}
-    check_fields(where, content, FIELDS | {"target": target}, given)
+    target = SHARE if judged_by.is_share else POSITIVE_NUMBER
+    check_fields(where, content, {**FIELDS, "target": target}, OTHER_FIELDS)
 
 
 def to_text(content: Mapping[str, Any], note: str = "", about: str = REPEAT) -> str:
@@ -156,7 +148,7 @@ def read_text(path: Path, piped: bool = False) -> str:
     try:
         return (path if piped else regular(path)).read_bytes().decode()
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable("experiment", path.name, path, error) from error
 
 
 def read(path: Path, piped: bool = False) -> dict[str, Any]:
@@ -165,7 +157,7 @@ def read(path: Path, piped: bool = False) -> dict[str, Any]:
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable("experiment", path.name, path, error) from error
     if _deeper(content, DEEPEST):
         raise InputError("experiment", path.name, f"{path} should have tables and lists of at most {DEEPEST} levels")
     return content
@@ -177,5 +169,6 @@ def _deeper(content: Any, levels: int) -> bool:
     return levels < 0 or any(_deeper(value, levels - 1) for value in inner)
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError("experiment", path.name, f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
+def unreadable(field: str, name: str, file: Path, error: Exception) -> InputError:
+    """The error for a file that the system, or a parser, does not read."""
+    return InputError(field, name, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")

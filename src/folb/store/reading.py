@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from importlib import import_module
@@ -48,22 +49,15 @@ def to_frame(runs: Source | Iterable[Source], *, kind: Kind | None = None) -> An
     return make({column: values.tolist() if values.dtype == object else values for column, values in whole.items()})
 
 
-COLUMNS = (
-    *("run", "algorithm", "seed", "round", "test_accuracy", "train_loss"),
-    *("bytes_up", "bytes_down", "seconds"),
-)
+COLUMNS = ("run", "algorithm", "seed", "round", "test_accuracy", "train_loss", "bytes_up", "bytes_down", "seconds")
 
 
 def _library(kind: Kind | None) -> Any:
-    if kind is not None:
-        choose("kind", kind, get_args(Kind))
-    for name in get_args(Kind) if kind is None else (kind,):
-        try:
+    names = get_args(Kind) if kind is None else (choose("kind", kind, get_args(Kind)),)
+    for name in names:
+        with contextlib.suppress(ImportError):
             return import_module(name)
-        except ImportError:
-            continue
-    wanted = kind or " or ".join(get_args(Kind))
-    raise InputError("to_frame", kind, f"needs {wanted}: pip install {kind or 'pandas'}")
+    raise InputError("to_frame", kind, f"needs {' or '.join(names)}: pip install {names[0]}")
 
 
 def _labelled(runs: Source | Iterable[Source]) -> Iterator[tuple[str | None, str, Run]]:

@@ -9,7 +9,9 @@ import json
 import math
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,61 +23,48 @@ from folb.errors import SINGLE
 from folb.measures import ACCURACY, PLAIN, as_shown, is_measure, is_regression
 from folb.results import summary
 from folb.results.run import Run
-from folb.store.experiment_file import COUNT, POSITIVE, SIZE, TEXT, TRUTH, Kind, many, number, optional
+from folb.store.experiment_file import COUNT, POSITIVE, TEXT, TRUTH, many, number, optional, whole
 from folb.typing import NDArray
 
 ROUNDS = "rounds.jsonl"
 LONGEST_ROUND = 1e18  # simulated seconds: longer than any run; a sum of them is finite
 FINITE = optional(number(-SINGLE, SINGLE))
-TROUBLE = Kind(
-    lambda value: (
-        isinstance(value, list)
-        and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-        and all(optional(COUNT).holds(device) and TEXT.holds(reason) for device, reason in value)
-    ),
-    "should be a list of devices and reasons",
-)
-# what every line has
-ALWAYS = {
-    "run": COUNT,
-    "round": POSITIVE,
-    "bytes_up": SIZE,
-    "bytes_down": SIZE,
-    "seconds": optional(number(0, LONGEST_ROUND)),
-    "updated": TRUTH,
-    "lost": COUNT,
-}
-# what the line of some rounds has: evaluated ones, those with recorded devices, those with failures
-SOMETIMES = {
-    "test_accuracy": optional(number(-1e30, 1e30)),
-    "train_loss": FINITE,
-    "metrics": Kind(
-        lambda value: (
-            isinstance(value, dict) and all(map(PLAIN.fullmatch, value)) and all(map(FINITE.holds, value.values()))
-        ),
-        "should be metrics and their values",
-    ),
-    "devices": many(COUNT),
-    "times": many(COUNT),
-    "weights": many(FINITE),
-    "gamma": many(FINITE),
-    "own": many(FINITE),
-    "attack": Kind(
-        lambda value: isinstance(value, list) and len(value) == 3 and all(map(FINITE.holds, value)),
-        "should be three numbers",
-    ),
-    "epsilon": number(0, SINGLE),
-    "lost_devices": many(COUNT),
-    "rejected_devices": many(COUNT),
-    "refused": TROUBLE,
-    "failed": TROUBLE,
-    "shortened": TROUBLE,
-    "length": number(0, SINGLE),
-    "abandoned": TEXT,
-}
-CURVES = ("test_accuracy", "train_loss")  # of evaluated rounds
-PER_DEVICE = ("times", "weights", "gamma", "own")
 AMONG_DEVICES = ("lost_devices", "rejected_devices")
+PER_DEVICE = ("times", "weights", "gamma", "own")
+
+
+def _is_trouble(value: Any) -> bool:
+    """Whether it is a list of devices and reasons."""
+    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+    return pairs and all(optional(COUNT).holds(device) and TEXT.holds(reason) for device, reason in value)
+
+
+def _is_measured(value: Any) -> bool:
+    """Whether these are metrics and their values."""
+    named = isinstance(value, dict) and all(map(PLAIN.fullmatch, value))
+    return named and all(map(FINITE.holds, value.values()))
+
+
+# what every line has, and checks of it
+ALWAYS = {
+    **dict.fromkeys(("run", "lost"), COUNT.holds),
+    **dict.fromkeys(("bytes_up", "bytes_down"), whole(0, sys.maxsize).holds),
+    "round": POSITIVE.holds,
+    "seconds": optional(number(0, LONGEST_ROUND)).holds,
+    "updated": TRUTH.holds,
+}
+# what some lines have: those of evaluated rounds, with recorded devices, with failures
+SOMETIMES: dict[str, Callable[[Any], bool]] = {
+    "test_accuracy": optional(number(-1e30, 1e30)).holds,
+    "train_loss": FINITE.holds,
+    "metrics": _is_measured,
+    **dict.fromkeys(("devices", "times", *AMONG_DEVICES), many(COUNT).holds),
+    **dict.fromkeys(("weights", "gamma", "own"), many(FINITE).holds),
+    "attack": lambda value: many(FINITE).holds(value) and len(value) == 3,
+    **dict.fromkeys(("epsilon", "length"), number(0, SINGLE).holds),
+    **dict.fromkeys(("refused", "failed", "shortened"), _is_trouble),
+    "abandoned": TEXT.holds,
+}
 
 
 def parsed(raw: bytes, runs: int) -> dict[str, Any] | None:
@@ -84,23 +73,20 @@ def parsed(raw: bytes, runs: int) -> dict[str, Any] | None:
         line = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and _is_sound(line, runs) else None
-
-
-def _is_sound(line: dict[str, Any], runs: int) -> bool:
-    return (
-        all(name in line and kind.holds(line[name]) for name, kind in ALWAYS.items())
+    sound = (
+        isinstance(line, dict)
+        and all(name in line and holds(line[name]) for name, holds in ALWAYS.items())
         and line["run"] < runs
-        and all(kind.holds(line[name]) for name, kind in SOMETIMES.items() if name in line)
+        and all(holds(line[name]) for name, holds in SOMETIMES.items() if name in line)
         and _devices_match(line)
     )
+    return line if sound else None
 
 
 def _devices_match(line: dict[str, Any]) -> bool:
     """Whether the fields about devices have a value for each of `devices`, and for no others."""
-    if "devices" not in line:
+    if (devices := line.get("devices")) is None:
         return not any(name in line for name in (*PER_DEVICE, *AMONG_DEVICES))
-    devices = line["devices"]
     return (
         all(name in line for name in ("times", *AMONG_DEVICES))
         and all(len(line[name]) == len(devices) for name in PER_DEVICE if name in line)
@@ -118,7 +104,6 @@ def trouble(line: dict[str, Any]) -> Iterator[str]:
 
 
 def is_evaluated(line: dict[str, Any]) -> bool:
-    """Whether the model was evaluated after this round."""
     return "test_accuracy" in line or "metrics" in line
 
 
@@ -128,20 +113,29 @@ def judged(line: dict[str, Any], by: str) -> float | None:
     return None if value is None else float(value)
 
 
+def by_run(lines: Iterable[dict[str, Any]], runs: int) -> list[list[dict[str, Any]]]:
+    """The lines of each of so many runs."""
+    own: list[list[dict[str, Any]]] = [[] for _ in range(runs)]
+    for line in lines:
+        own[line["run"]].append(line)
+    return own
+
+
+def as_runs(about_runs: Sequence[dict[str, Any]], lines: Iterable[dict[str, Any]]) -> list[Run]:
+    """The runs that environment.json lists, from the lines of all of them."""
+    return list(map(as_run, about_runs, by_run(lines, len(about_runs))))
+
+
 def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     """The lines of one run, without its model."""
     evaluated = [line for line in lines if is_evaluated(line)]
     measured = [line.get("metrics", {}) for line in evaluated]
-    judged_by = about["judged_by"]
-    users = as_shown(about.get("metrics", ()))
-    given = [name for own in measured for name in own if name in users or is_measure(name)]
+    judged_by, users = about["judged_by"], as_shown(about.get("metrics", ()))
+    given = (name for name in chain(*measured) if name in users or is_measure(name))
     names = dict.fromkeys([*([judged_by] if judged_by != ACCURACY else []), *given])
 
     def column(name: str, rows: list[dict[str, Any]], kind: type) -> Any:
-        return np.array([math.nan if row[name] is None else row[name] for row in rows], kind)
-
-    def with_none(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{name: None} | row for row in rows]
+        return np.array([math.nan if row.get(name) is None else row[name] for row in rows], kind)
 
     def per_device(name: str, kind: type) -> Any:
         """[rounds, K]; zeros fill up a round with fewer distinct devices, NaN a round without this value."""
@@ -157,29 +151,26 @@ def as_run(about: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     recorded += ["own"] if any("own" in line for line in lines) else []
     records: dict[str, Any] = {name: per_device(name, np.float32) for name in recorded}
     if any("epsilon" in line for line in lines):
-        records["epsilon"] = column("epsilon", with_none("epsilon", lines), float)
-    devices, times = per_device("devices", np.int32), per_device("times", np.int32)
+        records["epsilon"] = column("epsilon", lines, float)
+    devices = per_device("devices", np.int32)
     lost = np.zeros(devices.shape, bool)
-    for row, line in zip(lost, lines, strict=True):
-        for k in line.get("lost_devices", []):
-            row[line["devices"].index(k)] = True
+    for n, line in enumerate(lines):
+        lost[n, [line["devices"].index(k) for k in line.get("lost_devices", [])]] = True
     return Run(
         algorithm=about["name"],
         parameters=about["parameters"],
         seed=about["seed"],
         evaluated_rounds=column("round", evaluated, int),
-        test_accuracy=column("test_accuracy", with_none("test_accuracy", evaluated), np.float32),
-        train_loss=column("train_loss", with_none("train_loss", evaluated), np.float32),
+        **{name: column(name, evaluated, np.float32) for name in ("test_accuracy", "train_loss")},
         loss_measured=not evaluated or "train_loss" in evaluated[-1],
-        bytes_up=column("bytes_up", lines, np.int64),
-        bytes_down=column("bytes_down", lines, np.int64),
+        **{name: column(name, lines, np.int64) for name in ("bytes_up", "bytes_down")},
         seconds=column("seconds", lines, np.float32),
         devices=devices,
-        times=times,
+        times=per_device("times", np.int32),
         lost=lost,
         updated=column("updated", lines, bool),
         records=records,
-        metrics={name: column(name, with_none(name, measured), np.float32) for name in names},
+        metrics={name: column(name, measured, np.float32) for name in names},
         shown=users,
         judged_by=judged_by,
     )
@@ -191,8 +182,6 @@ class Recorder:
     def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
         self.path, self.runs = path, runs
         self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
-        # a model that predicts numbers has no accuracy
-        self.curves = [("train_loss",) if is_regression(run["judged_by"]) else CURVES for run in runs]
         self.altered = False  # whether a recorded line differs from what the round gave
         file = path / ROUNDS
         content = regular(file).read_bytes() if file.exists() else b""
@@ -215,17 +204,25 @@ class Recorder:
         new = {i: lines[max(0, len(self.known[i]) + 1 - first) :] for i, lines in whole.items()}
         for i, lines in whole.items():
             self.altered |= any(map(operator.ne, self.known[i][first - 1 :], map(hash, lines)))
-        atomic.write(self.handle, b"".join(line for lines in new.values() for line in lines))
+        atomic.write(self.handle, b"".join(chain(*new.values())))
         for i, lines in new.items():
             self.known[i].extend(map(hash, lines))
 
     def _lines(self, i: int, first: int, part: Run) -> list[bytes]:
         about, seconds, lines = self.runs[i], _short(part.seconds), []
-        evaluated = dict(zip(part.evaluated_rounds.tolist(), _evaluations(part, self.curves[i]), strict=True))
+        # a model that predicts numbers has no accuracy
+        names = ["train_loss"] if is_regression(about["judged_by"]) else ["test_accuracy", "train_loss"]
+        curves = {name: _short(getattr(part, name)) for name in names}
+        metrics = {name: _short(values) for name, values in part.metrics.items()}
+        places = {t: at for at, t in enumerate(part.evaluated_rounds.tolist())}
         for n in range(len(seconds)):
             line = {"run": i, "algorithm": about["algorithm"], "seed": about["seed"], "round": first + n}
-            if first + n in evaluated:
-                line |= evaluated[first + n]
+            records = dict(part.records)
+            if (at := places.get(first + n)) is None:
+                records.pop("own", None)
+            else:
+                line |= {name: values[at] for name, values in curves.items()}
+                line |= {"metrics": {name: values[at] for name, values in metrics.items()}} if metrics else {}
             line |= {
                 "bytes_up": int(part.bytes_up[n]),
                 "bytes_down": int(part.bytes_down[n]),
@@ -233,22 +230,22 @@ class Recorder:
                 "updated": bool(part.updated[n]),
                 "lost": int(part.lost[n].sum()),
             }
-            records = dict(part.records)
-            if first + n not in evaluated:
-                records.pop("own", None)
             if (gained := records.pop("attack", None)) is not None:
                 line["attack"] = _short(gained[n])
             if (spent := records.pop("epsilon", None)) is not None:
                 line["epsilon"] = summary.short(float(spent[n]), 6)
-            if records:
-                line |= _of_devices(part, n, records)
+            if records:  # of each distinct device
+                chosen = (part.times[n] > 0) | part.lost[n]
+                line |= {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
+                line |= {name: _short(values[n][chosen]) for name, values in records.items()}
+                line |= {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}
             lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
         return lines
 
     def finish(self, runs: Sequence[Run]) -> None:
         """Rewrite the file if a line was altered after it was recorded."""
         if self.altered:
-            whole = [line for i, run in enumerate(runs) for line in self._lines(i, 1, run)]
+            whole = chain.from_iterable(self._lines(i, 1, run) for i, run in enumerate(runs))
             atomic.replace(self.path / ROUNDS, b"".join(whole))
 
     def __enter__(self) -> Recorder:
@@ -261,26 +258,9 @@ class Recorder:
             os.close(self.handle)
 
 
-def _evaluations(part: Run, curves: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What each evaluated round measured."""
-    columns = {name: _short(getattr(part, name)) for name in curves}
-    metrics = {name: _short(values) for name, values in part.metrics.items()}
-    for i in range(len(part.evaluated_rounds)):
-        measured: dict[str, Any] = {name: values[i] for name, values in columns.items()}
-        yield measured | ({"metrics": {name: values[i] for name, values in metrics.items()}} if metrics else {})
-
-
 def _short(values: NDArray) -> list[float | None]:
     """Single precision in the fewest digits that tell it from all others: 0.1, and not 0.10000000149011612.
 
     A value that is not finite becomes null.
     """
     return [float(str(value)) if math.isfinite(value) else None for value in values]
-
-
-def _of_devices(part: Run, n: int, records: dict[str, NDArray]) -> dict[str, Any]:
-    """The record of each distinct device of round n."""
-    chosen = (part.times[n] > 0) | part.lost[n]
-    fields: dict[str, Any] = {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
-    fields |= {name: _short(values[n][chosen]) for name, values in records.items()}
-    return fields | {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}

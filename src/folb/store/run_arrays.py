@@ -1,8 +1,7 @@
 """The arrays that a run leaves in files: where it left off, and the models that it ended with.
 
-Files NUMBER-ROUND.checkpoint say where each program of stacked runs left off.
-A checkpoint is an npz followed by its SHA-256. The last few are kept: a damaged one is skipped, and the one before it
-is used. A checkpoint of another simulation is never used.
+Files NUMBER-ROUND.checkpoint say where each program of stacked runs left off: an npz followed by its SHA-256. The last
+few are kept: a damaged one is skipped, and the one before it is used. One of another simulation is never used.
 
 model.npz has the models, and what is needed to use them. Array `3/first.weight` is the leaf `first.weight` of run 3.
 `about` is a JSON text: the model's name and settings, the shape of a sample, the classes, and the runs.
@@ -26,7 +25,7 @@ import numpy as np
 from folb import atomic, npz
 from folb.atomic import regular
 from folb.errors import InputError
-from folb.store.experiment_file import SEED, TABLE, TEXT, Kind, check_fields, many, whole
+from folb.store.experiment_file import POSITIVE, SEED, TABLE, TEXT, Kind, check_with_runs, many
 from folb.typing import Params
 
 KEPT = 3
@@ -63,37 +62,38 @@ def checkpoints(directory: Path, number: int) -> list[Path]:
 
 def load_checkpoint(directory: Path, number: int, mark: str, like: Any) -> tuple[int, Any] | None:
     """The t and the tree of the latest sound checkpoint, in the structure of `like`; None if there is none."""
-    count, others = len(jax.tree.leaves(like)), 0
+    wanted, structure = jax.tree.flatten(like)
+    others = False
     for path in checkpoints(directory, number):
         try:
             content = regular(path).read_bytes()
         except OSError as error:
             log.warning("%s cannot be read (%s); trying the one before", path, error.strerror)
             continue
-        body, digest = content[:-32], content[-32:]
-        if hashlib.sha256(body).digest() != digest:
+        body = content[:-32]
+        if hashlib.sha256(body).digest() != content[-32:]:
             log.warning("%s is damaged; trying the one before", path)
             continue
         arrays = np.load(io.BytesIO(body), allow_pickle=False)
         if str(arrays["mark"]) != mark:
-            others += 1
+            others = True
             continue
-        names = [name for name in arrays if name.startswith("leaf")]
-        if len(names) != count:  # another version of folb saved a different state
-            log.warning("%s has %d arrays, but should have %d; trying the one before", path, len(names), count)
+        count = len(arrays.files) - 2  # besides mark and t
+        if count != len(wanted):  # another version of folb saved a different state
+            log.warning("%s has %d arrays, but should have %d; trying the one before", path, count, len(wanted))
             continue
-        leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
-        return int(arrays["t"]), jax.tree.unflatten(jax.tree.structure(like), leaves)
+        leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(wanted)]
+        return int(arrays["t"]), jax.tree.unflatten(structure, leaves)
     if others:
-        log.warning(
-            "%s: not resumed from, because another program wrote it: the code of a part may have changed", directory
-        )
+        why = "because another program wrote it: the code of a part may have changed"
+        log.warning("%s: not resumed from, %s", directory, why)
     return None
 
 
 def _typed(array: Any, like: Any) -> Any:
     """The array with the type of `like`, if NumPy's format does not know it, such as bfloat16."""
-    return array.view(like.dtype) if array.dtype.kind == "V" else array
+    unknown = array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(like.dtype).itemsize
+    return array.view(like.dtype) if unknown else array
 
 
 ABOUT = "about"
@@ -102,10 +102,10 @@ OF_A_MODEL = {
     "model": TEXT,
     "settings": TABLE,
     "shape": Kind(
-        lambda value: many(whole(1, 2**31 - 1)).holds(value) and len(value) <= DIMENSIONS,
+        lambda value: many(POSITIVE).holds(value) and len(value) <= DIMENSIONS,
         f"should be a list of at most {DIMENSIONS} whole numbers of at least 1",
     ),
-    "classes": whole(1, 2**31 - 1),  # 1: a number to predict
+    "classes": POSITIVE,  # 1: a number to predict
 }
 SOMETIMES = {"class_names": many(TEXT), "sha256": TEXT}
 OF_A_RUN = {"algorithm": TEXT, "name": TEXT, "seed": SEED}
@@ -124,9 +124,8 @@ def leaves(model: Params) -> dict[str, Any]:
     pairs = jax.tree_util.tree_flatten_with_path(model)[0]
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in pairs}
     if len(named) < len(pairs):
-        raise InputError(
-            "model: names", sorted(named), "should still differ when nested names are joined by dots, as in a.b"
-        )
+        expected = "should still differ when nested names are joined by dots, as in a.b"
+        raise InputError("model: names", sorted(named), expected)
     return named
 
 
@@ -151,13 +150,7 @@ def read_about(path: Path) -> dict[str, Any]:
         json.dumps(about, ensure_ascii=False).encode()  # fails if a text cannot be printed
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {ABOUT}", str(error), "should be JSON") from error
-    if not isinstance(about, dict) or not isinstance(about.get("runs"), list):
-        raise InputError(f"{path}: {ABOUT}", about, "should be a table with a list of runs")
-    check_fields(f"{path}: ", about, OF_A_MODEL, SOMETIMES)
-    for i, run in enumerate(about["runs"]):
-        if not isinstance(run, dict):
-            raise InputError(f"{path}: runs[{i}]", run, "should be a table")
-        check_fields(f"{path}: runs[{i}].", run, OF_A_RUN, {})
+    check_with_runs(str(path), about, OF_A_MODEL, SOMETIMES, OF_A_RUN, {})
     if "class_names" in about and len(about["class_names"]) != about["classes"]:
         raise InputError(f"{path}: class_names", len(about["class_names"]), f"should be {about['classes']} names")
     return about
@@ -168,9 +161,7 @@ def read_model(path: Path, run: int | None, like: Params) -> Params:
     wanted = leaves(like)
     arrays = npz.arrays(path, [name if run is None else f"{run}/{name}" for name in wanted])
     for place, leaf in zip(arrays, wanted.values(), strict=True):
-        array = arrays[place]
-        if array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(leaf.dtype).itemsize:
-            array = arrays[place] = array.view(leaf.dtype)  # such as bfloat16, whose name npz does not know
+        array = arrays[place] = _typed(arrays[place], leaf)
         if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
             expected = f"should be {np.dtype(leaf.dtype)} of shape {leaf.shape}, as the model has it"
             raise InputError(f"{path}: {place}", f"{array.dtype} of shape {array.shape}", expected)

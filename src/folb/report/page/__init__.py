@@ -16,17 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 # each uses what comes before it
-SCRIPTS = (
-    "elements.js",
-    "address.js",
-    "downloads.js",
-    "runs.js",
-    "results.js",
-    "curves.js",
-    "device.js",
-    "devices.js",
-    "page.js",
-)
+SCRIPTS = ("elements", "address", "downloads", "runs", "results", "curves", "device", "devices", "page")
+INTERPRETED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})  # by HTML, also within JSON
 
 
 def render(view: dict[str, Any], live: bool = False) -> str:
@@ -35,9 +26,9 @@ def render(view: dict[str, Any], live: bool = False) -> str:
         "policy": policy(live),
         # a directory's name may hold bytes that are not text
         "title": escape(str(view["title"]).encode("utf-8", "replace").decode()),
-        "style": _style(),
+        "style": _read("page.css"),
         "script": _script(),
-        "view": _embedded(view),
+        "view": json.dumps(view, allow_nan=False, separators=(",", ":")).translate(INTERPRETED),
     }
     # in one pass, so that inserted text is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
@@ -45,23 +36,13 @@ def render(view: dict[str, Any], live: bool = False) -> str:
 
 def policy(live: bool) -> str:
     """The content-security policy: this script, this style, pictures it made itself, and for a live page its server."""
-    rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_style())}"]
+    rules = ["default-src 'none'", f"script-src {_sha256(_script())}", f"style-src {_sha256(_read('page.css'))}"]
     rules.append("img-src blob:")  # to make a png of an svg
     return "; ".join([*rules, *(["connect-src 'self'"] if live else []), "base-uri 'none'", "form-action 'none'"])
 
 
-def _embedded(value: Any) -> str:
-    """JSON in plain ASCII, without characters that HTML would interpret."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _style() -> str:
-    return _read("page.css")
-
-
 def _script() -> str:
-    return "\n".join(map(_read, SCRIPTS))
+    return "\n".join(_read(f"{name}.js") for name in SCRIPTS)
 
 
 def _sha256(text: str) -> str:

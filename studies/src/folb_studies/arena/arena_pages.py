@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from folb import atomic
@@ -280,7 +281,8 @@ def _arrived(name: str, scale: float) -> Callable[[Mapping[str, Any]], str]:
 
 def _accuracy(cell: Mapping[str, Any]) -> str:
     values = [value for value in cell["runs"][FINAL] if value is not None]
-    return f"{100 * sum(values) / len(values):.1f}{summary.spread(values)}" if values else "diverged"
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * sum(values) / len(values):.1f}{spread}" if values else "diverged"
 
 
 FORMS = {

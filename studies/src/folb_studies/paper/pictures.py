@@ -42,7 +42,7 @@ def draw(documents: Sequence[Mapping[str, Any]], quantities: Sequence[str], titl
         _draw(axes, panel, own)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    figures.legend(figure, figures.lines(grid.flat), width)
+    figures.legend(figure, grid.flat, width)
     return figures.small(figures.finished(figure, title, "", "png"))
 
 
