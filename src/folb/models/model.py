@@ -65,6 +65,7 @@ def made_once(make: Callable[P, Model]) -> Callable[P, Model]:
     @functools.wraps(make)
     def made(*arguments: P.args, **settings: P.kwargs) -> Model:
         model = make(*arguments, **settings)
+        model.init.__qualname__ = make.__name__  # which the model shows
         bound = signature.bind(*arguments, **settings)
         bound.apply_defaults()
         shape, *others = bound.arguments.values()
