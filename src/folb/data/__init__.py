@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 from folb.data import cifar, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
@@ -26,11 +27,11 @@ DATASETS: dict[str, Callable[..., Federation]] = {
 
 
 # the files that a dataset is read from, by name; the others are generated
-RAW_FILES = {
+RAW_FILES: dict[str, Callable[[], list[Path]]] = {
     "mnist": mnist.raw_files,
     "femnist": femnist.raw_files,
-    "cifar10": cifar.cifar10_files,
-    "cifar100": cifar.cifar100_files,
+    "cifar10": functools.partial(cifar.raw_files, cifar.CIFAR10),
+    "cifar100": functools.partial(cifar.raw_files, cifar.FINE),
     "shakespeare": shakespeare.raw_files,
     "sent140": sent140.raw_files,
 }
@@ -93,10 +94,10 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
 def located(name: str) -> str:
     """The standard form of a dataset's name, or the absolute path of a user's own files."""
     known = name.lower()
-    if known not in DATASETS and (numbers := _alpha_beta(known)):
-        known = "synthetic_{:g}_{:g}".format(*numbers)
-    if known in DATASETS or _alpha_beta(known):
+    if known in DATASETS:
         return known
+    if numbers := _alpha_beta(known):
+        return "synthetic_{:g}_{:g}".format(*numbers)
     return os.path.abspath(name) if os.path.exists(name) else name
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from folb.atomic import regular
 from folb.data import cache, source_files
 from folb.data.federation import Federation
+from folb.data.tabular import is_number
 from folb.errors import InputError, check, check_whole, choose
 from folb.typing import NDArray
 
@@ -122,7 +123,7 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
             word, _, values = line.rstrip().partition(b" ")
             count = values.count(b" ") + 1 if values else 0
             length = length or count
-            if count > length and not _is_number(values.partition(b" ")[0]):
+            if count > length and not is_number(values.partition(b" ")[0]):
                 continue  # some of GloVe's words contain spaces, such as ". . ."; tokens do not
             if count != length or not count:
                 expected = f"should be {length}, as on line 1" if length else "should be at least 1"
@@ -146,14 +147,6 @@ def _vector(path: Path, line_number: int, values: bytes) -> NDArray:
     if not (abs(vector) < np.finfo(np.float32).max).all():  # false for NaN too
         raise _wrong(path, line_number, "vector", values.decode(errors="replace"), "should be finite numbers")
     return vector.astype(np.float32)
-
-
-def _is_number(value: bytes) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case: str) -> dict[str, NDArray]:
