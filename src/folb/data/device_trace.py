@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple, NoReturn
@@ -36,10 +36,11 @@ class Table(NamedTuple):
     path: Path
     columns: dict[str, NDArray]
 
-    def wrong(self, name: str, row: int, expected: str) -> NoReturn:
-        """Raise the error about one value."""
-        value = self.columns[name][row].item()
-        raise InputError(f"{self.path}, {self.place(row)}: {name}", value, expected)
+    def refuse(self, name: str, rows: Sequence[int] | NDArray, expected: str) -> None:
+        """Raise an error about the first of these rows, if there are any."""
+        if len(rows):
+            value, place = self.columns[name][rows[0]].item(), self.place(int(rows[0]))
+            raise InputError(f"{self.path}, {place}: {name}", value, expected)
 
     def place(self, row: int) -> str:
         """Where a row is in the file."""
@@ -74,7 +75,24 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read(path: Path) -> Table:
-    columns = _parquet(path) if _is_parquet(path) else _csv(path)
+    def types(header: list[str]) -> list[type]:
+        _check_header(path, [name.strip() for name in header])
+        return [float] * len(header)
+
+    if _is_parquet(path):
+        table = parquet_table(path, NEEDED)
+        _check_header(path, table.column_names)
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+        for name, values in columns.items():
+            check(f"{path}: {name}", str(table[name].type), values.dtype.kind in "iuf", "should be a column of numbers")
+            columns[name] = values.astype(np.float64)
+    else:
+        try:
+            columns = {name.strip(): values for name, values in csv_columns(path, types, LINES + 1).items()}
+        except InputError:
+            raise
+        except ValueError:
+            _find_text(path)
     count = len(columns["device"])
     check(f"{path}: lines", count, 0 < count <= LINES, f"should be from 1 to {LINES}, besides the header")
     return Table(path, columns)
@@ -89,29 +107,6 @@ def _check_header(path: Path, names: list[str]) -> None:
     check(where, names, len(set(names)) == len(names), "should be different names")
     for one, other in (STAY, STAY[::-1]):
         check(where, one, one not in names or other in names, f"should come with {other}")
-
-
-def _parquet(path: Path) -> dict[str, NDArray]:
-    table = parquet_table(path, NEEDED)
-    _check_header(path, table.column_names)
-    columns = {name: table[name].to_numpy() for name in table.column_names}
-    for name, values in columns.items():
-        good = values.dtype.kind in "iuf"
-        check(f"{path}: {name}", str(table[name].type), good, "should be a column of numbers")
-    return {name: values.astype(np.float64) for name, values in columns.items()}
-
-
-def _csv(path: Path) -> dict[str, NDArray]:
-    def types(header: list[str]) -> list[type]:
-        _check_header(path, [name.strip() for name in header])
-        return [float] * len(header)
-
-    try:
-        return {name.strip(): values for name, values in csv_columns(path, types, LINES + 1).items()}
-    except InputError:
-        raise
-    except ValueError:
-        _find_text(path)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -135,8 +130,7 @@ def _find_text(path: Path) -> NoReturn:
     rows = _rows(path)
     _, names = next(rows)
     for number, cells in rows:
-        good = len(cells) == len(names)
-        check(f"{path}, line {number}", ",".join(cells), good, f"should have {len(names)} values")
+        check(f"{path}, line {number}", ",".join(cells), len(cells) == len(names), f"should have {len(names)} values")
         for name, cell in zip(names, cells, strict=True):
             check(f"{path}, line {number}: {name.strip()}", cell, is_number(cell), "should be a number")
     raise InputError(str(path), ",".join(names), "cannot be read as csv")
@@ -149,13 +143,14 @@ def _check(table: Table, period: float) -> None:
     for name, (least, most) in bounds.items():
         if name in table.columns:
             values = table.columns[name]
-            _all(table, name, (values >= least) & (values <= most), f"should be a number from {least:g} to {most:g}")
+            wrong = np.flatnonzero(~((values >= least) & (values <= most)))
+            table.refuse(name, wrong, f"should be a number from {least:g} to {most:g}")
     device = table.columns["device"]
-    _all(table, "device", device == np.floor(device), "should be a whole number")
+    table.refuse("device", np.flatnonzero(device != np.floor(device)), "should be a whole number")
     if STAY[0] in table.columns:
         begin, end = (table.columns[name] for name in STAY)
-        _all(table, "until", end > begin, "should be more than from")
-        _all(table, "until", end <= period, f"should be at most period = {period:g}")
+        table.refuse("until", np.flatnonzero(end <= begin), "should be more than from")
+        table.refuse("until", np.flatnonzero(end > period), f"should be at most period = {period:g}")
     else:
         expected = f"needs the columns from and until, which {table.path} does not have"
         check("period", period, math.isinf(period), expected)
@@ -164,12 +159,6 @@ def _check(table: Table, period: float) -> None:
     if len(absent):
         largest = int(present[-1])
         raise InputError(f"{table.path}: device", int(absent[0]), f"has no line; there are devices up to {largest}")
-
-
-def _all(table: Table, name: str, right: NDArray, expected: str) -> None:
-    wrong = np.flatnonzero(~right)
-    if len(wrong):
-        table.wrong(name, int(wrong[0]), expected)
 
 
 def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
@@ -183,10 +172,11 @@ def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
     same = device[1:] == device[:-1]
     overlapping = np.flatnonzero(same & (begin[1:] < end[:-1]))
     if len(overlapping):
-        before, row = (int(order[overlapping[0] + i]) for i in (0, 1))
+        before, row = (order[overlapping[0] + i] for i in (0, 1))
+        first_one = table.place(int(before))
         if "from" not in table.columns:
-            table.wrong("device", row, f"has a line already, {table.place(before)}; for several, add from and until")
-        table.wrong("from", row, f"should not be before the end of {table.place(before)}, of the same device")
+            table.refuse("device", [row], f"has a line already, {first_one}; for several, add from and until")
+        table.refuse("from", [row], f"should not be before the end of {first_one}, of the same device")
     first = np.searchsorted(device, np.arange(device[-1] + 2)).astype(np.int32)
     link = Link(*(table.columns.get(name, np.zeros(count))[order].astype(np.float32) for name in Link._fields))
     return Trace(

@@ -133,10 +133,7 @@ class Federation:
         mapped.save(self, path)
 
     def labels(self) -> NDArray:
-        """How many samples of each label each device has, to train and to test on: [N, classes].
-
-        Numbers to predict count as one label.
-        """
+        """How many samples of each label each device has, in all: [N, classes]. Numbers to predict are one label."""
         if self.regression:
             return (self.train.size + self.test.size).astype(np.int64)[:, None]
         cells = self.N * self.classes
@@ -195,8 +192,7 @@ class Federation:
             check_whole("holdout_seed", seed, 0)
             test = _hold_out(k, int(seed))
         else:
-            says = f"should not be set: {name} says what to test on"
-            check("holdout_seed", holdout_seed, holdout_seed is None, says)
+            check("holdout_seed", holdout_seed, holdout_seed is None, f"should not be set: {name} says what to test on")
             split = _array(f"{name}: split", split)
             check_one_per_sample(name, "split", split, x)
             test = _is_test(name, split)
@@ -219,10 +215,7 @@ def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:
 
 
 def features(name: str, x: NDArray, first: int = 0) -> NDArray:
-    """x as models take it: float32, int32 or bytes (images). Values should be finite, and no sample empty.
-
-    `first` is the number of its first sample, if x is only a part.
-    """
+    """x as models take it: float32, int32 or bytes, finite, no sample empty. `first` is the number of its first one."""
     check(f"{name}: x", str(x.dtype), x.dtype.kind in "biuf", "should be numbers")
     good = x.ndim and 0 not in x.shape[1:]
     check(f"{name}: shape of x", x.shape, good, "should have samples first, and numbers in every sample")

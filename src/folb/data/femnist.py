@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def femnist(
     """
     check_whole("draw", draw, 0)
     choose("partition", partition, ("writer", "power_law", "fedprox"))
-    form, paths = _found(source)
+    form, paths = found(source)
     read = {"leaf": _read_leaf, "parquet": _read_parquet, "npz": _read_npz}[form]
     stored = cached({"dataset": "femnist", "form": form}, paths, lambda: _stacked(paths, [*read(paths)]))
     x, y, writer, split = (stored[name] for name in ("x", "y", "writer", "split"))
@@ -81,21 +81,11 @@ def scaled(table: Any, x: Any) -> Any:
     return x / np.float32(255)
 
 
-class Images(NamedTuple):
-    """Some images as a file has them: bytes [n, 28, 28], labels, the writers' ids, and 0 train, 1 test."""
-
-    x: NDArray
-    y: NDArray
-    writer: NDArray
-    split: NDArray
+# some images as a file has them: bytes [n, 28, 28], labels, the writers' ids, and 0 train, 1 test
+Images = tuple[NDArray, NDArray, NDArray, NDArray]
 
 
-def raw_files() -> list[Path]:
-    """The files of the first form found."""
-    return _found("any")[1]
-
-
-def _found(source: str) -> tuple[str, list[Path]]:
+def found(source: str) -> tuple[str, list[Path]]:
     """The first form that has files, and its files."""
     folder = source_files.directory() / "femnist"
     train, test, everything = (sorted((folder / side).glob("*.json*")) for side in ("train", "test", "all_data"))
@@ -137,7 +127,7 @@ def _read_leaf(paths: list[Path]) -> Iterator[Images]:
                 "should be numbers between 0 and 1",
             )
             images = np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
-            yield Images(images, y, np.full(n, name), np.full(n, mark, np.uint8))
+            yield images, y, np.full(n, name), np.full(n, mark, np.uint8)
 
 
 def _read_parquet(paths: list[Path]) -> Iterator[Images]:
@@ -150,13 +140,12 @@ def _read_parquet(paths: list[Path]) -> Iterator[Images]:
             whole = not (image.null_count or writer.null_count or character.null_count)
             check(str(path), None, whole, "should have a value in every row")
             fields = [field.name for field in getattr(image.type, "fields", [])]
-            expected = "should be structs with the bytes of PNG files"
-            check(f"{path}: image", str(image.type), "bytes" in fields, expected)
+            check(f"{path}: image", str(image.type), "bytes" in fields, "should be structs with the bytes of PNG files")
             where = f"{path}, rows from {first}"
             x = _decoded(where, image.field("bytes").to_pylist())
             y = labels(f"{where}: character", character.to_numpy(zero_copy_only=False), CLASSES)
             ids = np.asarray(writer.to_pylist(), dtype=np.str_)
-            yield Images(x, y, ids, np.full(len(y), UNKNOWN, np.uint8))
+            yield x, y, ids, np.full(len(y), UNKNOWN, np.uint8)
             first += len(y)
 
 
@@ -189,4 +178,4 @@ def _read_npz(paths: list[Path]) -> Iterator[Images]:
     good = len(x) and writer.min() >= 0 and writer.max() < len(ids)
     check(f"{path}: writer", len(x), good, f"images: each should have a writer 0 .. {len(ids) - 1}")
     check(f"{path}: split", int(split.max()), np.isin(split, (0, 1)).all(), "should be 0 for train or 1 for test")
-    yield Images(x, labels(f"{path}: labels", y, CLASSES), ids[writer], split.astype(np.uint8))
+    yield x, labels(f"{path}: labels", y, CLASSES), ids[writer], split.astype(np.uint8)

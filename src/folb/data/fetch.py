@@ -7,7 +7,7 @@ import hashlib
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
@@ -57,8 +57,9 @@ _GLOVE = Source(
 )
 
 
-def _cifar(form: cifar.Form, archive: str, size: int, sha256: str, *names: str) -> tuple[Source, ...]:
-    members = {f"{form.unpacked}/{name}": name for name in (*form.files, form.names, *names)}
+def _cifar(title: str, size: int, sha256: str, *forms: cifar.Form) -> tuple[Source, ...]:
+    form, archive = forms[0], f"{title}-binary.tar.gz"
+    members = {f"{form.unpacked}/{name}": name for name in (*form.files, *(form.names for form in forms))}
     url = f"https://www.cs.toronto.edu/~kriz/{archive}"
     return (Source(f"{form.dataset}/{archive}", (url,), size, sha256, members, 200_000_000),)
 
@@ -76,17 +77,14 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         ),
     ),
     "cifar10": _cifar(
-        cifar.CIFAR10,
-        "cifar-10-binary.tar.gz",
-        170_052_171,
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        "cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", cifar.CIFAR10
     ),
     "cifar100": _cifar(
-        cifar.FINE,
-        "cifar-100-binary.tar.gz",
+        "cifar-100",
         168_513_733,
         "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        cifar.COARSE.names,
+        cifar.FINE,
+        cifar.COARSE,
     ),
     "shakespeare": (
         Source(
@@ -127,10 +125,11 @@ def _get(source: Source, root: Path, progress: Progress) -> list[Path]:
     kept = [path.with_name(name) for name in source.members.values()] or [path]
     if all(file.exists() for file in kept) and (source.members or source.size in (None, path.stat().st_size)):
         return kept
-    can = source_files.writable(root)
-    check("FOLB_DATA", str(root), can, "is read-only: name another directory to fetch into")
-    with _folder(path.parent):
-        failures: list[str] = []
+    check("FOLB_DATA", str(root), source_files.writable(root), "is read-only: name another directory to fetch into")
+    made = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    failures: list[str] = []
+    try:
         for url in source.urls:
             try:
                 download(url, path, size=source.size, sha256=source.sha256, progress=progress)
@@ -144,21 +143,12 @@ def _get(source: Source, root: Path, progress: Progress) -> list[Path]:
         if source.members:
             source_files.unpack(path, path.parent, limit=source.limit, members=source.members)
             path.unlink()
-    return kept
-
-
-@contextlib.contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """A folder to download into. After an error, what was made of it and of those above goes away if it is empty."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
     except BaseException:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # a folder that was made stays if it is not empty
             for folder in made:
                 folder.rmdir()
         raise
+    return kept
 
 
 def download(

@@ -27,28 +27,13 @@ def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> F
 
     Devices are numbered in the order of the users in the training files, which are sorted by name.
     """
-    names, arrays = _arrays(Path(path))
-    federation = Federation.from_arrays(os.fspath(path), *arrays, holdout_seed=holdout_seed)
-    return replace(federation, device_names=names)
-
-
-class User(NamedTuple):
-    """One user in one file."""
-
-    where: str  # file and user, for messages
-    x: NDArray
-    y: NDArray
-
-
-def _arrays(path: Path) -> tuple[tuple[str, ...], tuple[NDArray, NDArray, NDArray, NDArray | None]]:
-    """The users' names; x, y, device and, if there are train/ and test/, split."""
+    path = Path(path)
     sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
     check(f"{path}: sub-directories", sides, len(sides) != 1, "should be both train and test, or neither")
     train = dict(users(_files(path / "train" if sides else path)))
     test = dict(users(_files(path / "test"))) if sides else {}
     for name, user in test.items():
-        expected = f"should be in a file of {path / 'train'} too"
-        check(f"{user.where}: training samples", 0, name in train, expected)
+        check(f"{user.where}: training samples", 0, name in train, f"should be in a file of {path / 'train'} too")
     everyone = [*train.values(), *test.values()]
     size = [len(user.y) for user in everyone]
     shape = everyone[0].x.shape[1:]
@@ -61,7 +46,16 @@ def _arrays(path: Path) -> tuple[tuple[str, ...], tuple[NDArray, NDArray, NDArra
     index = {name: k for k, name in enumerate(train)}
     device = np.repeat([index[name] for side in (train, test) for name in side], size)
     split = np.repeat([False] * len(train) + [True] * len(test), size) if sides else None
-    return tuple(train), (x, y, device, split)
+    federation = Federation.from_arrays(os.fspath(path), x, y, device, split, holdout_seed=holdout_seed)
+    return replace(federation, device_names=tuple(train))
+
+
+class User(NamedTuple):
+    """One user in one file."""
+
+    where: str  # file and user, for messages
+    x: NDArray
+    y: NDArray
 
 
 def _files(path: Path) -> list[Path]:
@@ -101,20 +95,15 @@ def _users(file: Path) -> Iterator[tuple[str, User]]:
         check(f"{file}: users", name, isinstance(name, str), "should be strings")
         where = f"{file}: user {name!r:.80}"
         check(f"{where}: user_data", None, name in user_data, "is missing, or the user is listed twice")
-        # removed, so that users listed twice or not at all are found
-        yield name, _user(where, user_data.pop(name), n)
+        data = user_data.pop(name)  # removed, so that users listed twice or not at all are found
+        check(f"{where}: user_data", data, isinstance(data, dict), "should be a json object with x and y")
+        x, y = (_numbers(where, field, data) for field in ("x", "y"))
+        check_one_per_sample(where, "y", y, x)
+        check(f"{where}: num_samples", n, n == len(y), f"should be the number of samples in user_data, {len(y)}")
+        check(f"{where}: samples", 0, len(y), "should be at least 1")
+        yield name, User(where, features(where, x), y)
     if user_data:
         raise InputError(f"{file}: users", next(iter(user_data)), "is in user_data, and should be listed in users too")
-
-
-def _user(where: str, data: Any, n: Any) -> User:
-    check(f"{where}: user_data", data, isinstance(data, dict), "should be a json object with x and y")
-    x, y = (_numbers(where, field, data) for field in ("x", "y"))
-    check_one_per_sample(where, "y", y, x)
-    expected = f"should be the number of samples in user_data, {len(y)}"
-    check(f"{where}: num_samples", n, n == len(y), expected)
-    check(f"{where}: samples", 0, len(y), "should be at least 1")
-    return User(where, features(where, x), y)
 
 
 def _get(where: str, content: dict[str, Any], field: str, kind: type) -> Any:

@@ -85,18 +85,14 @@ def _side(path: Path) -> Side:
         features(str(path), block, first)
     for field, values in (("y", y), ("device", device)):
         check_one_per_sample(str(path), field, values, x)
-    few = len(x) < 2**31
-    check(f"{path}: len(x)", len(x), few, "should be less than 2^31: samples are numbered in 32 bits")
-    good = device.dtype.kind in "iuU"
-    check(f"{path}: device", str(device.dtype), good, "should be whole numbers or strings")
+    check(f"{path}: len(x)", len(x), len(x) < 2**31, "should be less than 2^31: samples are numbered in 32 bits")
+    check(f"{path}: device", str(device.dtype), device.dtype.kind in "iuU", "should be whole numbers or strings")
     down = np.flatnonzero(device[1:] < device[:-1])
     if len(down):
         i = int(down[0]) + 1
         expected = f"should not come after {device[i - 1].item()!r}: samples should be in the order of their devices"
         raise InputError(f"{path}: device[{i}]", device[i].item(), expected)
-    fresh = np.ones(len(device), bool)
-    fresh[1:] = device[1:] != device[:-1]
-    start = np.flatnonzero(fresh)
+    start = np.flatnonzero(np.append(True, device[1:] != device[:-1])[: len(device)])
     return Side(x, y, device[start], np.diff(start, append=len(device)).astype(np.int32))
 
 
@@ -139,12 +135,9 @@ def save(federation: Federation, path: str | os.PathLike[str]) -> None:
             rest = np.full(len(side.y) - len(device), federation.N - 1, np.int32)
             np.save(part / name / "device.npy", np.concatenate([device, rest]))
             with open(part / name / "x.npy", "wb") as file:
-                about = {
-                    "descr": federation.kind.str,
-                    "fortran_order": False,
-                    "shape": (len(side.y), *federation.shape),
-                }
-                np.lib.format.write_array_header_1_0(file, about)
+                shape = (len(side.y), *federation.shape)
+                header = {"descr": federation.kind.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
                 for _, block in blocks(side.x):
                     file.write(np.ascontiguousarray(federation.inputs(block)).data)
         about = {"classes": federation.classes, "note": federation.note}

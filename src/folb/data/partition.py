@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from folb.errors import InputError, check, check_whole
+from folb.errors import check, check_whole
 from folb.typing import NDArray
 
 Name = Literal["power_law", "classes", "dirichlet", "iid", "shards", "random_classes"]
@@ -28,8 +28,7 @@ def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDAr
     if devices is not None:
         check_whole("devices", devices, 1, len(kept))
         kept = np.sort(kept[np.argsort(-size[kept], kind="stable")[:devices]])
-    elif not len(kept):
-        raise InputError("least", least, f"should be at most {size.max(initial=0)}, the most samples of any id")
+    check("least", least, len(kept), f"should be at most {size.max(initial=0)}, the most samples of any id")
     number = np.full(len(size), -1)
     number[kept] = np.arange(len(kept))
     return number[owner]
@@ -152,8 +151,7 @@ def by_name(
 ) -> NDArray:
     """The partition of that name, with the numbers that it takes; `each` is the number of shards per device."""
     for setting, value, owner in (("shards", each, "shards"), ("capped", capped, "dirichlet")):
-        if value is not None and name != owner:
-            raise InputError(setting, value, f"is only for partition={owner}; partition is {name}")
+        check(setting, value, value is None or name == owner, f"is only for partition={owner}; partition is {name}")
     if name == "shards":
         return shards(labels, seed, devices=devices, shards=2 if each is None else each)
     if name == "dirichlet":
@@ -188,9 +186,8 @@ def _deal(
     for c, label in enumerate(present):
         owners = np.flatnonzero((held == c).any(axis=1))
         rows = rng.permutation(np.flatnonzero(labels == label))
-        if len(rows) < least * len(owners):
-            short = f"{len(rows)} samples of class {label} are too few for {len(owners)} devices with {least} each"
-            raise InputError("devices", devices, f"should be fewer: {short}")
+        short = f"{len(rows)} samples of class {label} are too few for {len(owners)} devices with {least} each"
+        check("devices", devices, len(rows) >= least * len(owners), f"should be fewer: {short}")
         if len(owners):
             n = counts(rng, owners, len(rows))
             device[rows[: n.sum()]] = np.repeat(owners, n)

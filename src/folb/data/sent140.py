@@ -166,8 +166,7 @@ def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case:
     leaves = {count: int((size >= count).sum()) for count in (least, 20, 10, 5, 2)}
     would = [f"{count} leaves {users}" for count, users in leaves.items() if count < least and users > 1]
     instead = ", ".join(would) or "no value leaves two"
-    expected = f"leaves {leaves[least]} of {len(size)} users in {path}; {instead}"
-    check("min_tweets", least, leaves[least] > 1, expected)
+    check("min_tweets", least, leaves[least] > 1, f"leaves {leaves[least]} of {len(size)} users in {path}; {instead}")
     enough = size >= least
     keep = enough[owner]
 

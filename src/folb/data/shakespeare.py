@@ -67,9 +67,8 @@ def shakespeare(
             windows = np.random.default_rng([draw, 1, k]).permutation(windows)
         trains.append(begin[k].astype(np.int32) + windows[:cut])
         tests.append(begin[k].astype(np.int32) + windows[cut + (WINDOW - 1 if split == "gap" else 0) :])
-    return Federation(
-        "shakespeare", _gather(text, trains), _gather(text, tests), len(ALPHABET), table=text, expand=expand
-    )
+    sides = _gather(text, trains), _gather(text, tests)
+    return Federation("shakespeare", *sides, len(ALPHABET), table=text, expand=expand)
 
 
 def raw_files() -> list[Path]:

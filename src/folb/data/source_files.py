@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
+from folb import atomic
 from folb.atomic import regular
 from folb.errors import InputError, check
 from folb.npz import check_room
@@ -71,8 +72,7 @@ def writable(folder: Path) -> bool:
 
     A folder marked read-only is read-only for root too, though the system would let root write.
     """
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = next(path for path in (folder, *folder.parents) if path.exists())
     return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
@@ -87,7 +87,7 @@ def opened(path: Path, limit: int | None = None) -> Iterator[IO[bytes]]:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             bounded = Bounded(gzip.GzipFile(fileobj=file) if packed else file, path, limit)
-            yield io.BufferedReader(bounded, 1 << 20)  # type: ignore[arg-type]
+            yield io.BufferedReader(bounded, 1 << 20)
     except UnicodeDecodeError as error:
         raise InputError(str(path), str(error), "should be utf-8") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -130,13 +130,23 @@ def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] 
             for name in wanted:
                 check(str(archive), name, name in known, "is not in the archive")
                 member = known[name]
-                path = PurePosixPath(member.name)
-                inside = not (path.is_absolute() or ".." in path.parts or set("\\:\0") & set(member.name))
-                good = inside and member.plain
+                pure = PurePosixPath(member.name)
+                odd = pure.is_absolute() or ".." in pure.parts or set("\\:\0") & set(member.name)
+                good = member.plain and not odd
                 check(str(archive), member.name, good, "should be a plain file inside the archive's folder")
             total = sum(known[name].size for name in wanted)
             check(str(archive), total, total <= limit, f"bytes when unpacked: should be at most {limit}")
-            return [_extract(known[name], into / under) for name, under in wanted.items()]
+            paths = {name: into / under for name, under in wanted.items()}
+            for name, path in paths.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with (
+                    known[name].open() as source,
+                    atomic.filled(path) as handle,
+                    open(handle, "wb", closefd=False) as file,
+                ):
+                    # never more than the declared bytes; a zip checks their CRC
+                    shutil.copyfileobj(source, file, 1 << 20)
+            return list(paths.values())
     except InputError:
         raise
     except Exception as error:  # a damaged archive can fail anywhere in the reader
@@ -179,15 +189,3 @@ def _members(archive: Path) -> Iterator[dict[str, Member]]:
                 for info in zipped.infolist()
                 if not info.is_dir()
             }
-
-
-def _extract(member: Member, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        with member.open() as source, open(part, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)  # never more than the declared bytes; a zip checks their CRC
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path

@@ -142,8 +142,7 @@ def _text(field: str, values: NDArray) -> NDArray:
     if values.dtype != object:
         return values
     longest = max((len(value) for value in values if isinstance(value, str)), default=0)
-    expected = f"should be a text of at most {LONGEST} characters"
-    check(field, f"{longest} characters", longest <= LONGEST, expected)
+    check(field, f"{longest} characters", longest <= LONGEST, f"should be a text of at most {LONGEST} characters")
     return values.astype(np.str_)
 
 
@@ -188,5 +187,5 @@ def load_arrays(
     path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None, regression: Regression = None
 ) -> Federation:
     """An .npz with arrays x, y, device and optionally split, as Federation.from_arrays takes them."""
-    arrays = npz.arrays(Path(path), ("x", "y", "device"), optional=("split",))
+    arrays: dict[str, Any] = npz.arrays(Path(path), ("x", "y", "device"), optional=("split",))
     return Federation.from_arrays(os.fspath(path), **arrays, holdout_seed=holdout_seed, regression=regression)

@@ -30,8 +30,8 @@ def cnn(
     channels last.
     """
     dense.at_least_one(first=first, second=second, hidden=hidden)
-    units = {"hidden": hidden, "scores": classes}
-    return _network(image("cnn", shape), 3, True, (first, second), units, dense.check_init(init), block=8)
+    units = {"first": first, "second": second, "hidden": hidden, "scores": classes}
+    return _network(image("cnn", shape), 3, True, units, dense.check_init(init), block=8)
 
 
 @made_once
@@ -51,8 +51,8 @@ def lenet(
     width) or have channels last.
     """
     dense.at_least_one(first=first, second=second, hidden=hidden, last=last)
-    units = {"hidden": hidden, "last": last, "scores": classes}
-    return _network(image("lenet", shape, 16), 5, False, (first, second), units, dense.check_init(init), block=64)
+    units = {"first": first, "second": second, "hidden": hidden, "last": last, "scores": classes}
+    return _network(image("lenet", shape, 16), 5, False, units, dense.check_init(init), block=64)
 
 
 def image(name: str, shape: tuple[int, ...], least: int = 4) -> tuple[int, int, int]:
@@ -65,26 +65,21 @@ def image(name: str, shape: tuple[int, ...], least: int = 4) -> tuple[int, int, 
 
 
 def _network(
-    size: tuple[int, int, int],
-    side: int,
-    padded: bool,
-    channels: tuple[int, int],
-    units: dict[str, int],
-    init: str,
-    block: int,
+    size: tuple[int, int, int], side: int, padded: bool, units: dict[str, int], init: str, block: int
 ) -> Model:
-    """Two convolutions, then dense layers of so many units."""
+    """Two convolutions of `first` and `second` channels, then dense layers of so many units."""
     lost = 0 if padded else side // 2 + 1  # what both convolutions take from a side, in pixels of the quarter image
-    pixels = (size[0] // 4 - lost) * (size[1] // 4 - lost)
-    convolutions = {"first": (side, side, size[2], channels[0]), "second": (side, side, *channels)}
+    pixels, first = (size[0] // 4 - lost) * (size[1] // 4 - lost), units["first"]
+    convolutions = {"first": (side, side, size[2], first), "second": (side, side, first, units["second"])}
+    dense_units = {name: count for name, count in units.items() if name not in convolutions}
 
     def scores(params: Params, x: Array) -> Array:
         x = x.reshape(len(x), *size)
         for name in convolutions:
             x = jax.nn.relu(halve(apply(params[name], x, padded)))
-        return dense.perceptron(params, x.reshape(len(x), -1), units)
+        return dense.perceptron(params, x.reshape(len(x), -1), dense_units)
 
-    start = dense.drawing(convolutions | dense.shapes(pixels * channels[1], units), init)
+    start = dense.drawing(convolutions | dense.shapes(pixels * units["second"], dense_units), init)
     return classifier(start, scores, heavy=True, block=block)
 
 
